@@ -1,4 +1,4 @@
-"""The ASGI application: the dialects in DIALECTS, and endpoints that belong to no dialect."""
+"""The ASGI application: the dialects in DIALECTS, and the routes that belong to no dialect."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ROUTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """The origins, methods and headers that CORS allows; "*" allows any."""
+    """The origins, methods and headers that CORS allows; "*" allows all."""
 
     origins: Sequence[str]
     methods: Sequence[str] = ("*",)
@@ -93,11 +93,11 @@ def create_app(
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
-    With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
-    exempts /metrics and /version.
+    If `api_keys` is not empty, all routes except /health, /ping and /live require a key;
+    public_metrics exempts /metrics and /version as well.
 
-    host_names: the names that the Host header may have besides local names; None allows any.
-    cors: None keeps web pages of other origins from reading responses.
+    host_names: the values that the Host header may have besides local names; None allows any.
+    cors: the CORS rules; None = web pages of other origins cannot read responses.
     admin_routes: serve the routes that change the state of the server.
     webui: serve the chat page to browsers.
     """
@@ -114,8 +114,8 @@ def create_app(
     routers = _routers(state, admin_routes=admin_routes, webui=webui)
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    # FastAPI's include_router makes each request try all routes of each router twice, and builds
-    # them again for each app. The routes need neither, as they have no prefix.
+    # FastAPI's include_router would try all routes of each router twice per request, and rebuild
+    # them for each app. These routers have no path prefix, so neither is needed.
     app.router.routes.extend(app.state.routes[len(app.routes) :])
     install_error_handlers(app)
     install_schema(app, app.state.routes)
@@ -143,14 +143,14 @@ def _add_cors(app: FastAPI, cors: Cors) -> None:
         allow_methods=cors.methods,
         allow_headers=cors.headers,
         allow_credentials=cors.credentials,
-        # Public pages of these origins may also use a server in a private network.
+        # Public web pages of the allowed origins may use a server in a private network.
         allow_private_network=True,
         expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
     )
 
 
 def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
-    """Return the app for the options of the server."""
+    """Return the app with the API keys, CORS rules and routes that the server options set."""
     cors = None
     if options.allowed_origins:
         lists = options.allowed_origins, options.allowed_methods, options.allowed_headers
@@ -185,6 +185,6 @@ def _routers(state: ServerState, *, admin_routes: bool, webui: bool) -> tuple[AP
 
 
 def _paths(routers: Sequence[APIRouter]) -> list[str]:
-    """Return the sorted paths of all routes that have no parameter in their path."""
+    """Return the sorted paths of all routes without path parameters."""
     paths = {path for router in routers for path in (getattr(r, "path", "") for r in router.routes)}
     return sorted(["/openapi.json", *(path for path in paths if path and "{" not in path)])

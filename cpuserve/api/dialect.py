@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# A key of ASGI scopes: the response headers that return the request id (ErrorFormat.id_headers).
+# The key in ASGI scopes for the response headers that return the request id to the client.
 ID_HEADERS = "cpuserve.id_headers"
 
 
@@ -20,7 +20,7 @@ ID_HEADERS = "cpuserve.id_headers"
 class Dialect:
     """The API of one vendor or server: its endpoints, and how it writes errors.
 
-    A dialect that shares paths with OPENAI comes before OPENAI in DIALECTS.
+    A dialect that shares paths with the OpenAI dialect must come before it in DIALECTS.
     """
 
     routers: tuple[APIRouter, ...]
@@ -28,7 +28,7 @@ class Dialect:
 
 
 class DialectOfPath:
-    """Puts the error format and the id headers of the path's dialect into the scope."""
+    """Middleware that stores the path's error format and its id headers in the ASGI scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

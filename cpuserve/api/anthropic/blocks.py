@@ -9,14 +9,14 @@ from cpuserve.api.request.content_parts import elsewhere, file_part, media_part,
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import ContentPart
 
-# Claude Code's first line of the system text, which is about billing and changes with each session:
-# prompts that begin with it share no prefix in the cache.
+# Claude Code begins the system text with a line about billing, which differs in each session.
+# Prompts that begin with this line would share no prefix in the cache.
 _BILLING = "x-anthropic-billing-header:"
 _PLAIN = 'send its text as {"type": "text", "media_type": "text/plain", "data": ...}'
 
 
 def blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each block with its path; a string is one block of text."""
+    """Yield each content block with its path in the body; a string counts as one text block."""
     if isinstance(content, str):
         yield where, {"type": "text", "text": content}
         return
@@ -29,13 +29,13 @@ def blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def system_text(content: object, where: str = "system") -> str:
-    """Return the texts of the system field, joined by newlines, without the line about billing."""
+    """Return the texts of the system field, joined by newlines, without the billing line."""
     texts = [text_of(block, path) for path, block in blocks(content, where)]
     return "\n".join(text for text in map(_without_billing, texts) if text is not None)
 
 
 def _without_billing(text: str) -> str | None:
-    """Return the text without a first line about billing; None if there is nothing else."""
+    """Return the text without a billing line at its start; None if it has only this line."""
     if not text.startswith(_BILLING):
         return text
     _, is_more, more = text.partition("\n")
@@ -43,7 +43,7 @@ def _without_billing(text: str) -> str | None:
 
 
 def shown_parts(block: dict[str, Any], where: str) -> list[ContentPart]:
-    """Return the parts of a block in a user's turn; only a document may have several.
+    """Return the content parts of a block in a user message; only a document may have several.
 
     Raises:
       InvalidRequest: the block is not valid.
@@ -52,7 +52,7 @@ def shown_parts(block: dict[str, Any], where: str) -> list[ContentPart]:
 
 
 def returned(content: object, where: str) -> list[ContentPart]:
-    """Return the content of a tool_result block as parts; no content is refused."""
+    """Return the content of a tool_result block as content parts; null content becomes []."""
     if not isinstance(content, list):
         return [] if content is None else [plain(content)]
     return [p for index, part in enumerate(content) for p in _returned(part, f"{where}.{index}")]
@@ -69,7 +69,7 @@ def _returned(block: object, where: str) -> list[ContentPart]:
 
 
 def of_assistant(block: dict[str, Any]) -> str:
-    """Return a block of an assistant turn as text; another server may have written it."""
+    """Return a block of an assistant message as text; another server may have written the block."""
     kind = block["type"]
     if kind == "text":
         return plain(block.get("text"))
@@ -90,7 +90,7 @@ def _text(block: dict[str, Any], where: str) -> list[ContentPart]:
 
 
 def _media(block: dict[str, Any], where: str) -> list[ContentPart]:
-    """Return a block that is not text, such as an image; its source has base64, a URL or an id."""
+    """Return the part for an image or other media block; its data is base64, a URL or a file id."""
     source = block.get("source")
     given = source if isinstance(source, dict) else {}
     media = {name: given.get(name) for name in ("data", "url", "media_type")}
@@ -98,7 +98,7 @@ def _media(block: dict[str, Any], where: str) -> list[ContentPart]:
 
 
 def _document(block: dict[str, Any], where: str) -> list[ContentPart]:
-    """Return a document's title, context and content."""
+    """Return the title, context and content of a document block as content parts."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
@@ -115,21 +115,21 @@ def _document(block: dict[str, Any], where: str) -> list[ContentPart]:
 
 
 def _file(block: dict[str, Any], source: dict[str, Any], where: str) -> ContentPart:
-    """Return a document in base64, at a URL or with a file id; a text file becomes a text."""
+    """Return the part for a document in base64, at a URL or with a file id, or its plain text."""
     media = {name: source.get(name) for name in ("data", "url", "media_type")}
     name = block.get("title")
     return file_part(media_part("document", where, name=name, hint=_PLAIN, **media))
 
 
 def _search_result(block: dict[str, Any], where: str) -> list[ContentPart]:
-    """Return the title, the source and the text of a search result, each on a line of its own."""
+    """Return the title, the source and the text of a search result, each on its own line."""
     lines = [_string(block, name, where) for name in ("title", "source")]
     inner = blocks(block.get("content"), f"{where}.content")
     text = "\n".join(text_of(part, path) for path, part in inner)
     return [*filter(None, lines), text]
 
 
-# The function that reads each type of block with text; other types are media, see _media.
+# The function that reads each type of text block; _media reads blocks of all other types.
 _SHOWN: dict[str, Callable[[dict[str, Any], str], list[ContentPart]]] = {
     "text": _text,
     "document": _document,
@@ -149,6 +149,6 @@ def _optional(block: dict[str, Any], name: str, where: str) -> str | None:
 
 
 def refuse(where: str, why: str) -> NoReturn:
-    """Raise InvalidRequest for the value at this path."""
+    """Raise InvalidRequest with the message "<where> <why>"; `where`: the path of the value."""
     msg = f"{where} {why}"
     raise InvalidRequest(msg, param=where.partition(".")[0])

@@ -1,7 +1,7 @@
-"""The tools that Anthropic defines and clients run, as functions.
+"""Definitions of the tools that Anthropic specifies and clients run: bash, text editor, memory.
 
-A request has only the type of such a tool. The parameters here follow the Anthropic documentation
-of the bash, text editor and memory tools.
+A request has only the type of such a tool, so its parameters are defined here. They follow the
+Anthropic documentation of these tools.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _commands(names: list[str]) -> dict[str, Any]:
 
 
 def _editor(*commands: str, inserted: str) -> dict[str, Any]:
-    """Return the text editor tool; inserted: the parameter that has the text of an `insert`."""
+    """Return the text editor tool; inserted: the name of the parameter with the text to insert."""
     properties = {
         "command": _commands(list(commands)),
         "path": {**_TEXT, "description": "The path of a file, or of a directory to view."},
@@ -81,7 +81,7 @@ _MEMORY = {
     },
 }
 
-# (beginning of the type, first date of this version, name, function), the newest version first.
+# (prefix of the tool type, first date of this version, tool name, function), newest version first.
 _DEFINED = (
     ("bash_", "", "bash", _BASH),
     ("text_editor_", "20250429", "str_replace_based_edit_tool", _NEWER_EDITOR),
@@ -91,7 +91,7 @@ _DEFINED = (
 
 
 def client_tool(kind: str) -> dict[str, Any] | None:
-    """Return the function for a tool type such as bash_20250124; None if it is not in _DEFINED."""
+    """Return the function for a tool type such as bash_20250124; None for an unknown tool type."""
     for beginning, since, name, function in _DEFINED:
         date = kind.removeprefix(beginning)
         if kind.startswith(beginning) and date.isdecimal() and date >= since:

@@ -25,10 +25,10 @@ _FAILED = "[The tool reports an error.]"
 def chat_messages(
     messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None, note: str = ""
 ) -> list[ConversationMessage]:
-    """Return the messages; InvalidRequest with the path of an invalid part.
+    """Return the messages for the template; InvalidRequest has the path of an invalid part.
 
-    A tool_result block becomes a message with the role "tool"; text next to it becomes a message
-    of the user. note: a text for the model, which follows the system text.
+    A tool_result block becomes a message with the role "tool", and text in the same message becomes
+    a user message. note: a text for the model, which is appended to the system text.
     """
     if not messages:
         msg = "messages must be a non-empty list"
@@ -45,10 +45,10 @@ def chat_messages(
             refuse(f"{where}.role", "must be user, assistant or system")
         content = message.get("content")
         if content is None and role == "assistant":
-            content = []  # other dialects send null for a turn without text
+            content = []  # null: other dialects send it for an empty turn
         inner = list(blocks(content, f"{where}.content"))
         if role == "system":
-            # Agents send instructions in the middle of a conversation as well, between turns.
+            # Agents send instructions as system messages between the turns of a conversation.
             texts = [text_of(block, path) for path, block in inner]
             found.append({"role": "system", "content": texts})
             continue
@@ -61,8 +61,8 @@ def chat_messages(
 class _Uses:
     """Checks that each tool_use block of a conversation has a tool_result block.
 
-    A template writes calls and results in order: a call without its result would be lost, or the
-    model would read the next text as the result. Consecutive messages of one role are one turn.
+    Templates write calls and results in order. Without this check a call could lose its result, or
+    the model would read the next text as the result. Consecutive messages of a role are one turn.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Uses:
         self._answering = False
 
     def follow(self, role: str, blocks: list[tuple[str, dict[str, Any]]]) -> None:
-        """Read the blocks of the next message, which have been checked."""
+        """Note the calls and results in the blocks of the next message; the blocks are valid."""
         if role == "assistant" and self._answering:
             self.check_answered()
         self._answering = role == "user"
@@ -89,7 +89,7 @@ class _Uses:
                 self._open.pop(number, None)
 
     def check_answered(self) -> None:
-        """Raise InvalidRequest if a tool_use block has no tool_result in the user's turn."""
+        """Raise InvalidRequest if a tool_use block has no tool_result in the next user message."""
         for number, where in self._open.items():
             why = f"is the `tool_use` block {number[:64]!r}, which needs a `tool_result` block"
             refuse(where, f"{why} in the next message: send its result there")
@@ -144,9 +144,9 @@ def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> ConversationMessag
 
 
 def _thought(block: dict[str, Any]) -> str | None:
-    """Return the text of a thought; None if only the other server that wrote it can read it.
+    """Return the text of a thinking block; None if another server sealed it in the signature.
 
-    With `display` "omitted", clients have the text only in the signature.
+    Clients that request `display` "omitted" get the text of thoughts only in the signature.
     """
     told = block.get("thinking")
     return told if isinstance(told, str) and told else unsealed(block.get("signature"))

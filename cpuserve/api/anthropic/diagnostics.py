@@ -1,4 +1,4 @@
-"""The `diagnostics` of messages: why the prompt cache could not be used as far as expected.
+"""The `diagnostics` of messages: why the prefix cache has less of the prompt than expected.
 
 A request has the id of an earlier response, and the response reports where its prompt differs from
 the earlier one (https://platform.claude.com/docs/en/build-with-claude/cache-diagnostics).
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 class CacheMissReason(msgspec.Struct):
-    """The first difference of the prompt from the earlier prompt.
+    """The first difference between this prompt and the prompt of the earlier response.
 
-    cache_missed_input_tokens: the number of tokens of the earlier prompt from the first difference
-      to its end.
+    cache_missed_input_tokens: the tokens of the earlier prompt after the first difference.
     """
 
     type: str
@@ -31,7 +30,7 @@ class CacheMissReason(msgspec.Struct):
 
 
 class Diagnostics(msgspec.Struct):
-    """The result of the comparison."""
+    """The result of comparing the prompt with an earlier prompt."""
 
     cache_miss_reason: CacheMissReason
 
@@ -47,7 +46,7 @@ def check_diagnostics(asked: dict[str, Any] | None) -> None:
 def diagnostics_of(
     asked: dict[str, Any] | None, generation: Generation
 ) -> Diagnostics | None | msgspec.UnsetType:
-    """Return the member `diagnostics`: UNSET if it is not asked for, None if nothing differs."""
+    """Return the member `diagnostics`: UNSET if not requested, None if the prompts agree."""
     if asked is None:
         return msgspec.UNSET
     named = asked.get("previous_message_id")
@@ -61,8 +60,8 @@ def diagnostics_of(
 
 
 def _reason(found: PromptDifference) -> CacheMissReason:
-    # The API has a reason for the model, the tools, the system text and the messages. Any other
-    # change is "unavailable", without a number of tokens.
+    # The Anthropic API has reasons for changes of model, tools, system text and messages. Any other
+    # change is reported as "unavailable", without a number of tokens.
     kind = "unavailable" if found.reason == "settings_changed" else found.reason
     missed = msgspec.UNSET if kind == "unavailable" else found.missed
     return CacheMissReason(kind, missed, FirstDifference(found.token, found.before, found.now))

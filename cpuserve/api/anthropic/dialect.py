@@ -1,4 +1,4 @@
-"""The Anthropic API."""
+"""The Dialect object of the Anthropic API: its routers and its error format."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ _KINDS = {
 
 
 class ErrorDetails(msgspec.Struct):
-    """The details of an error for clients: its cause, and the fields that are not supported."""
+    """Details of an error: its code, and the fields of the request that are not supported."""
 
     error_code: str
     unsupported: list[str]
 
 
 class MessageErrorInfo(msgspec.Struct, omit_defaults=True):
-    """Describes an error."""
+    """The type and the message of an error, with optional details."""
 
     type: str
     message: str
@@ -45,13 +45,13 @@ class MessageError(msgspec.Struct):
 
 
 def anthropic_error(error: BaseException, request_id: str) -> bytes:
-    """Return `error` of the request with this id as the JSON of a MessageError."""
+    """Return the exception `error` as the JSON of a MessageError with this request id."""
     status = error.status if isinstance(error, RequestError) else 500
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = public_message(error)
     if isinstance(error, PromptTooLong):
-        # The exact wording of the Anthropic API: Claude Code reads the two numbers in it, and then
-        # compacts the conversation.
+        # Claude Code parses the two token counts in this exact sentence of the Anthropic API, and
+        # then compacts the conversation.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
     if isinstance(error, RequestError) and error.code == NO_THREADS:
@@ -60,5 +60,5 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
 
 
 def error_frame(error: BaseException, request_id: str) -> bytes:
-    """Return `error` as an event of a stream that has already begun."""
+    """Return `error` as an SSE event of a stream that has already begun."""
     return b"event: error\ndata: %b\n\n" % anthropic_error(error, request_id)

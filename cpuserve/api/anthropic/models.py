@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/NAME of clients that send the Anthropic header."""
+"""GET /v1/models and /v1/models/NAME for clients that send the anthropic-version header."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _SERVER_TOOLS = ("code_execution", "web_search")
 
 
 class _Route(APIRoute):
-    """A route for requests with the header; the same path without it belongs to OpenAI."""
+    """A route for requests with the anthropic-version header; OpenAI routes serve all others."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
-# /openapi.json has one description for a path, so the OpenAI routes describe these responses also.
+# /openapi.json describes each path once, and the OpenAI routes of these paths do that.
 router = APIRouter(route_class=_Route, include_in_schema=False)
 
 
 class ModelInfo(msgspec.Struct):
-    """One served name. max_*tokens and capabilities: null while the model is not loaded."""
+    """One served model name. Limits and capabilities are null while the model is not loaded."""
 
     type: str
     id: str
@@ -61,7 +61,7 @@ class ModelInfo(msgspec.Struct):
 
 
 class ModelPage(msgspec.Struct):
-    """The body of GET /v1/models: a part of the list, from first_id to last_id."""
+    """The body of GET /v1/models: one page of the list of models, from first_id to last_id."""
 
     data: list[ModelInfo]
     has_more: bool
@@ -80,7 +80,7 @@ def _info(state: ServerState, name: str) -> ModelInfo:
 
 
 def _capabilities(context: ModelContext, runs_batches: bool) -> dict[str, Any]:
-    """Return all capabilities that the API of Anthropic knows, and whether the model has them."""
+    """Return each capability in the Anthropic API, and whether the model supports it."""
     chats = context.pooling == "none"
     thinks, effort = chats and context.learned_format.thinks, chats and context.reads_effort
     return {
@@ -92,7 +92,7 @@ def _capabilities(context: ModelContext, runs_batches: bool) -> dict[str, Any]:
         "structured_outputs": _support(has=chats),
         "thinking": {
             **_support(has=thinks),
-            # A request may disable thoughts even if the model has none.
+            # A request may disable thinking even for a model that never thinks.
             "types": {
                 **_each(("enabled", *MODEL_DECIDES), has=thinks),
                 "disabled": _support(has=chats),
@@ -117,7 +117,7 @@ def _each(names: Iterable[str], *, has: bool) -> dict[str, Any]:
     },
 )
 async def list_models(request: Request) -> Response:
-    """List the served models, `limit` of them after `after_id` or before `before_id`."""
+    """List served models: at most `limit`, after the id `after_id` or before `before_id`."""
     state = get_state(request)
     names, more = page_of_ids(list(state.models.names), request.query_params)
     infos = [_info(state, name) for name in names]

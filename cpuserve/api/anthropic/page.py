@@ -1,4 +1,4 @@
-"""Pages of lists in the format of Anthropic: `limit`, `after_id` and `before_id`."""
+"""Pagination of lists in the Anthropic API: parameters `limit`, `after_id` and `before_id`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DEFAULT, _MOST = 20, 1000
 
 
 def page_of_ids(ids: Sequence[str], query: Mapping[str, str]) -> tuple[list[str], bool]:
-    """Return the ids of the page, and whether more follow in the direction of the page.
+    """Return the ids of one page, and whether the list has more ids in the same direction.
 
     Raises:
-      InvalidRequest: a parameter is not valid, or is no id of the list.
+      InvalidRequest: `limit` is invalid, or `after_id` or `before_id` is not in the list.
     """
     given = query.get("limit", str(_DEFAULT))
     limit = int(given) if given.isdecimal() and len(given) < 5 else 0

@@ -47,5 +47,5 @@ async def create_message(received: RequestContext, asked: MessagesRequest) -> Re
     words=words,
 )
 async def count_tokens(received: RequestContext, asked: CountRequest) -> Response:
-    """Return how many tokens the prompt has that these messages, system texts and tools make."""
+    """Return the number of prompt tokens that the messages, system texts and tools make."""
     return json_response(TokenCount(await prompt_length(received, asked, to_call)))

@@ -1,4 +1,4 @@
-"""The fields of POST /v1/messages, and the call that they make."""
+"""The body of POST /v1/messages, its conversion to a GenerateCall, and the response objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 @with_refused("messages")
 class CountRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/messages/count_tokens: the fields that determine the prompt."""
+    """The body of POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 @with_refused("messages")
 class MessagesRequest(CountRequest, kw_only=True):
-    """POST /v1/messages. `max_tokens` is required, as in the Anthropic API."""
+    """The body of POST /v1/messages. As in the Anthropic API, `max_tokens` is required."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -50,25 +50,25 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     metadata: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None  # the older name of output_config.format
+    output_format: dict[str, Any] | None = None  # an older name of output_config.format
     diagnostics: dict[str, Any] | None = None
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """Text of the response."""
+    """A content block of the response with text."""
 
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    """A thought; `signature` has its text as well (serving/sealed.py)."""
+    """A thought of the model; `signature` has the same text in sealed form (serving/sealed.py)."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A tool call; `input` is the JSON that the model wrote, or {} if it is no object."""
+    """A tool call; `input` has the arguments that the model wrote, or {} if they are no object."""
 
     id: str
     name: str
@@ -76,7 +76,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 
 
 class ServerToolUseBlock(msgspec.Struct, tag_field="type", tag="server_tool_use"):
-    """A call of a search for tools, which this server runs; see ToolUseBlock."""
+    """A call of the tool search, which this server runs; its members are as in ToolUseBlock."""
 
     id: str
     name: str
@@ -84,7 +84,7 @@ class ServerToolUseBlock(msgspec.Struct, tag_field="type", tag="server_tool_use"
 
 
 class ToolSearchResultBlock(msgspec.Struct, tag_field="type", tag="tool_search_tool_result"):
-    """The references to the tools that a search has found, or its error."""
+    """The result of a tool search: references to the tools that it found, or its error."""
 
     tool_use_id: str
     content: dict[str, Any]
@@ -94,7 +94,7 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ServerToolUseBlock | T
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """How many of the output tokens are thoughts."""
+    """The number of output tokens that belong to thoughts."""
 
     thinking_tokens: int
 
@@ -102,7 +102,7 @@ class OutputTokensDetails(msgspec.Struct):
 class MessageUsage(msgspec.Struct):
     """Token counts. `input_tokens` does not count tokens that came from the prefix cache.
 
-    output_tokens_details: only if the response has thoughts.
+    output_tokens_details: set only if the response has thoughts.
     """
 
     input_tokens: int
@@ -113,7 +113,7 @@ class MessageUsage(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """The body of POST /v1/messages."""
+    """The body of the response to POST /v1/messages."""
 
     id: str
     type: str
@@ -127,19 +127,19 @@ class Message(msgspec.Struct):
 
 
 class TokenCount(msgspec.Struct):
-    """The body of POST /v1/messages/count_tokens."""
+    """The body of the response to POST /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
 def to_call(request: CountRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is invalid or not supported."""
+    """Return the GenerateCall; InvalidRequest if a field is invalid or not supported."""
     tools = offered(request.tools, request.tool_choice, request.messages)
     given = with_definitions(request.messages, tools.definitions)
     messages = chat_messages(given, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
-        # If the last message is the assistant's, the response continues it.
+        # If the assistant sent the last message, the response continues this message.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
         tools=tools.functions,
         found_tools=tools.found,
@@ -156,12 +156,12 @@ def to_call(request: CountRequest) -> GenerateCall:
     elif thinking.get("budget_tokens") is not None:
         call.reasoning_budget = _budget(thinking["budget_tokens"])
     if isinstance(request, MessagesRequest):
-        user = (request.metadata or {}).get("user_id")  # agents put their session here
+        user = (request.metadata or {}).get("user_id")  # agents send the id of their session in it
         call.session = user if isinstance(user, str) else None
         call.max_tokens = _max_tokens(request.max_tokens)
         call.stop = request.stop_sequences
         call.stream = bool(request.stream)
-        call.return_progress = True  # a stream has a ping for each part of a long prompt
+        call.return_progress = True  # the stream has a ping for each prompt chunk
         call.temperature = request.temperature
         call.top_k = request.top_k
         call.top_p = request.top_p
@@ -171,7 +171,7 @@ def to_call(request: CountRequest) -> GenerateCall:
 
 
 def words(request: CountRequest) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     older = isinstance(request, MessagesRequest) and request.output_format is not None
     return {
         "prompt": "messages",
@@ -196,10 +196,10 @@ def _variables(request: CountRequest) -> dict[str, Any] | None:
 
 
 def _kept_thoughts(management: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the template variables that keep all earlier thoughts, {} if not requested.
+    """Return the template variables that keep all earlier thoughts; {} if not requested.
 
-    If the request does not ask for this, the template decides. Other edits of `management` have no
-    effect.
+    Without such a request, the template decides which thoughts it keeps. Other edits in
+    `management` have no effect.
     """
     edits = (management or {}).get("edits") or []
     if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
@@ -210,10 +210,10 @@ def _kept_thoughts(management: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the template variables that `thinking` sets.
+    """Return the template variables that the field `thinking` sets; None if it sets none.
 
-    With the types in MODEL_DECIDES the model decides whether it thinks, so clients accept a
-    response without thinking blocks, and no variable is set.
+    For a type in MODEL_DECIDES no variable is set: the model decides whether it thinks, and
+    clients accept a response without thinking blocks.
     """
     kind = None if thinking is None else thinking.get("type")
     if thinking is None or kind in MODEL_DECIDES:
@@ -232,7 +232,7 @@ def _budget(tokens: Any) -> int:
 
 
 def _effort(request: CountRequest) -> str | None:
-    """Return the reasoning effort, which the chat template may read."""
+    """Return the reasoning effort that the request sets; chat templates may read it."""
     effort = (request.output_config or {}).get("effort")
     if effort is not None and (not isinstance(effort, str) or effort not in EFFORTS):
         msg = f"output_config.effort must be one of {', '.join(EFFORTS)}"
@@ -241,7 +241,7 @@ def _effort(request: CountRequest) -> str | None:
 
 
 def _form(request: MessagesRequest) -> StructuredOutputs | None:
-    """Return the structured output that the request asks for; None = the text is free."""
+    """Return the structured output that the request sets; None = the output is free text."""
     form, field = (request.output_config or {}).get("format"), "output_config.format"
     if request.output_format is not None:
         if form is not None:

@@ -1,7 +1,7 @@
-"""Changes of the tools in the middle of a conversation: tool_addition and tool_removal blocks.
+"""Changes of the offered tools within a conversation: tool_addition and tool_removal blocks.
 
-The model reads the definition of an added tool where the block is, as with found tools
-(tool_references.py), so that the prompt before it stays the same.
+The prompt has the definition of an added tool at the place of the block, as for tools that a
+search found (tool_references.py). So the prompt before the block stays the same.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ADDITION, REMOVAL = "tool_addition", "tool_removal"
 
 @dataclass(slots=True)
 class ToolChanges:
-    """The changes of a whole conversation.
+    """All changes of the tools in a conversation.
 
-    added: the name of each tool that a block adds by its name; the request's `tools` define it.
-    defined: the tools that a block adds with a definition, by name.
+    added: the name of each tool that a block adds by name; `tools` of the request defines it.
+    defined: tools that blocks add with their definitions, by name.
     removed: the name of each tool that a block removes and no later block adds again.
     """
 
@@ -28,7 +28,7 @@ class ToolChanges:
 
 
 def changes_of(messages: list[dict[str, Any]]) -> ToolChanges:
-    """Return the changes in the system messages; blocks that are not valid change nothing."""
+    """Return the tool changes in the system messages; invalid blocks change nothing."""
     found = ToolChanges()
     for block in _blocks(messages):
         name = changed_name(block)

@@ -1,9 +1,9 @@
-"""References in earlier messages to tools that a search has found.
+"""References in earlier messages to tools that a tool search has found.
 
-A tool with defer_loading is not in the prompt at first. After a search has found it, its result has
-a reference to the tool. The model gets the definition there, so the earlier prompt stays the same
-and its tokens stay in the prefix cache. The search is a tool of the client, or runs in this server
-(serving/tool_catalog.py).
+A tool with defer_loading is not in the prompt at first. When a search finds the tool, the result
+of the search has a reference to it. The prompt defines the tool there, so the earlier prompt and
+its tokens in the prefix cache stay the same. The search is a tool of the client, or this server
+runs it (serving/tool_catalog.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from cpuserve.api.anthropic.tool_changes import REMOVAL, changed_name, is_change
 from cpuserve.serving.tool_catalog import described
 
-# The prefix of the tool types of searches that a server runs, and the prefix of the ids of their
-# calls.
+# SEARCHES: the prefix of the types of tool searches that a server runs.
+# SERVER_CALL: the prefix of the ids of calls to such searches.
 SEARCHES, SERVER_CALL = "tool_search_tool_", "srvtoolu_"
 _REFERENCE, _RESULT = "tool_reference", "tool_search_tool_result"
 
@@ -24,7 +24,7 @@ Blocks = list[Any]
 
 
 def referenced(messages: list[dict[str, Any]]) -> set[str]:
-    """Return the name of each tool that the result of a search refers to."""
+    """Return the name of each tool that a result of a tool search refers to."""
     return {
         name
         for message in messages
@@ -36,15 +36,15 @@ def referenced(messages: list[dict[str, Any]]) -> set[str]:
 def with_definitions(
     messages: list[dict[str, Any]], definitions: Mapping[str, dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Return the messages with definitions as text in place of references to tools.
+    """Return the messages with tool definitions as text in place of references to tools.
 
-    A search that a server has run becomes a call and its result.
+    A search that a server ran becomes a tool call and its result.
 
-    A tool without a definition does not exist any more, for example because its MCP server is gone.
-    The text then says so, because an error would make the whole conversation unusable.
+    A tool without a definition no longer exists, for example because its MCP server was removed.
+    The text says so, because an error would make the whole conversation unusable.
 
-    definitions: the function for each tool's name; None = the prompt has the definition from the
-      beginning.
+    definitions: the function of each tool by its name; None = the tools of the request already
+      define the function at the start of the prompt.
     """
     found = []
     for message in messages:
@@ -60,14 +60,14 @@ def with_definitions(
 
 
 def _told(block: Any, definitions: Mapping[str, dict[str, Any] | None]) -> Any:
-    """Return `block` with one text in place of its references to tools or its change of tools."""
+    """Return `block` with text in place of its tool references, or in place of a tool change."""
     if isinstance(block, dict) and is_change(block):
         return {"type": "text", "text": _changed(block, definitions)}
     names = list(_names(_parts(block))) if isinstance(block, dict) else []
     if not names:
         return block
     text = {"type": "text", "text": _shown(names, definitions)}
-    if block.get("type") in (_REFERENCE, _RESULT):  # a result without its call
+    if block.get("type") in (_REFERENCE, _RESULT):  # the call of this result is missing
         return text
     rest = [part for part in block["content"] if not _is_reference(part)]
     first = next(i for i, part in enumerate(block["content"]) if _is_reference(part))
@@ -97,10 +97,10 @@ def _shown(names: list[str], definitions: Mapping[str, dict[str, Any] | None]) -
 def _with_calls(
     message: dict[str, Any], definitions: Mapping[str, dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """Divide an assistant's message at searches that a server has run.
+    """Split an assistant message at the tool searches that a server ran in it.
 
-    A message of the assistant ends after the calls of one or more searches in a row, and a user's
-    message with their results follows. Results without their calls stay, and become lines of text.
+    After one or more calls of searches in a row, the assistant message ends, and a user message
+    with their results follows. Results without their calls stay, and become lines of text.
     """
     found: list[dict[str, Any]] = []
     said: Blocks = []
@@ -153,7 +153,7 @@ def _blocks(content: object) -> Iterator[dict[str, Any]]:
 
 
 def _parts(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield `block` if it is a reference to a tool; yield its parts if it is a tool's result."""
+    """Yield `block` if it is a tool reference, or the parts of `block` if it is a tool result."""
     content = block.get("content")
     if block.get("type") == _REFERENCE:
         yield block

@@ -1,4 +1,4 @@
-"""The functions that a message offers to the model, in the format of chat completions."""
+"""Convert the tools of a message request to functions in the format of chat completions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cpuserve.serving.tools.use import check_function
 
 log = logging.getLogger(__name__)
 
-# The types of tools that Anthropic defines, nearly all with a date at the end.
+# The types of tools that Anthropic defines; nearly all of them end with a date.
 _DEFINED = re.compile(r"[a-z0-9_]+_[0-9]{8}|mcp_toolset|tool_search_tool_[a-z0-9]+")
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The functions of a request, the tool choice, and a note for the model about missing tools.
+    """The functions of a request, its tool choice, and a note for the model on missing tools.
 
-    name: the only function that may be called.
+    name: the only function that the model may call; None = any function.
     parallel: False = the model may make only one call; None = several calls are allowed.
-    found: functions that earlier searches have found.
-    definitions: the functions of tools by name, as with_definitions needs them.
-    search: the search for tools that this server runs, None = none.
+    found: functions that earlier tool searches have found.
+    definitions: the functions by tool name, as `with_definitions` expects them.
+    search: the tool search that this server runs; None = the request has no such search.
     """
 
     functions: list[dict[str, Any]]
@@ -50,14 +50,14 @@ def offered(
 ) -> Offered:
     """Return the tools that a request offers.
 
-    Tools that Anthropic runs, such as web search, are left out. If no functions remain, the note
-    informs the model that these tools are missing, because agents send requests with only such a
+    Tools that Anthropic runs, such as web search, are left out. If no functions remain, a note in
+    the prompt says that these tools are missing, because agents send requests with only such a
     tool and read the text of the response. Tools with defer_loading are left out until a search
     has found them; see tool_references.py.
 
     Raises:
-      InvalidRequest: a tool or the choice is not valid, all tools have defer_loading, or a call is
-        required and Anthropic runs all offered tools.
+      InvalidRequest: a tool or the tool choice is invalid, all tools have defer_loading, or the
+        tool choice requires a call although Anthropic runs all offered tools.
     """
     if tools and all(tool.get("defer_loading") is True for tool in tools):
         msg = "All tools have defer_loading set. At least one tool must be non-deferred."
@@ -86,13 +86,13 @@ def offered(
 
 @dataclass(slots=True)
 class _SortedTools:
-    """The tools of a request in groups.
+    """The tools of a request, grouped by how the model learns about them.
 
-    functions: tools in the prompt from the beginning.
-    later: tools with defer_loading, which only a search can find.
-    found: tools that a search has found, or that a block has added.
-    others: tools that Anthropic runs.
-    definitions: the functions by name, as with_definitions needs them.
+    functions: tools that the prompt defines at its beginning.
+    later: tools with defer_loading that only a tool search can find.
+    found: tools that a search has found, or that a tool_addition block has added.
+    others: the name of each tool that only Anthropic can run.
+    definitions: the functions by tool name, as `with_definitions` expects them.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class _SortedTools:
 
 
 def _sorted(tools: list[dict[str, Any]], known: set[str], changes: ToolChanges) -> _SortedTools:
-    """Return the tools in their groups; known: the name of each tool that a search has found."""
+    """Return the tools in groups; known: the name of each tool that a search has found."""
     into = _SortedTools()
     for index, tool in enumerate(tools):
         function = _function(tool, f"tools.{index}")
@@ -129,7 +129,7 @@ def _sorted(tools: list[dict[str, Any]], known: set[str], changes: ToolChanges) 
 
 
 def _search(tools: list[dict[str, Any]], later: list[dict[str, Any]]) -> ToolSearch | None:
-    """Return the search that this server runs, or None. later: the tools that it can find."""
+    """Return the tool search that this server runs, if any. later: the tools that it can find."""
     search = next(filter(_is_search, tools), None)
     if search is None or not later:
         return None
@@ -165,7 +165,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
-    """Return (word of the choice, name of the forced tool or None, False = no parallel calls)."""
+    """Return (kind of tool choice, name of the forced tool or None, False = no parallel calls)."""
     if choice is None:
         return "auto", None, None
     kind, name = choice.get("type"), choice.get("name")

@@ -1,4 +1,4 @@
-"""Write the events of a response as an Anthropic message, in a stream or as one body."""
+"""Write generation events as an Anthropic message, either as a stream or as one JSON body."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "pause": "pause_tu
 
 
 class MessageWriter:
-    """Writes the response to one request: content blocks, one after the other."""
+    """Writes the response to one request as a sequence of content blocks."""
 
     form = StreamFormat()
 
@@ -61,13 +61,13 @@ class MessageWriter:
         self._generation = generation
         self._begun = False
         self._num_blocks = 0
-        self._open: str | None = None  # the type of the block that is being written
-        self._thought: list[str] = []  # the pieces of the open block, if it is a thought
+        self._open: str | None = None  # the type of the content block that is being written
+        self._thought: list[str] = []  # pieces of text of the open block, if it is a thought
         self._shows_thoughts = (request.thinking or {}).get("display") != "omitted"
         self._finish: Finish | None = None
         self._diagnostics = diagnostics_of(request.diagnostics, generation)
         asked, (sequence,) = generation.call.max_tokens, generation.sequences
-        # Whether max_tokens was cut to the length of the context.
+        # Whether the length of the context reduced the max_tokens of the request.
         self._cut = asked is not None and (sequence.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
@@ -127,7 +127,7 @@ class MessageWriter:
         return out + self._delta({"type": "input_json_delta", "partial_json": event.arguments})
 
     def _searched(self, event: ToolSearched) -> bytes:
-        """Return the frames of a search that has been run: its call, and its result."""
+        """Return the frames of a tool search that this server ran: its call and its result."""
         call, result = _search_blocks(event)
         begun: dict[str, object] = {
             "type": "server_tool_use",
@@ -209,7 +209,7 @@ class MessageWriter:
         return ThinkingBlock(thought if self._shows_thoughts else "", sealed(thought))
 
     def _stop(self, finish: Finish | None) -> tuple[str, str | None]:
-        """Return stop_reason and stop_sequence."""
+        """Return (stop_reason, stop_sequence) of the message."""
         if finish is None:
             return "end_turn", None
         if finish.reason == "stop" and isinstance(finish.stop_reason, str):

@@ -1,1 +1,1 @@
-"""Files and batches on the disk of the server."""
+"""Uploaded files and batches of requests, which the server stores on disk."""

@@ -1,8 +1,8 @@
 """FileDirectory: the files and the records of batches in one directory on disk.
 
 DIR/files has the content of a file as ID.data and its description as ID.json. DIR/batches has the
-record of each batch. A description is written last and as a whole, so that a server that was killed
-leaves no half-written file or record.
+record of each batch. Descriptions and records are replaced atomically, after the content is
+complete, so a server that was killed leaves no partial file or record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file, as clients get it."""
+    """The description of a file, as responses show it."""
 
     id: str
     object: str = "file"
@@ -36,14 +36,14 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """The description of a file on disk, with the caller that it belongs to."""
+    """The description of a file on disk, with the id of the caller that owns the file."""
 
     caller: str
     file: FileObject
 
 
 class FileDirectory:
-    """The files of all clients, within the bounds of the server."""
+    """The files of all clients, with limits on their total bytes and their number."""
 
     def __init__(self, place: str, max_bytes: int, max_files: int) -> None:
         """`place`: the directory, which is created if it is missing.
@@ -58,7 +58,7 @@ class FileDirectory:
         try:
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The lock ends with the process, even if it is killed.
+            # The system releases the lock when the process ends, even if the process is killed.
             self._lock = os.open(Path(place) / "lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         except OSError as error:
             msg = f"--files-dir {place} cannot be used ({error.strerror}): choose another directory"
@@ -73,19 +73,19 @@ class FileDirectory:
         self._drop_unknown()
 
     def close(self) -> None:
-        """Let another server use the directory."""
+        """Release the lock, so that another server may use the directory."""
         os.close(self._lock)
 
     def path_of(self, file_id: str) -> Path:
-        """Return the path of the content of a file; file_id: an id that this class has made."""
+        """Return the path of a file's content; file_id: an id that `new_id` returned."""
         return self._files / f"{file_id}.data"
 
     def used_bytes(self) -> int:
-        """Return the bytes of all files, including files that are still being written."""
+        """Return the total size of all files in bytes, including files that are being written."""
         return sum(path.stat().st_size for path in self._files.glob("*.data"))
 
     def check_room(self, num_bytes: int, new_files: int = 0) -> None:
-        """Raise InvalidRequest if so many bytes and files more exceed the bounds."""
+        """Raise InvalidRequest if `num_bytes` and `new_files` more would exceed the limits."""
         if len(self._known) + new_files > self.max_files:
             msg = (
                 f"The server stores {len(self._known)} files, and may store {self.max_files}: "
@@ -100,11 +100,11 @@ class FileDirectory:
             raise InvalidRequest(msg, param="file", code="files_full")
 
     def new_id(self) -> str:
-        """Return an id for a file."""
+        """Return a new, unique id for a file."""
         return f"file-{uuid.uuid4().hex}"
 
     def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
-        """Make a file of the content that was written to its path, and return it."""
+        """Make a file of the content at path_of(file_id), and return the file."""
         size = self.path_of(file_id).stat().st_size
         made = FileObject(
             id=file_id,
@@ -119,7 +119,7 @@ class FileDirectory:
         return made
 
     def files(self, caller: str) -> list[FileObject]:
-        """Return the files of a caller, the oldest first."""
+        """Return the files of a caller, oldest first."""
         own = [found.file for found in self._known.values() if found.caller == caller]
         return sorted(own, key=lambda found: found.created_at)
 
@@ -132,17 +132,17 @@ class FileDirectory:
         return found.file
 
     def remove(self, file_id: str) -> None:
-        """Delete a file."""
+        """Delete a file and its description; a missing file is no error."""
         self._known.pop(file_id, None)
         (self._files / f"{file_id}.json").unlink(missing_ok=True)
         self.path_of(file_id).unlink(missing_ok=True)
 
     def save(self, name: str, record: msgspec.Struct) -> None:
-        """Write the record of a batch."""
+        """Write the record of the batch `name` to disk, in place of an earlier record."""
         write_whole(self._batches / f"{name}.json", record)
 
     def delete_record(self, name: str) -> None:
-        """Delete the record of a batch."""
+        """Delete the record of the batch `name`; a missing record is no error."""
         (self._batches / f"{name}.json").unlink(missing_ok=True)
 
     def records(self, kind: type[S]) -> list[S]:
@@ -150,7 +150,7 @@ class FileDirectory:
         return list(self._read(self._batches, kind))
 
     def keep_only(self, used: Iterable[str]) -> None:
-        """Delete content that belongs to no file, and to none of the ids in `used`."""
+        """Delete content that belongs to no known file and has no id in `used`."""
         kept = {*self._known, *used}
         for path in self._files.glob("*.data"):
             if path.stem not in kept:
@@ -176,7 +176,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def write_whole(path: Path, value: msgspec.Struct) -> None:
-    """Replace a file by the JSON of `value`, so that a reader sees the old or the new one whole."""
+    """Replace a file atomically by the JSON of `value`: readers see the old or the new content."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     handle = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -1,4 +1,4 @@
-"""Run lines of a batch as requests to the app, with low priority, and write their results."""
+"""Run the requests of a batch file with low priority, and write a result for each line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cpuserve.api.request.headers import LOW_PRIORITY
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-# How often a line that gets 503 runs again. The engine may have died because of it.
+# How often a request that gets 503 is run again. The request itself may have killed the engine.
 _MOST_RESTARTS = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 
 
 class LineResponse(msgspec.Struct):
-    """The response to a line, as the endpoint sends it."""
+    """The HTTP response to the request of one line, as the endpoint sent it."""
 
     status_code: int
     request_id: str
@@ -30,7 +30,7 @@ class LineResponse(msgspec.Struct):
 
 
 class LineResult(msgspec.Struct):
-    """A line of an output file, or of an error file; id: belongs to one line of the input."""
+    """A line of an output or error file. id: derived from the batch and the input line number."""
 
     id: str
     custom_id: str | None
@@ -39,11 +39,11 @@ class LineResult(msgspec.Struct):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the line belongs in the output file."""
+        """Whether the result belongs in the output file rather than in the error file."""
         return self.response is not None and self.response.status_code < 400
 
 
-# Called with each result when its line has ended.
+# A function that is called with the result of each line, when its request has ended.
 Write = Callable[[LineResult], None]
 
 
@@ -61,12 +61,12 @@ async def run_lines(
     *,
     most: int,
 ) -> None:
-    """Run lines, at most `most` of them at the same time, and write one result for each.
+    """Run the requests of `lines`, at most `most` at the same time; write a result for each.
 
-    The first error of `write` ends the run; a cancelled run writes nothing more.
+    The first error that `write` raises ends the run; a cancelled run writes no more results.
 
-    app: the app that serves the endpoints.
-    caller: the sender of the lines.
+    app: the ASGI app that serves the endpoints.
+    caller: the id of the client that owns the batch.
     batch: the id of the batch.
     """
     source: Iterator[BatchLine] = iter(lines)
@@ -104,7 +104,7 @@ async def _result(app: ASGIApp, caller: str, batch: str, line: BatchLine) -> Lin
 async def _respond(
     app: ASGIApp, caller: str, line: BatchLine, request_id: str
 ) -> tuple[int, bytes]:
-    """Return the status and the body of the app's response to a line."""
+    """Return the status and the body of the app's response to the request of a line."""
     status, body = 500, bytearray()
     told = asyncio.Event()
     messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
@@ -112,7 +112,7 @@ async def _respond(
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await told.wait()  # the client of a batch never disconnects
+        await told.wait()  # a batch has no client that could disconnect
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -122,7 +122,7 @@ async def _respond(
         else:
             body.extend(message.get("body", b""))
 
-    with suppress(Exception):  # the app has sent 500 for it, and logged it
+    with suppress(Exception):  # the app has logged it and sent status 500
         await app(_scope(caller, line, request_id), receive, send)
     return status, bytes(body)
 
@@ -143,7 +143,7 @@ def _scope(caller: str, line: BatchLine, request_id: str) -> dict[str, Any]:
             (b"content-length", str(len(line.body)).encode()),
             (b"x-request-id", request_id.encode()),
         ],
-        # In place of an address: RequestIds takes the caller of a request from here.
+        # RequestIds reads the caller from here, where other requests have the client's address.
         "client": (caller, 0),
         "server": ("127.0.0.1", 0),
         LOW_PRIORITY: True,

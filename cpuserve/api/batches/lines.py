@@ -1,4 +1,4 @@
-"""The lines of a batch file: each is a request to one endpoint, in the OpenAI format."""
+"""Parse the lines of a batch file, each a request to an endpoint in the OpenAI batch format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-# The endpoints that lines may name.
+# The endpoints that the lines of a batch may request.
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -20,7 +20,7 @@ _LONGEST_ID = 512
 
 
 class LineError(msgspec.Struct):
-    """Why a line cannot run; code, message, param, line: as in the `errors` of a batch."""
+    """Why a line cannot run; its members are as in the `errors` of an OpenAI batch."""
 
     code: str
     message: str
@@ -30,7 +30,7 @@ class LineError(msgspec.Struct):
 
 @dataclass(slots=True)
 class BatchLine:
-    """Line `number` of the file, from 1: a request, or the error that it gets."""
+    """Line `number` of a batch file, counted from 1: a request, or why it cannot run."""
 
     number: int
     custom_id: str | None = None
@@ -51,10 +51,10 @@ class _Id(msgspec.Struct):
 
 
 def read_lines(source: BinaryIO, endpoints: Collection[str], longest: int) -> Iterator[BatchLine]:
-    """Yield the lines of a file; blank lines are skipped.
+    """Yield the requests in a batch file; blank lines are skipped.
 
-    endpoints: the endpoints that a line may name.
-    longest: the most bytes of a line.
+    endpoints: the endpoints that a line may request.
+    longest: the maximum length of a line in bytes.
     """
     number = 0
     while data := source.readline(longest + 1):
@@ -97,7 +97,7 @@ def _parsed(number: int, data: bytes, endpoints: Collection[str]) -> BatchLine:
         msg = f"{name} is not possible in a batch: omit it"
         line.error = LineError("unsupported_parameter", msg, f"body.{name}")
     else:
-        if found.url == "/v1/responses":  # results are in the file, so none needs to be stored
+        if found.url == "/v1/responses":  # the output file has the response already
             body.setdefault("store", False)
         line.body = msgspec.json.encode(body)
     return line
@@ -109,10 +109,10 @@ def check_lines(
     longest: int,
     most_lines: int | None = MOST_LINES,
 ) -> tuple[int, list[LineError]]:
-    """Return the number of lines, and why the whole file cannot run; [] = it can.
+    """Return the number of lines, and the errors that prevent the file from running.
 
-    most_lines: the most lines of a file; None = any number. A line that is broken does not stop
-    the others, so it is no error of the file.
+    most_lines: the maximum number of lines; None = no limit. An invalid line is not in the errors,
+    because the other lines can still run.
     """
     total, known = 0, dict[str, int]()
     for line in read_lines(source, endpoints, longest):

@@ -1,4 +1,4 @@
-"""Run the lines of a file without a server, and write their results in the order of the lines."""
+"""Run the requests of a batch file without a server; write the results in the order of lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuserve.errors import ConfigError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-# The endpoints that lines may name. They may differ from line to line.
+# The endpoints that lines may request; lines of one file may request different endpoints.
 FILE_ENDPOINTS = (
     *ENDPOINTS,
     "/v1/score",
@@ -24,17 +24,17 @@ FILE_ENDPOINTS = (
     "/v2/rerank",
     "/rerank",
 )
-# The id of the batch in the ids of results, and the sender of its requests.
+# The batch id that the ids of results contain, and the caller of the requests.
 _NAME = "offline"
 
-# Called with each line of the output file, and whether its request succeeded.
+# A function that is called with each line of the output file, and whether its request succeeded.
 WriteLine = Callable[[bytes, bool], None]
 
 
 def count_lines(source: BinaryIO, longest: int) -> int:
-    """Return the number of lines of a file, which is read to its end.
+    """Return the number of lines of a batch file, after reading and checking the whole file.
 
-    longest: the most bytes of a line.
+    longest: the maximum length of a line in bytes.
 
     Raises:
       ConfigError: the file has no lines, or two of them have the same custom_id.
@@ -50,12 +50,12 @@ def count_lines(source: BinaryIO, longest: int) -> int:
 async def run_file(
     app: ASGIApp, source: BinaryIO, write: WriteLine, *, longest: int, most: int
 ) -> None:
-    """Run all lines of a file, at most `most` of them at the same time.
+    """Run the requests of all lines of a file, at most `most` at the same time.
 
-    app: the app that serves the endpoints.
-    write: gets one result for each line, in the order of the lines; the first error that it raises
-      ends the run.
-    longest: the most bytes of a line.
+    app: the ASGI app that serves the endpoints.
+    write: called with the result of each line, in the order of the lines; the first error that
+      it raises ends the run.
+    longest: the maximum length of a line in bytes.
     """
     ordered = _InOrder(write)
     lines = ordered.noted(read_lines(source, FILE_ENDPOINTS, longest))
@@ -63,7 +63,7 @@ async def run_file(
 
 
 class _InOrder:
-    """Passes on results in the order of their lines."""
+    """Writes results in the order of their lines, though requests end in any order."""
 
     def __init__(self, write: WriteLine) -> None:
         self._write = write
@@ -71,13 +71,13 @@ class _InOrder:
         self._ended: dict[str, LineResult] = {}
 
     def noted(self, lines: Iterable[BatchLine]) -> Iterator[BatchLine]:
-        """Yield the lines, and note their order."""
+        """Yield the lines, and remember their order for `take`."""
         for line in lines:
             self._begun.append(result_id(_NAME, line.number))
             yield line
 
     def take(self, result: LineResult) -> None:
-        """Keep a result until the results of all earlier lines are written."""
+        """Store a result until the results of all earlier lines have been written."""
         self._ended[result.id] = result
         while self._begun and self._begun[0] in self._ended:
             first = self._ended.pop(self._begun.popleft())

@@ -1,4 +1,4 @@
-"""BatchService: runs the batches in a FileDirectory, one after the other, also after a restart."""
+"""BatchService: runs the batches of a FileDirectory one by one, and resumes after a restart."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 
 WINDOW_S = 24 * 3600
-# The error of lines that the batch did not reach in time.
+# The error code of lines that the batch did not reach before its completion window ended.
 EXPIRED = "batch_expired"
-# How many lines of a batch run at the same time: few enough that other requests find room.
+# How many lines of a batch run at the same time: few, so that other requests are not delayed.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
 
 
 class BatchErrors(msgspec.Struct):
-    """Why a batch failed as a whole."""
+    """The reasons why a whole batch failed."""
 
     data: list[LineError]
     object: str = "list"
 
 
 class RequestCounts(msgspec.Struct):
-    """How many lines a batch has, and how many have ended."""
+    """The number of lines of a batch, and how many of them have completed or failed."""
 
     total: int = 0
     completed: int = 0
@@ -47,7 +47,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """A batch, as clients get it."""
+    """A batch, as responses show it."""
 
     id: str
     object: str = "batch"
@@ -72,12 +72,12 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch on disk.
+    """The state of a batch on disk.
 
-    output, errors: the ids of the files that the results are written to.
-    owns_files: the files of its lines and results belong to the batch: they are in no list of
-      files, and are deleted with it.
-    expired: how many of the failed lines were not reached in time.
+    output, errors: the ids of the files with results and with errors.
+    owns_files: whether the input and result files belong to the batch: no list of files shows
+      them, and they are deleted together with the batch.
+    expired: how many failed lines were not reached before the completion window ended.
     """
 
     caller: str
@@ -89,18 +89,18 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether no further line runs."""
+        """Whether the batch has a final status, so that no more lines run."""
         return self.batch.status in _ENDED
 
     @property
     def contents(self) -> tuple[str, str, str]:
-        """The ids of the files of its lines and of its results."""
+        """The ids of the input file, the output file and the error file."""
         return self.batch.input_file_id, self.output, self.errors
 
 
 @dataclass(frozen=True, slots=True)
 class BatchKind:
-    """The batches of one API. prefix: how their ids begin. path: where clients list them."""
+    """The batches of one API. prefix: the prefix of their ids. path: the route that lists them."""
 
     prefix: str
     path: str
@@ -111,10 +111,10 @@ MESSAGE_BATCHES = BatchKind("msgbatch_", "/v1/messages/batches")
 
 
 class BatchService:
-    """The batches of all clients."""
+    """Creates, runs and lists the batches of all clients."""
 
     def __init__(self, directory: FileDirectory, longest_line: Callable[[], int]) -> None:
-        """longest_line: returns the most bytes of a line."""
+        """longest_line: a function that returns the maximum length of a line in bytes."""
         self.directory = directory
         self._longest_line = longest_line
         self._records = {found.batch.id: found for found in directory.records(BatchRecord)}
@@ -130,7 +130,7 @@ class BatchService:
     def create(
         self, caller: str, endpoint: str, input_file: str, metadata: dict[str, str] | None
     ) -> BatchObject:
-        """Add a batch, which runs after those before it; NotFound if its file does not exist."""
+        """Add a batch to the queue; NotFound if the caller has no such input file."""
         self.directory.find(caller, input_file, "input_file_id")
         self._make_room()
         made = self._new(FILE_BATCHES, endpoint, input_file, RequestCounts(), metadata)
@@ -139,10 +139,10 @@ class BatchService:
     def create_of_lines(
         self, kind: BatchKind, caller: str, endpoint: str, lines: Sequence[bytes]
     ) -> BatchRecord:
-        """Add a batch of lines, which belong to the batch; see `create`.
+        """Add a batch of `lines`, which are stored in a file that the batch owns; see `create`.
 
         Raises:
-          InvalidRequest: there is no room for the lines, or for a batch.
+          InvalidRequest: the server stores too many bytes of files, or too many batches.
         """
         self._make_room()
         self.directory.check_room(sum(map(len, lines)))
@@ -160,9 +160,9 @@ class BatchService:
             raise
 
     def _make_room(self) -> None:
-        """Forget the oldest batch that has ended, if there are too many.
+        """Delete the oldest ended batch from the records, if the number of batches is at its limit.
 
-        A batch that owns its results stays, because they would be lost with it.
+        A batch that owns its files is never deleted here, because its results would be lost.
         """
         if len(self._records) < self.directory.max_files:
             return
@@ -215,7 +215,7 @@ class BatchService:
                 self.directory.remove(name)
 
     def find(self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES) -> BatchRecord:
-        """Return the caller's batch with this id; NotFound if there is none of this kind."""
+        """Return the caller's batch of this kind with this id; NotFound if there is none."""
         found = self._records.get(batch_id)
         if found is None or found.caller != caller or not batch_id.startswith(kind.prefix):
             msg = f"Batch {batch_id[:80]!r} was not found: GET {kind.path} lists your batches"
@@ -223,7 +223,7 @@ class BatchService:
         return found
 
     def batches(self, caller: str, kind: BatchKind = FILE_BATCHES) -> list[BatchRecord]:
-        """Return the batches of a caller, the oldest first."""
+        """Return the batches of a caller, oldest first."""
         known = self._records.values()
         own = [r for r in known if r.caller == caller and r.batch.id.startswith(kind.prefix)]
         return sorted(own, key=lambda found: found.batch.created_at)
@@ -236,7 +236,7 @@ class BatchService:
         )
 
     def cancel(self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES) -> BatchRecord:
-        """End a batch; the results of the lines that have ended stay.
+        """Cancel a batch; the results of the lines that have ended are kept.
 
         Raises:
           InvalidRequest: the batch has ended.
@@ -249,7 +249,7 @@ class BatchService:
             self._set(found, "cancelling")
         if self._current is not None and self._current[0] == batch_id:
             self._current[1].cancel()
-        else:  # it waits for other batches
+        else:  # this batch waits in the queue
             self._recount(found)
             self._end(found, "cancelled")
         return found
@@ -267,7 +267,7 @@ class BatchService:
         self._forget(found)
 
     async def run(self, app: ASGIApp) -> None:
-        """Run batches until the task is cancelled; app: serves the endpoints of the lines."""
+        """Run batches until this task is cancelled. app: the ASGI app that serves the endpoints."""
         while True:
             waiting = [found for found in self._records.values() if not found.ended]
             if not waiting:
@@ -281,13 +281,13 @@ class BatchService:
                 await asyncio.wait((work,))
             finally:
                 self._current = None
-                if not work.done():  # the server stops: the batch goes on after the next start
+                if not work.done():  # the server stops, and resumes the batch at its next start
                     work.cancel()
                     await asyncio.wait((work,))
             self._settle(record, work)
 
     def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
-        """Set the last status of a batch that has stopped."""
+        """Set the final status of a batch after its task has ended."""
         batch = record.batch
         if not work.cancelled() and (error := work.exception()) is not None:
             message = error.strerror if isinstance(error, OSError) else str(error)
@@ -326,7 +326,7 @@ class BatchService:
         self._end(record, "expired" if expired else "completed")
 
     def _left(self, record: BatchRecord, source: BinaryIO, done: set[str]) -> Iterator[BatchLine]:
-        """Yield the lines without a result; after the batch's window, they get errors instead."""
+        """Yield the lines without a result, with an error if the completion window has ended."""
         batch = record.batch
         for line in read_lines(source, (batch.endpoint,), self._longest_line()):
             if result_id(batch.id, line.number) in done:
@@ -337,12 +337,12 @@ class BatchService:
             yield line
 
     def _recount(self, record: BatchRecord) -> None:
-        """Count the results that an earlier run of the server has written."""
+        """Count the results that an earlier server process wrote for this batch."""
         record.batch.request_counts = RequestCounts(record.batch.request_counts.total)
         _Results(self.directory, record).close()
 
     def _end(self, record: BatchRecord, status: str) -> None:
-        """Make files of the results, and set the last status."""
+        """Make files of the results that clients can read, and set the final status."""
         batch, directory = record.batch, self.directory
         for name, suffix in ((record.output, "output"), (record.errors, "error")):
             path = directory.path_of(name)
@@ -365,9 +365,9 @@ class BatchService:
 
 
 class _Results:
-    """The output and the error file of a batch; results are appended to them.
+    """Appends results to the output file and the error file of a batch.
 
-    done: the ids of the results that are written.
+    done: the ids of the results that have been written.
     """
 
     def __init__(self, directory: FileDirectory, record: BatchRecord) -> None:
@@ -379,10 +379,10 @@ class _Results:
         self._errors = self._opened(record.errors)
 
     def write(self, result: LineResult) -> None:
-        """Append a result with one write, so that a killed server leaves whole lines.
+        """Append a result with its line in one piece, so that a killed server leaves whole lines.
 
         Raises:
-          InvalidRequest: the files of the server would exceed their limit.
+          InvalidRequest: the stored files would exceed --files-bytes.
           OSError: the disk is full.
         """
         data = msgspec.json.encode(result) + b"\n"
@@ -394,7 +394,7 @@ class _Results:
         self._count(result)
 
     def close(self) -> None:
-        """Write the files to disk, and close them."""
+        """Flush both files to disk, and close them."""
         for handle in (self._outputs, self._errors):
             os.fsync(handle)
             os.close(handle)
@@ -407,7 +407,7 @@ class _Results:
         self._record.expired += result.error is not None and result.error.code == EXPIRED
 
     def _opened(self, name: str) -> int:
-        """Open a file for appending; a last line that was not written whole is removed."""
+        """Open a file for appending, and remove an incomplete last line."""
         path = self._directory.path_of(name)
         handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         end = 0

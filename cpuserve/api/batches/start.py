@@ -1,4 +1,4 @@
-"""The batches of a server, which keeps their files in the directory that its options name."""
+"""Make the BatchService of a server from its options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def batch_service(state: ServerState, options: ServerOptions) -> BatchService:
-    """Return the batches in --files-dir; ConfigError if the directory cannot be used."""
+    """Return a BatchService for --files-dir; ConfigError if the directory cannot be used."""
     assert options.files_dir is not None
     directory = FileDirectory(options.files_dir, options.files_bytes, options.files_count)
     return BatchService(directory, lambda: state.models.most_body_bytes)
 
 
 def batches_of(state: ServerState) -> BatchService:
-    """Return the batches of the server; NotFound if it keeps no files."""
+    """Return the BatchService of the server; NotFound if it runs without --files-dir."""
     if state.batches is None:
         msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
         raise NotFound(msg, code="files_disabled")

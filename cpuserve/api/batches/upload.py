@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 _FILE = "file"
-# The most bytes of a field that is not the file, and of one header with its value. Longer ones are
-# refused. Names of files and fields are cut to _MOST_NAME characters.
+# _MOST_FIELD: the maximum bytes of a form field. _MOST_HEADER: the maximum bytes of a part header.
+# Longer ones are refused. Names of files and fields are cut to _MOST_NAME characters.
 _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
 
 
@@ -27,14 +27,14 @@ async def read_upload(
 ) -> tuple[str, dict[str, str]]:
     """Write the file of an upload to `path`; return its name and the other fields.
 
-    most: the most bytes of the body.
+    most: the maximum size of the body in bytes.
     wait_s: how many seconds the client may pause.
 
     Raises:
-      UnsupportedMediaType: the body is no multipart/form-data.
+      UnsupportedMediaType: the body is not multipart/form-data.
       PayloadTooLarge: the body has more bytes than `most`.
       RequestTimeout: the client paused too long.
-      InvalidRequest: the body is broken, has no file or several, or the file is not UTF-8.
+      InvalidRequest: the body is malformed, has no file or several files, or invalid UTF-8.
       ClientGone: the client closed the connection.
     """
     parts = _Parts(_boundary(request), path)
@@ -73,7 +73,7 @@ def _boundary(request: Request) -> bytes:
 
 
 class _Parts:
-    """The parts of one upload: the file goes to disk, the other fields are kept."""
+    """The parts of an upload: writes the file to disk, and stores the other fields in memory."""
 
     def __init__(self, boundary: bytes, path: Path) -> None:
         from python_multipart.multipart import MultipartParser
@@ -102,7 +102,7 @@ class _Parts:
         self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def feed(self, data: bytes) -> None:
-        """Read further bytes of the body."""
+        """Parse more bytes of the body."""
         from python_multipart.exceptions import FormParserError
 
         try:
@@ -112,7 +112,7 @@ class _Parts:
             raise InvalidRequest(msg) from None
 
     def end(self) -> tuple[str, dict[str, str]]:
-        """Return the name of the file and the other fields, at the end of the body."""
+        """Return the file name and the other form fields, after the end of the body."""
         if not self._ended:
             msg = "The body of the upload ends too early: send it again"
             raise InvalidRequest(msg)
@@ -122,7 +122,7 @@ class _Parts:
         return self._file_name, self._fields
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file that the upload is written to."""
         if self._out is not None:
             os.close(self._out)
             self._out = None

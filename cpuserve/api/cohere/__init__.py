@@ -1,1 +1,1 @@
-"""The embeddings of the Cohere API; its rerank is in api/scores."""
+"""The embedding endpoints of the Cohere API; its rerank endpoint is in api/scores."""

@@ -15,5 +15,5 @@ class CohereError(msgspec.Struct):
 
 
 def cohere_error(error: BaseException, request_id: str = "") -> bytes:
-    """Return `error` as the JSON of a CohereError."""
+    """Return the exception `error` as the JSON of a CohereError."""
     return msgspec.json.encode(CohereError(request_id, public_message(error)))

@@ -1,4 +1,4 @@
-"""The fields of POST /v2/embed and /v1/embed, and the calls that they make."""
+"""The bodies of POST /v2/embed and /v1/embed, and their conversion to a GenerateCall."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# By input_type, the use of the texts: the names of its prompt in checkpoints. The first name that
-# the checkpoint has is used.
+# For each input_type, the possible keys of its prompt in the configuration of a checkpoint.
+# The first key that the checkpoint has is used.
 INPUT_TYPES = {
     "search_query": ("search_query", "query", "retrieval.query"),
     "search_document": ("search_document", "document", "passage", "retrieval.passage"),
@@ -27,23 +27,23 @@ _PACKED = ("binary", "ubinary")
 
 
 class CohereContent(msgspec.Struct, kw_only=True):
-    """A part of an input: a text; images are refused."""
+    """One part of an input, which must be a text; images are refused."""
 
     type: str
     text: str | None = None
 
 
 class CohereInput(msgspec.Struct, kw_only=True):
-    """An input of several parts, which has one vector."""
+    """An input of several parts, which gets one embedding vector."""
 
     content: list[CohereContent]
 
 
 class CohereFields(msgspec.Struct, kw_only=True):
-    """The fields of both endpoints.
+    """The fields that both versions of the endpoint share.
 
-    input_type: the use of the vectors, which selects a prompt of the checkpoint.
-    truncate: the side of a long text that is cut, "END" (the default), "START" or "NONE".
+    input_type: the purpose of the vectors, such as "search_query"; selects a checkpoint prompt.
+    truncate: the side where a long text is cut, "END" (the default) or "START"; "NONE" = an error.
     """
 
     model: str | None = None
@@ -56,10 +56,10 @@ class CohereFields(msgspec.Struct, kw_only=True):
 
 @with_refused(COHERE)
 class CohereEmbedRequest(CohereFields, kw_only=True):
-    """POST /v2/embed: either texts or inputs.
+    """The body of POST /v2/embed, with either `texts` or `inputs`.
 
     max_tokens: longer texts are cut to this number of tokens.
-    output_dimension: how many values of each vector are returned.
+    output_dimension: the number of leading values of each vector that are returned.
     """
 
     inputs: list[CohereInput] | None = None
@@ -70,11 +70,11 @@ class CohereEmbedRequest(CohereFields, kw_only=True):
 
 @with_refused(COHERE)
 class CohereEmbedV1Request(CohereFields, kw_only=True):
-    """POST /v1/embed."""
+    """The body of POST /v1/embed."""
 
 
 class CohereVectors(msgspec.Struct, omit_defaults=True):
-    """The vectors of each type that was asked for; base64 has little-endian fp32."""
+    """The vectors in each requested type; `base64` has little-endian fp32 values."""
 
     floats: list[list[float]] | None = msgspec.field(default=None, name="float")
     int8: list[list[int]] | None = None
@@ -91,20 +91,20 @@ class CohereVersion(msgspec.Struct):
 
 
 class CohereUnits(msgspec.Struct):
-    """The tokens of all inputs."""
+    """The number of tokens of all inputs, which Cohere bills."""
 
     input_tokens: int
 
 
 class CohereMeta(msgspec.Struct):
-    """The version of the API, and the tokens."""
+    """The metadata of a response: the API version and the number of tokens."""
 
     api_version: CohereVersion
     billed_units: CohereUnits
 
 
 class CohereEmbeddings(msgspec.Struct):
-    """The body of the responses; the vectors are a plain list for a request without types."""
+    """The body of the response; `embeddings` is a plain list if no types were requested."""
 
     id: str
     embeddings: CohereVectors | list[list[float]]
@@ -114,7 +114,7 @@ class CohereEmbeddings(msgspec.Struct):
 
 
 def texts_of(request: CohereFields) -> list[str]:
-    """Return the texts of a request; InvalidRequest if there are none, or other parts."""
+    """Return the texts of a request; InvalidRequest if it has no texts, or parts such as images."""
     inputs = request.inputs if isinstance(request, CohereEmbedRequest) else None
     if (request.texts is None) == (inputs is None):
         what = "neither texts nor inputs" if inputs is None else "both texts and inputs"
@@ -137,7 +137,7 @@ def _text_of(given: CohereInput) -> str:
 
 
 def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that `context` does not support."""
+    """Return the GenerateCall; InvalidRequest for a field that the model does not support."""
     more: dict[str, Any] = {"truncate_prompt_tokens": -1}
     width = context.vector_width
     if isinstance(request, CohereEmbedRequest):
@@ -162,7 +162,7 @@ def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
 
 
 def _most(request: CohereEmbedRequest, context: ModelContext) -> int:
-    """Return how many tokens of a text are kept at most; -1 keeps as many as fit the context."""
+    """Return the maximum number of tokens of each text; -1 = the length of the context."""
     if request.max_tokens is None:
         return -1
     if request.max_tokens < 1:
@@ -175,7 +175,7 @@ def _most(request: CohereEmbedRequest, context: ModelContext) -> int:
 
 
 def _prompt_name(input_type: str | None, context: ModelContext) -> str | None:
-    """Return the name of the checkpoint's prompt for a type; None = the default prompt, if any."""
+    """Return the checkpoint's prompt name for an input_type; None = its default prompt, if any."""
     if input_type is None:
         return None
     if input_type not in INPUT_TYPES:

@@ -31,7 +31,7 @@ _BY_TYPE, _FLOATS = "embeddings_by_type", "embeddings_floats"
 
 
 class CohereWriter:
-    """Writes the response to one request; version 1 has a plain list without types."""
+    """Writes the response to one request; version 1 may have a plain list of vectors."""
 
     def __init__(
         self, received: RequestContext, asked: CohereFields, _generation: Generation
@@ -58,7 +58,7 @@ class CohereWriter:
 
 
 def _converted(vector: array[float], kind: str) -> list[float] | list[int] | str:
-    """Return a vector of length 1 as one of the embedding types."""
+    """Return a vector of unit length converted to the embedding type `kind`."""
     if kind == "float":
         return vector.tolist()
     if kind == "base64":
@@ -71,5 +71,5 @@ def _converted(vector: array[float], kind: str) -> list[float] | list[int] | str
 
 
 def _byte(values: Sequence[float]) -> int:
-    """Return 8 bits, the first one is the highest: whether each value is above 0."""
+    """Return 8 values as the bits of a byte, first value highest: 1 if the value is above 0."""
     return sum((value > 0) << (7 - place) for place, value in enumerate(values))

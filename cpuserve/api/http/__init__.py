@@ -1,1 +1,1 @@
-"""HTTP below the application: the listening socket and uvicorn's protocol."""
+"""The HTTP layer below the application: the listening socket and the HTTP/1.1 protocol."""

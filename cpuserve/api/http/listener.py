@@ -1,4 +1,4 @@
-"""The listening socket, which goes on accepting after file descriptors have run out."""
+"""The listening socket, which continues to accept connections after descriptors have run out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpuserve.log import get_logger
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
 
-# Every stream needs a descriptor. The usual soft limit of 1024 is for programs that use select().
+# Each stream needs a file descriptor, and the usual soft limit of 1024 is for users of select().
 MOST_FILES = 1 << 16
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _QUIET_S = 60.0
@@ -30,10 +30,10 @@ log = get_logger("serve")
 
 
 class Listener(socket.socket):
-    """Closes new connections when file descriptors have run out, and logs that once a minute.
+    """A socket that closes new connections if file descriptors run out; it logs once a minute.
 
-    Otherwise asyncio's event loop would try again 2048 times per iteration and log a traceback each
-    time: 140 MB of log in ten seconds, and no other event would be handled.
+    Otherwise asyncio would retry 2048 times in each iteration of its event loop and log a traceback
+    each time: 140 MB of log in ten seconds, and no other event would be handled.
     """
 
     def __init__(self, family: int, kind: int, protocol: int = 0) -> None:
@@ -78,8 +78,8 @@ class Listener(socket.socket):
     def close(self) -> None:
         """Stop listening, and remove the socket file.
 
-        The file is removed before the socket is closed: while this socket listens, no other server
-        takes the path, and afterwards the file at the path may belong to another server.
+        The file is removed while the socket still listens: until then, no other server can take the
+        path. Afterwards, the file at the path may belong to another server.
         """
         self._give_back()
         path, self._path = self._path, None
@@ -91,7 +91,7 @@ class Listener(socket.socket):
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return device, inode and mtime (ns) of the file at `path`; a later file may reuse inodes."""
+    """Return (device, inode, mtime in ns) of a file; mtime detects a reused inode."""
     facts = path.lstat()
     return facts.st_dev, facts.st_ino, facts.st_mtime_ns
 
@@ -105,7 +105,7 @@ def open_listener(options: ServerOptions) -> Iterator[Listener]:
         else _bind_tcp(options.host, options.port)
     )
     try:
-        # Listen here already: two sockets can be bound to one address until one of them listens.
+        # Listen now: two sockets can be bound to one address as long as neither of them listens.
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         yield listener
@@ -150,7 +150,7 @@ def _bind_unix(path: Path) -> Listener:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file that a killed server has left; keep sockets in use and other files."""
+    """Remove the socket file of a killed server; leave sockets in use and other files alone."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
@@ -164,7 +164,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the URL under which clients on this machine reach the listener."""
+    """Return the URL at which clients on this machine reach the listener."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

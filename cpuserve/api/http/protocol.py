@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 64 * 1024
 
-# How often to check whether a client that has half-closed its connection has disconnected.
+# How often to check whether a client with a half-closed connection has disconnected.
 _RESET_POLL_S = 0.1
 
 
 class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
-
-    The request line and headers must be complete within header_timeout_s of the connection, or of
-    the first byte of a later request. A body may pause for at most the same time. A full write
-    buffer must drain within write_timeout_s; otherwise the connection and its request are aborted.
+    The request line and headers must be complete within header_timeout_s after the connection was
+    opened, or after the first byte of a later request. A body may pause for at most the same time.
+    A full write buffer must drain within write_timeout_s; otherwise the connection and its request
+    are aborted.
     """
 
     header_timeout_s = 15.0
@@ -48,8 +48,8 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
-        # The bytes of the next request until its head is complete; the first of them may have
-        # arrived together with the previous request.
+        # The bytes of the next request until its headers are complete. The first of these bytes may
+        # have arrived together with the previous request.
         self._head = b""
         self._refused = False
         self._half_closed = False
@@ -57,7 +57,7 @@ class GuardedProtocol(H11Protocol):
         self.app = self._call_asgi
 
     async def _call_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application with a DirectBody for the request; `self.cycle` is its cycle now."""
+        """Call the application with a DirectBody for the request of the current `self.cycle`."""
         scope[DIRECT_BODY] = DirectBody(self.cycle)
         await self._asgi(scope, receive, send)
 
@@ -100,7 +100,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(RequestTimeout(msg))
 
     def _watch_body(self) -> None:
-        """Restart the body timeout at each piece, except after the response has been sent."""
+        """Restart the body timeout for each piece of a body, unless the response has been sent."""
         incomplete = self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing()
         if incomplete and self._body_timer is not None and self.cycle.response_complete:
             return
@@ -111,7 +111,7 @@ class GuardedProtocol(H11Protocol):
 
     def _body_late(self) -> None:
         self._body_timer = None
-        if self.flow.read_paused:  # the server has paused reading, so the client cannot send
+        if self.flow.read_paused:  # the client cannot send while the server has paused reading
             self._watch_body()
         elif self.cycle.response_started:
             self.transport.abort()
@@ -130,12 +130,12 @@ class GuardedProtocol(H11Protocol):
         return True
 
     def _provoke_reset(self) -> None:
-        """Find out whether the client still reads or has closed the connection completely.
+        """Find out whether the client still reads, or has closed the connection completely.
 
-        Both look the same until the server sends something: if the client has closed, its system
-        then replies with a reset. Before the response the server sends an interim response (100),
-        which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses, so a response to such a
-        client must start within LINGER_S.
+        Both cases look the same until the server sends something: if the client has closed the
+        connection, its system then replies with a reset. Before the response, the server sends an
+        interim response (100), which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses, so a
+        response to such a client must start within LINGER_S.
         """
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] != "1.1":
@@ -148,7 +148,7 @@ class GuardedProtocol(H11Protocol):
         self._look_for_reset()
 
     def _look_for_reset(self) -> None:
-        """Poll for a reset, which asyncio misses because it stops reading at the half-close."""
+        """Poll for a reset: asyncio stops reading at the half-close, so it does not report one."""
         sock = self.transport.get_extra_info("socket")
         if self.transport.is_closing() or self.cycle.response_complete:
             return
@@ -162,7 +162,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Adjust the timers: a pipelined request may have been waiting with complete headers."""
+        """Adjust the timers: the headers of a pipelined request may already be complete."""
         self._head = bytes(self.conn.trailing_data[0][:MAX_HEADER_BYTES])
         super().on_response_complete()
         if self._header_timer is not None and not self._between_requests():
@@ -209,18 +209,18 @@ class GuardedProtocol(H11Protocol):
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _error_format(self) -> ErrorFormat:
-        """Return the format of an error that ends the request which is being received."""
+        """Return the error format for an error in the request that is being received."""
         if self._head or self._between_requests():
             return error_format_of_head(self._head)
         scope = self.cycle.scope
         return error_format_of(scope["path"], {name for name, _ in scope["headers"]})
 
     def _log_refusal(self, error: RequestError) -> None:
-        """Log the refusal of a connection; a running request is ended, and logs it instead."""
+        """Log a refused connection; if a request is running, end the request, which logs it."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             data, _ = self.conn.trailing_data
-            # A connection that sends no byte is a probe, or a browser's connection in advance.
+            # A connection without any data is a port probe, or a browser that connects early.
             if data or not isinstance(error, RequestTimeout):
                 log_refused(self.client, error, data)
             return

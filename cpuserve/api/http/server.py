@@ -1,4 +1,4 @@
-"""uvicorn's server for the application, with our protocol and our log."""
+"""uvicorn's HTTP server for the application, with the GuardedProtocol and our log format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEEP_ALIVE_S = 30
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which would let the signal end the process."""
+    """uvicorn's server without its signal handlers, because front_end.py handles the signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,7 +35,7 @@ def make_server(
     header_timeout_s: float = GuardedProtocol.header_timeout_s,
     write_timeout_s: float = GuardedProtocol.write_timeout_s,
 ) -> uvicorn.Server:
-    """Return the HTTP server for `app`; run it with serve(sockets=[...])."""
+    """Return the HTTP server for `app`, which the caller runs with serve(sockets=[...])."""
     access_log = options.log_level == "debug"
     config = uvicorn.Config(
         app,
@@ -65,5 +65,5 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
 
 
 def _is_not_told(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's line for invalid HTTP: the line of api/request/log.py has the address."""
+    """Drop uvicorn's log line for invalid HTTP, because request/log.py logs it with the address."""
     return record.msg != "Invalid HTTP request received."

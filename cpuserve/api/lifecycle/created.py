@@ -1,4 +1,4 @@
-"""Serve the models that clients created, from the directory that the options name."""
+"""Serve the models that clients created, from the directory in --models-dir."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How created models get engines.
+    """How the server starts engines for models that clients create.
 
-    sources: each model of the start as --model takes it, by its served name.
+    sources: the value of --model for each model of the command line, by its served name.
     """
 
     make_loader: MakeLoader

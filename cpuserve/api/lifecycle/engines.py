@@ -19,10 +19,10 @@ def start_engines(
     restart: bool = True,
     spare: SpareProcess | None = None,
 ) -> ReplicaClient:
-    """Start all engine processes and return at once.
+    """Start all engine processes of a model, and return without waiting for them.
 
-    restart: restart an engine that dies.
-    spare: has maybe a process that the next engine can use.
+    restart: whether an engine that dies is restarted.
+    spare: may have a started, idle process that the next engine can use.
     """
     from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
 

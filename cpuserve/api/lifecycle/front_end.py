@@ -48,17 +48,17 @@ log = get_logger("serve")
 EXIT_OK = 0
 EXIT_ENGINE_DEAD = 1
 
-# How long connections may take to send the errors that end their requests at a shutdown.
+# How many seconds connections may take at a shutdown to send the errors that end their requests.
 _FLUSH_S = 1.0
-# How long clients can read why the engine died, before a supervisor may restart the server.
+# How many seconds clients can read why the engine died, before a supervisor restarts the server.
 _DEAD_GRACE_S = 1.0
 _POLL_S = 0.1
-# How long a request waits until a model in use makes room for its own.
+# How many seconds a request waits until a model that is in use can be unloaded for its own model.
 _ROOM_S = 60.0
 
 
 class FrontEnd:
-    """One HTTP server for one engine or several replicas."""
+    """An HTTP server in front of one engine or several replicas of it."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class FrontEnd:
         sleeper: Sleeper | None = None,
         creation: Creation | None = None,
     ) -> None:
-        """`configs`: one for each engine of `client`; all settings that the API shows are equal.
+        """`configs`: one per engine of `client`; they agree in all settings that the API shows.
 
-        kv_bytes: the bytes of the KV caches of `client`.
+        kv_bytes: the size of the KV caches of all engines of `client` in bytes.
         details: facts about the model's files.
-        loaders: one for each further model, which is loaded when a request asks for it.
-        sleeper: ends and starts the engines of `client`; None = they never sleep.
-        creation: how models that clients create get engines; None = clients create none.
+        loaders: one for each further model, which is loaded when a request needs it.
+        sleeper: ends and restarts the engines of `client`; None = they are never ended when idle.
+        creation: how models that clients create get engines; None = clients create no models.
         """
         config = configs[0]
         self._client = client
@@ -114,7 +114,7 @@ class FrontEnd:
         self.context.loading = LoadProgress.of(stage, done, total)
 
     async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
-        """Serve on `listener` until a signal or the engine's death; returns the exit code.
+        """Serve on `listener` until a signal arrives or the engine dies; return the exit code.
 
         Raises:
           StartupError: the engine or the tokenizer could not be loaded.
@@ -150,17 +150,17 @@ class FrontEnd:
             for task in (stopped, loading, watching, shown, batches):
                 if task is not None:
                     task.cancel()
-            if batches is not None:  # no line may get the error of an engine that is closed
+            if batches is not None:  # end them before the engine closes, so no line fails
                 await asyncio.wait((batches,))
 
     async def _run_batches(self) -> None:
-        """Run the batches of clients until the task is cancelled."""
+        """Run the batches of clients until this task is cancelled."""
         if self.state.batches is not None:
             await self.state.batches.run(create_app(self.state))
 
     @property
     def app(self) -> ASGIApp:
-        """The application, for use with another HTTP server; it serves requests after `load`."""
+        """The ASGI application, for use with another HTTP server; call `load` before serving."""
         return self._app
 
     async def load(self) -> None:
@@ -176,8 +176,8 @@ class FrontEnd:
             engine.cancel()
 
     async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
-        # Loaded objects stay in memory: exclude them from further garbage collections. The engine
-        # takes longer than the tokenizer, so this delays no response.
+        # Loaded objects stay in memory, so exclude them from garbage collections. The engine takes
+        # longer to load than the tokenizer, so this call delays no response.
         gc.freeze()
         loaded = await asyncio.to_thread(load_texts, self._config)
         gc.collect()
@@ -204,8 +204,8 @@ class FrontEnd:
     async def _drain(self, http: asyncio.Task[None]) -> None:
         """Wait until load balancers notice, then close the port and let running requests finish.
 
-        The first wait takes drain_delay, the second at most drain_timeout. A second signal ends
-        both.
+        The wait for load balancers takes drain_delay seconds, and running requests get at most
+        drain_timeout seconds. A second signal ends both waits.
         """
         self.state.draining = True
         delay_s = self._options.drain_delay if self.context.ready else 0.0
@@ -221,8 +221,8 @@ class FrontEnd:
         stop_now = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((stop_now,), timeout=delay_s)
-            self.models.stop_loading()  # a download may take longer than drain_timeout
-            # uvicorn closes the port and idle connections, and its task ends with the last request.
+            self.models.stop_loading()  # otherwise a download could outlast drain_timeout
+            # uvicorn now closes the port and idle connections; its task ends with the last request.
             self._server.should_exit = True
             if self.context.ready and not stop_now.done():
                 waits_for = (http, stop_now)
@@ -235,11 +235,11 @@ class FrontEnd:
             stop_now.cancel()
 
     async def _close(self, http: asyncio.Task[None]) -> None:
-        """Stop the engine, which ends running requests with an error, then the connections."""
+        """Stop the engine, which fails running requests; then close all connections."""
         self.state.draining = self.state.stopping = True
         self._server.should_exit = True
         await asyncio.gather(self._client.close(), self.models.close())
-        await asyncio.to_thread(RENDERER.close)  # the interpreter waits for threads that render
+        await asyncio.to_thread(RENDERER.close)  # its threads would delay the exit
         await asyncio.wait((http,), timeout=_FLUSH_S)
         if not http.done():
             self._server.force_exit = True
@@ -249,7 +249,7 @@ class FrontEnd:
     def _take_signals(self) -> None:
         """Handle signals: the first drains, the second ends running requests, the third exits.
 
-        The handlers stay installed, because a third signal must also interrupt a slow shutdown.
+        The handlers stay installed, because a third signal must be able to end a slow shutdown.
         """
         loop = asyncio.get_running_loop()
         for number in stop_signals():
@@ -257,7 +257,7 @@ class FrontEnd:
 
     def _on_signal(self, number: int) -> None:
         if self._stop_now.is_set():
-            # The engine process ends by itself when its socket closes.
+            # The engine process exits by itself as soon as its end of the socket closes.
             with suppress(OSError, ValueError):  # the terminal may be closed
                 sys.stderr.flush()
             os._exit(128 + number)
@@ -276,7 +276,7 @@ def _idleness(options: ServerOptions) -> Idleness:
 
 
 async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:
-    """Run on_ready; a banner that fails must not end the server."""
+    """Call on_ready, which prints the banner; its errors must not end the server."""
     try:
         await on_ready(url, client)
     except (EngineDead, BrokenPipeError):  # standard output may be closed, as with `| head`

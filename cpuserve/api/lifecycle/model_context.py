@@ -1,4 +1,4 @@
-"""Make a ModelContext from the settings of a model's engines."""
+"""Make a ModelContext from the settings of the engines that serve a model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_context(
 ) -> tuple[ModelContext, CpuView]:
     """Return the context of the model that `client` serves, and the view of its CPUs.
 
-    configs: one for each engine of `client`.
-    kv_bytes: the bytes that their KV caches may take.
+    configs: one EngineConfig for each engine of `client`.
+    kv_bytes: the size of the KV caches of all engines in bytes.
     details: facts about the model's files; None = the API shows none.
     """
     config = configs[0]
@@ -95,8 +95,8 @@ def make_context(
 def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
     """Return the tokenizer, the chat template, and the format of responses learned from it.
 
-    If the template is broken, this logs a warning only, because the model can still complete
-    prompts. A template from --chat-template has been checked before.
+    If the template is broken, this only logs a warning, because the model can still complete
+    prompts. The command line has already checked a template from --chat-template.
 
     Raises:
       ModelError: see load_tokenizer.
@@ -112,19 +112,19 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:
-    """Return the most sequences: all that can run or wait, and one more request of full size."""
+    """Return the maximum number of sequences: all running and queued, and one request's more."""
     waiting = options.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
     return waiting + sum(config.max_num_seqs for config in configs)
 
 
 def _build(config: EngineConfig) -> str:
-    """Return a text of the settings that change seeded responses, except version and model."""
+    """Return a text of the settings, except version and model, that change seeded responses."""
     facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
     return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
 
 
 def _tiers(config: EngineConfig) -> list[str]:
-    """Return the name of each offload tier of the KV cache."""
+    """Return the name of each offload tier of the KV cache, such as "swap" or "disk"."""
     kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir, **config.kv_tiers}
     return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
 

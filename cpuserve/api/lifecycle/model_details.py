@@ -1,4 +1,4 @@
-"""Make the ModelDetails of a prepared model."""
+"""Make the ModelDetails that the API shows from a prepared model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def details_of(prepared: Prepared) -> ModelDetails:
 
 
 def _quantization(prepared: Prepared) -> str:
-    """Return the type of most weights in memory."""
+    """Return the type of most weights in memory, such as "q4_k" or "bf16"."""
     facts, online = prepared.facts, prepared.resolved.config.quantize
     if online != "none":
         return online

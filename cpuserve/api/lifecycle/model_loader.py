@@ -1,4 +1,4 @@
-"""ModelLoader: a further model of the server, with engine processes of its own."""
+"""ModelLoader: loads a further model of the server into engine processes of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ModelLoader:
-    """Loads one model, when a request asks for it (Loader of serving/loaders.py)."""
+    """Loads one model when a request needs it; implements Loader of serving/loaders.py."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class ModelLoader:
         options: ServerOptions,
         spare: SpareProcess,
     ) -> None:
-        """Keep the arguments until the model is loaded.
+        """Store the arguments until the model is loaded.
 
-        prepare: finds the model and resolves its settings; its argument is the bytes that other
-          models will still take.
-        spare: has the CPUs of the engines, and maybe a process that the next engine can use.
+        prepare: finds the model and resolves its settings; its argument is the number of bytes of
+          free memory that other models may still take.
+        spare: knows the CPUs of the engines, and may have an idle process for the next engine.
         """
         self.name = model.name
         self.aliases = model.aliases
@@ -47,11 +47,11 @@ class ModelLoader:
         self._prepare = prepare
         self._options = options
         self._spare = spare
-        # The context length is not known before the model is loaded; few exceed 1M tokens.
+        # The context length is unknown until the model is loaded; few contexts exceed 1M tokens.
         self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
-        """Prepare the model, start its engines and load its tokenizer; see Loader."""
+        """Prepare the model, start its engines and load its tokenizer; see Loader.load."""
         self._spare.start()
         preparing = in_background(lambda: self._prepared(promised_bytes))
         try:
@@ -81,15 +81,15 @@ class ModelLoader:
         return context
 
     def _prepared(self, promised_bytes: int) -> Prepared:
-        with on_cpus(self._spare.cpus):  # the settings depend on the CPUs of this thread
+        with on_cpus(self._spare.cpus):  # prepare() derives settings from the CPUs of its thread
             return self._prepare(promised_bytes)
 
     def _start(self, prepared: Prepared) -> ReplicaClient:
-        """Start the engines, on the event loop's thread: they end when the thread ends."""
+        """Start the engines on the event loop's thread, because an engine ends with its thread."""
         with on_cpus(self._spare.cpus):
             restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart, spare=self._spare)
 
 
 def _quietly(_progress: StageProgress) -> None:
-    """Show no progress: the terminal and /health show the first model."""
+    """Ignore the progress: the terminal and /health show only the first model."""

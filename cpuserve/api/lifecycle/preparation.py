@@ -1,6 +1,6 @@
-"""Threads that find or download models. The end of the server does not wait for them.
+"""Threads that find or download models. The exit of the server does not wait for them.
 
-Libraries block in a download and cannot be interrupted, and a signal must still end the server.
+Libraries block during a download and cannot be interrupted, but a signal must end the server.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NAME = "cpuserve-prepare"
 
 
 class StoppedWhilePreparing(Exception):
-    """A signal stopped the server while its threads may still be downloading.
+    """A signal stopped the server while its threads may still be downloading a model.
 
-    The interpreter would wait for these threads at its end, so the process must exit at once, with
-    exit code `code`.
+    At its exit, the interpreter would wait for these threads, so the process must exit directly,
+    with the exit code `code`.
     """
 
     def __init__(self, code: int = 0) -> None:
@@ -29,7 +29,7 @@ class StoppedWhilePreparing(Exception):
 
 
 def in_background(prepare: Callable[[], T]) -> Future[T]:
-    """Run prepare() on a daemon thread; the result of a cancelled future is dropped."""
+    """Run prepare() on a daemon thread; if the future is cancelled, its result is dropped."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -47,5 +47,5 @@ def in_background(prepare: Callable[[], T]) -> Future[T]:
 
 
 def is_preparing() -> bool:
-    """Return whether a thread of in_background still runs."""
+    """Return whether a thread that `in_background` started is still running."""
     return any(thread.name == _NAME for thread in threading.enumerate())

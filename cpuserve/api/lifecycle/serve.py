@@ -1,4 +1,4 @@
-"""`cpuserve serve`: the start of the server, in the order of `cpuserve.api.lifecycle`.
+"""`cpuserve serve`: start the server, in the steps that cpuserve.api.lifecycle lists.
 
 FastAPI and the tokenizer are loaded while the engine loads the model, so this file must not import
 anything heavy at its top.
@@ -64,12 +64,12 @@ def serve(
 
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
-    the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready.
+    the engine loads. on_ready(prepared, url, client) prints the banner when the server is ready.
 
-    others: (model, prepare) of each further model, which is loaded when a request asks for it;
-      prepare(promised_bytes) gets the bytes that the loaded models will still take. further(name,
-      model, adapter, quantization) returns the same for a model that a client creates.
+    others: (model, prepare) of each further model, which is loaded when a request needs it;
+      prepare(promised_bytes) gets the bytes of free memory that loaded models may still take.
+    further: further(name, model, adapter, quantization) returns such a pair for a model that a
+      client creates.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
@@ -101,7 +101,7 @@ def _run(
     further: FurtherFn | None,
     spare: SpareProcess,
 ) -> int:
-    """Start all parts after the port is bound, serve until the end, and return the exit code."""
+    """Start the parts of the server after the port is bound, serve, and return the exit code."""
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:
@@ -123,7 +123,7 @@ def _run(
     shown = None if on_ready is None else partial(on_ready, prepared)
     code = asyncio.run(front_end.run(listener, shown))
     log.info("stopped with exit code %d", code)
-    if is_preparing():  # a further model that a request asked for
+    if is_preparing():  # a request has started the download of another model
         raise StoppedWhilePreparing(code)
     return code
 
@@ -137,7 +137,7 @@ def _front_end(
     further: FurtherFn | None,
     spare: SpareProcess,
 ) -> FrontEnd:
-    """Import FastAPI and return the front end, while the engine loads."""
+    """Import FastAPI while the engine loads, and return the front end."""
     from cpuserve.api.lifecycle.created import Creation
     from cpuserve.api.lifecycle.front_end import FrontEnd
     from cpuserve.api.lifecycle.model_details import details_of
@@ -169,7 +169,7 @@ def _front_end(
 
 
 def _check_names(others: Sequence[NamedModel], first: EngineConfig) -> None:
-    """Raise ConfigError if a further model has a name of the first one or of its adapters."""
+    """Raise ConfigError if a further model has a name of the first model or of its adapters."""
     for model in others:
         for name in (model.name, *model.aliases, *model.adapters):
             what = "the first model" if name in first.served_model_names else "an adapter"
@@ -180,7 +180,7 @@ def _check_names(others: Sequence[NamedModel], first: EngineConfig) -> None:
 
 
 def _wait(preparing: Future[T]) -> T:
-    """Return the result; StoppedWhilePreparing if a signal comes first."""
+    """Wait for the result of `preparing`; StoppedWhilePreparing if a signal comes first."""
     try:
         return preparing.result()
     except _Stopped as stopped:
@@ -189,40 +189,40 @@ def _wait(preparing: Future[T]) -> T:
 
 
 def _pin(cpus: list[int] | None) -> None:
-    """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
+    """Pin this process and its future threads to `cpus`; log a warning if pinning fails."""
     if not cpus or not hasattr(os, "sched_setaffinity"):  # as on macOS
         return
     try:
         os.sched_setaffinity(0, cpus)
-    except OSError as error:  # the cpuset has changed, or a sandbox forbids it
+    except OSError as error:  # the cpuset has changed, or a sandbox forbids pinning
         log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
 
 
 class LoadingReports:
-    """Passes progress reports to the terminal and to /health."""
+    """Passes progress reports of loading to the terminal and to /health."""
 
     def __init__(self, progress: ProgressFn | None) -> None:
         self._progress = progress
         self.also: ProgressFn | None = None
 
     def __call__(self, report: StageProgress) -> None:
-        """Pass on a report of the engine."""
+        """Pass on a progress report of the engine."""
         self.tell(report.stage, report.done, report.total)
 
     def tell(self, stage: str, done: int, total: int) -> None:
-        """Report that `done` of `total` bytes of a stage are finished."""
+        """Report that `done` of the `total` bytes of a loading stage are finished."""
         for listener in (self._progress, self.also):
             if listener is not None:
                 listener(stage, done, total)
 
 
 class _Stopped(BaseException):
-    """A signal arrived before the event loop handled signals; the text is the signal's name."""
+    """A stop signal arrived before the event loop handled signals; its text is the signal name."""
 
 
 @contextmanager
 def _stop_signals_raise() -> Iterator[None]:
-    """Make stop signals raise _Stopped until the event loop handles them."""
+    """Make stop signals raise _Stopped, until the event loop installs its own handlers."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise _Stopped(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""EngineSleeper: ends the engines of the first model while it is idle, and starts them again."""
+"""EngineSleeper: ends the engines of the first model while it is idle, and restarts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EngineSleeper:
-    """Ends the engines of the first model when nobody uses them, and starts them again.
+    """Ends the engines of the first model when no request uses them, and restarts them later.
 
     It implements Sleeper of serving/loaders.py.
     """
@@ -30,7 +30,7 @@ class EngineSleeper:
         self._spare = spare
 
     async def sleep(self) -> None:
-        """End the engines, which frees their memory."""
+        """End the engine processes, which frees their memory."""
         await self._client.sleep()
 
     async def rest(self, context: ModelContext) -> None:
@@ -42,10 +42,10 @@ class EngineSleeper:
         await asyncio.to_thread(trim_asleep)
 
     async def wake(self, context: ModelContext, promised_bytes: int) -> None:
-        """Start the engines, read the vocabulary, and return when the model serves.
+        """Restart the engines, reload the vocabulary, and return when the model can serve requests.
 
         Raises:
-          TooLittleMemory: the model does not fit into memory now.
+          TooLittleMemory: too little memory is free for the model now.
           StartupError: an engine cannot start, or the files of the tokenizer have changed.
         """
         self._spare.start()

@@ -1,9 +1,9 @@
-"""A small HTTP server that responds until the OpenAI front end takes over the port.
+"""A small HTTP server that responds until the FastAPI front end takes over the port.
 
 A download takes minutes. Meanwhile a supervisor must see that the server is alive, and a load
-balancer that it is not ready. Importing FastAPI and uvicorn takes half a second, which would delay
-the start of the engine. So this server uses asyncio only: it reads the head of a request, responds,
-and closes the connection.
+balancer must see that it is not ready. Importing FastAPI and uvicorn takes half a second, which
+would delay the start of the engine. So this server uses only asyncio: it reads the head of a
+request, responds, and closes the connection.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cpuserve.serving.load_progress import LoadProgress, health_body, load_messa
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
-# The system resets a connection that is closed with unread data, and the client may then lose the
-# response. So further data is read and dropped for this long.
+# If a connection is closed with unread data, the system resets it, and the client may lose the
+# response. So the server reads and drops further data for this many seconds.
 LINGER_S = 2.0
 _LIVE = "/live"
 _HEALTH = ("/health", "/ping")
@@ -42,18 +42,18 @@ class StartupServer:
         self._stopped = threading.Event()
         self._connections: set[asyncio.Task[None]] = set()
         started = threading.Event()
-        # A daemon thread: a client that reads its response slowly must not delay the exit.
+        # A daemon thread, because a client that reads its response slowly must not delay the exit.
         threading.Thread(
             target=lambda: asyncio.run(self._serve(started)), name="cpuserve-starting", daemon=True
         ).start()
         started.wait()
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
-        """Set the progress that /health shows."""
+        """Set the loading progress that /health shows."""
         self._loading = LoadProgress.of(stage, done, total)
 
     def stop(self) -> None:
-        """Stop accepting connections, and return when the front end may use the listener.
+        """Stop accepting connections; return when the front end may take over the listener.
 
         Requests on open connections still get their responses.
         """
@@ -115,7 +115,7 @@ class _Response:
 
 
 def _response_to(head: bytes, loading: LoadProgress) -> bytes:
-    """Return the response to a request with this head."""
+    """Return the response for a request with these header bytes."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/") or "/"
     if path not in (_LIVE, *_HEALTH):
@@ -126,7 +126,7 @@ def _response_to(head: bytes, loading: LoadProgress) -> bytes:
 def _response(path: str, loading: LoadProgress, errors: ErrorFormat = OPENAI) -> _Response:
     if path == _LIVE:
         return _Response("200 OK")
-    # The same error as the front end returns while the engine loads (a test compares them).
+    # The front end returns the same error while the engine loads (a test compares the two).
     body = errors.error(ServiceUnavailable(load_message(loading)), "")
     if path in _HEALTH:
         body = health_body(body, "loading", loading)

@@ -1,1 +1,1 @@
-"""The API of llama-server, besides the routes that it shares with OpenAI."""
+"""The llama-server dialect: its endpoints, except those that it shares with OpenAI."""

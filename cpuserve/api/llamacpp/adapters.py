@@ -1,4 +1,4 @@
-"""GET and POST /lora-adapters, and the adapter that a request selects by its number."""
+"""GET and POST /lora-adapters, and how requests select LoRA adapters by number and scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 class LoraAdapter(msgspec.Struct):
-    """An adapter; path: the last part of its path. name: the model name that selects it."""
+    """A LoRA adapter. path: the last part of its path. name: the model name that selects it."""
 
     id: int
     path: str
@@ -38,23 +38,23 @@ class LoraAdapter(msgspec.Struct):
 
 
 class AdapterScale(msgspec.Struct):
-    """An adapter by its number in /lora-adapters, and the factor of its change; 0 = not used."""
+    """An adapter by its id in /lora-adapters, and its scale; a scale of 0 disables the adapter."""
 
     id: int
     scale: float = 0.0
 
 
 class Done(msgspec.Struct):
-    """The body of a response to a change."""
+    """The body of the response after the default adapter has been changed."""
 
     success: bool = True
 
 
 def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[str, float]:
-    """Return (name, scale) of the only adapter with a scale other than 0; ("", 1) if none has one.
+    """Return (name, scale) of the adapter with a scale other than 0; ("", 1) if there is none.
 
     Raises:
-      InvalidRequest: there is no such adapter, several have a scale, or one is out of range.
+      InvalidRequest: an id does not exist, several adapters have a scale, or it is out of range.
     """
     names, used = list(context.adapters), {}
     for item in scales:
@@ -78,7 +78,7 @@ def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[s
 
 @router.get("/lora-adapters", openapi_extra=response_types(list[LoraAdapter], LlamaError))
 async def lora_adapters(request: Request) -> Response:
-    """List the LoRA adapters of the first model; the scale applies to requests without `lora`."""
+    """List the LoRA adapters of the first model, with the scales for requests without `lora`."""
     context = get_state(request).context
     return json_response(
         [
@@ -94,7 +94,7 @@ def _scale(context: ModelContext, name: str) -> float:
 
 @router.post("/lora-adapters", openapi_extra=json_body(list[AdapterScale], Done, LlamaError))
 async def change_lora_adapters(request: Request) -> Response:
-    """Set the adapter and the scale of requests that select none; 0 means without an adapter."""
+    """Set the default adapter and its scale for requests without `lora`; 0 = no adapter."""
     state = get_state(request)
     state.check_open()
     check_media_type(request)

@@ -1,4 +1,4 @@
-"""The sampling parameters of llama-server: its defaults, and how it shows them."""
+"""The sampling parameters of llama-server: their defaults, and how responses show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cpuserve.sampling.params import SamplingParams
 
-# Values of requests that set none, unless the model or the start of the server sets others.
+# Defaults of request fields, unless the model or the command line of the server overrides them.
 DEFAULTS: Mapping[str, int | float] = {
     "temperature": 0.8,
     "top_k": 40,
@@ -22,9 +22,9 @@ DEFAULTS: Mapping[str, int | float] = {
 
 
 def shown_params(params: SamplingParams, longest: int) -> dict[str, Any]:
-    """Return the sampling parameters as llama-server calls them.
+    """Return the sampling parameters with the keys that llama-server uses.
 
-    longest: the limit on the tokens of the response; NO_LIMIT is shown as -1.
+    longest: the maximum number of tokens of the response; NO_LIMIT is shown as -1.
     """
     length = -1 if longest == NO_LIMIT else longest
     return {
@@ -46,7 +46,7 @@ def shown_params(params: SamplingParams, longest: int) -> dict[str, Any]:
 
 
 def _sampler_fields(params: SamplingParams) -> dict[str, Any]:
-    """Return the parameters of the samplers that only llama-server has."""
+    """Return the parameters of samplers that are specific to llama-server, such as DRY."""
     chain = chain_of(params, reports=True)
     assert chain is not None, "a chain that reports exists"
     hidden = ("stages", "mirostat_mu", "breaker_ids", "breaker_ends", "prefixes")

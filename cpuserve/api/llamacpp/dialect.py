@@ -1,4 +1,4 @@
-"""The API of llama-server, besides the routes that it shares with OpenAI."""
+"""The Dialect object of llama-server: its routers and its error format."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
-# The largest absolute value of a vector with embd_normalize 0.
+# With embd_normalize 0, a vector is scaled so that its largest absolute value is this number.
 _MOST = 32760.0
 _UNCHANGED, _MAX, _EUCLIDEAN = -1, 0, 2
 
 
 class LlamaEmbeddingRequest(msgspec.Struct, kw_only=True):
-    """POST /embedding; `content` (or its other name `input`) has one or several texts.
+    """The body of POST /embedding; `content` (or its alias `input`) has one or several texts.
 
-    embd_normalize: 0 scales the largest absolute value to 32760, and p > 0 the p-norm to 1.
+    embd_normalize: 0 scales the largest absolute value to 32760; p > 0 scales the p-norm to 1.
     """
 
     model: str | None = None
@@ -43,7 +43,7 @@ class LlamaEmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 class LlamaEmbedding(msgspec.Struct):
-    """The vectors of one text: a single one, because tokens are pooled."""
+    """The embedding of one text: a list with one vector, because tokens are pooled."""
 
     index: int
     embedding: list[list[float]]
@@ -88,7 +88,7 @@ async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest
 
 
 class LlamaEmbeddingWriter:
-    """Writes the response of /embedding."""
+    """Writes the response to a request to /embedding."""
 
     def __init__(
         self, _received: RequestContext, asked: LlamaEmbeddingRequest, _generation: Generation
@@ -106,13 +106,13 @@ class LlamaEmbeddingWriter:
 
 
 def normalized(vector: Sequence[float], norm: int) -> list[float]:
-    """Return a vector of length 1 with another norm; see LlamaEmbeddingRequest."""
+    """Scale a vector of Euclidean length 1 to another norm; see LlamaEmbeddingRequest."""
     if norm == _EUCLIDEAN:
         return list(vector)
     largest = max(map(abs, vector), default=0.0)
     if norm == _MAX:
         size = largest / _MOST
     else:
-        # Powers of the ratio to the largest value cannot underflow all at once.
+        # Dividing by the largest value first keeps the sum of powers from underflowing to 0.
         size = largest and largest * sum((abs(x) / largest) ** norm for x in vector) ** (1 / norm)
     return [x / size if size else 0.0 for x in vector]

@@ -1,4 +1,4 @@
-"""Errors in the format of llama-server."""
+"""Error responses in the format of llama-server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
-# The code of errors about fields and models that this server does not support.
+# The error code for fields and models that this server does not support.
 _UNSUPPORTED = "unsupported_parameter"
 
 
 class LlamaErrorInfo(msgspec.Struct):
-    """Describes an error; `code` is the HTTP status.
+    """The details of an error; `code` is the HTTP status.
 
-    n_prompt_tokens, n_ctx: the size of a prompt that does not fit, and the size that fits.
+    n_prompt_tokens: the length of a prompt that is too long. n_ctx: the length of the context.
     """
 
     code: int
@@ -39,7 +39,7 @@ class LlamaError(msgspec.Struct):
 
 
 def llama_error(error: BaseException, _request_id: str = "") -> bytes:
-    """Return `error` as the JSON of a LlamaError."""
+    """Return the exception `error` as the JSON of a LlamaError."""
     shown = error if isinstance(error, RequestError) else RequestError("")
     info = LlamaErrorInfo(shown.status, public_message(error), _type_of(shown))
     if isinstance(error, PromptTooLong):

@@ -1,4 +1,4 @@
-"""GET /models, and /models/sse, which reports models that are loaded or unloaded."""
+"""GET /models, and GET /models/sse, a stream of events when models are loaded or unloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
 router = APIRouter()
-# How often the status of the models is compared with the reported one.
+# How many seconds pass between two checks for models that were loaded or unloaded.
 _POLL_S = 1.0
 _LISTED_ANEW: dict[str, object] = {"model": "*", "event": "models_reload"}
 

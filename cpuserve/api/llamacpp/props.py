@@ -1,4 +1,4 @@
-"""GET /props: the context, the defaults of requests and the chat template of a model."""
+"""GET /props: the context length, the request defaults and the chat template of a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ router = APIRouter()
 
 
 class GenerationSettings(msgspec.Struct):
-    """n_ctx: the longest sequence in tokens. params: the defaults of sampling parameters."""
+    """n_ctx: the longest possible sequence in tokens. params: default sampling parameters."""
 
     n_ctx: int
     params: dict[str, Any]
 
 
 class Modalities(msgspec.Struct):
-    """The inputs besides text that the model reads."""
+    """Which inputs besides text the model accepts: none in this server."""
 
     vision: bool = False
     audio: bool = False
@@ -40,7 +40,7 @@ class Modalities(msgspec.Struct):
 
 
 class Props(msgspec.Struct):
-    """The body of GET /props. model_path: the last part of the path, or the name on the hub."""
+    """The body of GET /props. model_path: the last part of the path, or the Hugging Face name."""
 
     default_generation_settings: GenerationSettings
     total_slots: int
@@ -62,7 +62,7 @@ class Props(msgspec.Struct):
     openapi_extra={**response_types(Props, LlamaError), **parameters("", model=str)},
 )
 async def props(request: Request) -> Response:
-    """Describe a loaded model, by default the first one. Nothing can be changed here."""
+    """Describe a loaded model, by default the first model. POST /props is not supported."""
     state = get_state(request)
     name = state.models.resolve(request.query_params.get("model"))
     context = state.models.peek(name)
@@ -78,7 +78,7 @@ async def props(request: Request) -> Response:
 async def _props(context: ModelContext, name: str) -> Props:
     template, tokens = context.get_chat_template(), context.get_tokenizer().special_tokens
     chats = context.pooling == "none"
-    # The traits are known, unless the process that renders templates was stopped at the start.
+    # The traits are cached, unless the template process was stopped while the server started.
     traits = await asyncio.to_thread(template.traits) if chats else None
     source, tool_source = template.source or "", template.tool_source or ""
     return Props(
@@ -98,14 +98,14 @@ async def _props(context: ModelContext, name: str) -> Props:
 
 
 def _params(context: ModelContext) -> dict[str, Any]:
-    """Return the parameters of a request to /completion that sets none."""
+    """Return the parameters that a request to /completion without any fields would get."""
     values = {**DEFAULTS, **context.default_sampling}
     longest = values.pop("max_tokens", NO_LIMIT)
     return shown_params(SamplingParams(**values), int(longest))
 
 
 def _capabilities(context: ModelContext, traits: Traits) -> dict[str, bool]:
-    """Return whether the template supports each feature, by its key in llama-server."""
+    """Return whether the template supports each feature, under the keys of llama-server."""
     calls = context.tool_format is not None
     return {
         "supports_string_content": "user" in traits.texts,

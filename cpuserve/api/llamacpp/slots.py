@@ -1,4 +1,4 @@
-"""GET /slots: how many sequences run. POST /slots/{id} is refused, because slots have no cache."""
+"""GET /slots shows the running sequences; POST /slots/ID is refused, as slots have no cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACTIONS = ("save", "restore", "erase")
 
 
 class Slot(msgspec.Struct):
-    """One of the sequences that can run at the same time."""
+    """A slot of llama-server: here, one of the sequences that can run at the same time."""
 
     id: int
     n_ctx: int
@@ -56,7 +56,7 @@ async def slots(request: Request) -> Response:
     openapi_extra={**response_types(None, LlamaError), **parameters(_ONE, action=str)},
 )
 async def change_slot(request: Request) -> Response:
-    """Refuse to save, restore or erase a slot."""
+    """Refuse to save, restore or erase a slot, because slots have no cache of their own."""
     action = request.query_params.get("action")
     if action not in _ACTIONS:
         msg = f"action must be one of {', '.join(_ACTIONS)}, got {action!r}"

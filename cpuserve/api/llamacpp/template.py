@@ -1,4 +1,4 @@
-"""POST /apply-template: the text that a chat template makes of messages."""
+"""POST /apply-template: return the prompt that the chat template makes from messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RenderedPrompt(msgspec.Struct):
     words=words,
 )
 async def apply_template(received: RequestContext, asked: ChatRequest) -> Response:
-    """Return the prompt of a chat completion, without a generation."""
+    """Return the prompt that a chat completion would have, without generating a response."""
     await received.choose(asked.model)
     check_fields(asked)
     _, prompts = await read_prompts(received.context, to_call(asked), received.body_bytes)

@@ -6,7 +6,7 @@ import msgspec
 
 
 class LoadLoraRequest(msgspec.Struct):
-    """lora_path: on the server's disk. load_inplace: replace the adapter of this name, if any."""
+    """lora_path: a path on the server's disk. load_inplace: replace an adapter with this name."""
 
     lora_name: str
     lora_path: str
@@ -14,6 +14,6 @@ class LoadLoraRequest(msgspec.Struct):
 
 
 class UnloadLoraRequest(msgspec.Struct):
-    """The adapter to unload."""
+    """The name of the LoRA adapter to unload."""
 
     lora_name: str

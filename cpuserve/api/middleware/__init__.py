@@ -1,1 +1,1 @@
-"""ASGI middleware: what happens to every request around its route."""
+"""ASGI middleware: processing of every request before and after its route."""

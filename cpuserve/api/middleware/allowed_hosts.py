@@ -1,4 +1,4 @@
-"""Accept requests only for known host names, as a defence against DNS rebinding."""
+"""Middleware that rejects unknown Host headers, as a defence against DNS rebinding."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from cpuserve.config.server import ServerOptions
 
-# Containers of Docker and Podman reach their host by the last two names.
+# Containers reach their host by host.docker.internal (Docker) or host.containers.internal (Podman).
 LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.containers.internal")
 
 
 class AllowedHosts:
-    """Responds with 403 unless the Host header is an IP address, a local or a given name.
+    """Responds with 403 unless the Host header has an IP address, a local name or a given name.
 
     The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding). The
-    browser then treats a server there as the page's own server, and only the Host header reveals
-    it. All IP addresses are allowed, because a page cannot own one as its domain name.
+    browser then treats this server as part of that page, and only the Host header shows the page's
+    name. All IP addresses are allowed, because no page can have one as its domain name.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """`names` may contain patterns such as "*.example.com" for all names with that ending."""
+        """`names`: allowed hosts; "*.example.com" allows all hosts with this ending."""
         self._app = app
         known = [*LOCAL_NAMES, socket.gethostname(), *names]
         self._exact = {name.lower() for name in known if not name.startswith("*")}
@@ -59,10 +59,10 @@ class AllowedHosts:
 
 
 def host_names(options: ServerOptions) -> Sequence[str] | None:
-    """Return the host names, besides local ones, that requests may be addressed to; None = any.
+    """Return the allowed Host names besides local names; None = any name is allowed.
 
-    Without an API key, a loopback address does not protect from web pages in a browser on this
-    machine: a page can make its own host name resolve to 127.0.0.1 (DNS rebinding).
+    Without an API key, listening on a loopback address does not protect from web pages that a
+    browser on this machine shows: a page can make its name resolve to 127.0.0.1 (DNS rebinding).
     """
     if "*" in options.allowed_hosts:
         return None
@@ -73,7 +73,7 @@ def host_names(options: ServerOptions) -> Sequence[str] | None:
 
 
 def host_of(scope: Scope) -> str:
-    """Return the name in the Host header in lower case, without the port; "" if it is missing."""
+    """Return the lower-case host name in the Host header, without port; "" if it is missing."""
     value = next((value for name, value in scope["headers"] if name == b"host"), b"")
     text = value.decode("latin-1").strip().lower()
     name = text.partition("]")[0] if text.startswith("[") else text.partition(":")[0]

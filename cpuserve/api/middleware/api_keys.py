@@ -1,4 +1,4 @@
-"""Middleware: requests need an API key, except on public routes."""
+"""Middleware that requires an API key, except on public routes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Load balancers and supervisors may request these without a key; they only show the server's state.
+# Load balancers and supervisors request these paths without a key; they show only the status.
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
-# With --public-metrics these need no key either, for Prometheus and inventory tools.
+# With --public-metrics, Prometheus and inventory tools can read these paths without a key.
 METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 
 class ApiKeys:
-    """Responds with 401 unless the request has one of the keys or its route is public.
+    """Responds with 401 unless the request has a valid API key or its route is public.
 
-    webui: the chat page is public. It has no data of the server, and asks for the key.
+    webui: the chat page is public, because it contains no data and asks the user for the key.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class ApiKeys:
         return scope["path"] in self._public or (self._webui and asks_for_page(scope))
 
     def _identify(self, scope: Scope) -> Unauthorized | None:
-        """Set the caller of a request with a valid key; return the error for any other request."""
+        """Store the caller in `scope` if the request has a valid key; otherwise return an error."""
         key = _key(scope)
         if not key:
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
-        # The time of the comparison does not depend on the key: all digests have the same length,
-        # and the digest is compared with all of them.
+        # The time of this comparison does not depend on the key: all digests have the same length,
+        # and the digest of the key is compared with all of them.
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if any(matches):
@@ -68,10 +68,10 @@ class ApiKeys:
 
 
 def _key(scope: Scope) -> bytes:
-    """Return the API key of a request, b"" if it has none."""
+    """Return the API key of a request; b"" if the request has none."""
     scheme, _, key = header(scope, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer":
-        key = header(scope, b"x-api-key")  # the header of Anthropic clients
+        key = header(scope, b"x-api-key")  # Anthropic clients send this header
     return key.strip()
 
 

@@ -1,4 +1,4 @@
-"""Close the connection after each response while the server drains."""
+"""Middleware that closes the connection after each response while the server drains."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class ConnectionClose:
     """Adds "Connection: close" to responses while the server drains.
 
-    A client would otherwise send its next request on the same connection, perhaps just when the
-    server closes it. A proxy that must open a new connection chooses another server.
+    Otherwise a client could send its next request on the same connection just when the server
+    closes it. A proxy that has to open a new connection chooses another server.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:

@@ -1,4 +1,4 @@
-"""Release the models of a request after the last byte of its response."""
+"""Middleware that releases the models of a request after the last byte of its response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.registry import Lease
 
-# A key of ASGI scopes: the list of the request's model leases, which RequestContext.choose extends.
+# The key in ASGI scopes for the model leases of a request; RequestContext.choose adds leases.
 LEASES = "cpuserve.leases"
 
 

@@ -1,4 +1,4 @@
-"""Middleware for all routes: request ids, counts of responses, and the log of failed requests."""
+"""Middleware for all routes: request ids, response counts, and the log of failed requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cpuserve.metrics.http import HttpMetrics
 
-# Monitors request these all the time. The vLLM server does not count them either.
+# Monitors request these paths all the time; vLLM does not count them either.
 _UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -29,7 +29,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ResponseCounts:
-    """Counts responses by route, method and status, for /metrics.
+    """Counts responses by route, HTTP method and status, for /metrics.
 
     A path that matches no route template and is not in `paths` counts as the route "none".
     """
@@ -39,26 +39,26 @@ class ResponseCounts:
         self._paths = frozenset(paths)
 
     def add(self, scope: Scope, status: int) -> None:
-        """Count the response to the request of `scope`."""
+        """Count a response with this status to the request of `scope`."""
         if scope["path"] in _UNCOUNTED_PATHS:
             return
-        # Clients may send any path and method, and each would be a series of its own.
+        # Clients may send any path and method, and each different one would add a metrics series.
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count(self.route(scope), method, status)
 
     def route(self, scope: Scope) -> str:
-        """Return the route of the request of `scope`."""
+        """Return the route template of the request, such as /v1/models/{name}, or "none"."""
         path: str = scope["path"]
         template = getattr(scope.get("route"), "path", None)
         return template or (path if path in self._paths else "none")
 
 
 class RequestIds:
-    """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
+    """Assigns an id to each request: a valid X-Request-Id of the client, or a new id.
 
     The response has the id in x-request-id and in the id headers of the path's dialect. This class
-    also removes trailing slashes before other middleware reads the path. It counts the response in
-    the same wrapper of `send`, because each chunk of a stream passes every wrapper. At the end it
+    removes trailing slashes before other middleware reads the path. It counts responses in the
+    same wrapper of `send`, because each chunk of a stream passes every wrapper. At the end it
     logs a request that has failed.
     """
 
@@ -103,6 +103,6 @@ class RequestIds:
     def _log(self, scope: Scope, record: RequestRecord) -> None:
         path = scope["path"]
         if record.status == 503 and path in PUBLIC_PATHS:
-            return  # load balancers ask all the time, and the log says why the server is not ready
+            return  # load balancers poll this path, and the log has the reason already
         route = self._counts.route(scope)
         record.write(scope["method"], path if route == "none" else route, scope[CALLER])

@@ -1,4 +1,4 @@
-"""Normalize unusual forms of HTTP requests, and reject an ambiguous body length."""
+"""Middleware that normalizes unusual HTTP requests, and rejects an ambiguous body length."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class RequestLine:
-    """Normalizes requests for the middleware and routes that follow.
+    """Normalizes requests for the middleware and routes after this one.
 
-    HEAD gets the response of GET without the body. A request for a full URL, as clients of a proxy
-    send it, becomes a request for its path, and its host replaces the Host header (RFC 9112,
+    HEAD gets the response of GET without the body. A request for a full URL, which clients of a
+    proxy send, becomes a request for its path, and its host replaces the Host header (RFC 9112,
     3.2.2). A request with both Content-Length and Transfer-Encoding is rejected and its connection
-    closed, because a proxy in front may have read it as two requests (RFC 9112, 6.1).
+    is closed, because a proxy may have read it as two requests (RFC 9112, 6.1).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,14 +36,14 @@ class RequestLine:
             return
         _use_path_only(scope)
         if scope["method"] == "HEAD":
-            # Change a copy: the HTTP server must still see HEAD, in order to send no body.
+            # Change only a copy of the scope: the HTTP server must see HEAD and send no body.
             await self._app({**scope, "method": "GET"}, receive, _without_body(send))
         else:
             await self._app(scope, receive, send)
 
 
 def _use_path_only(scope: Scope) -> None:
-    """Change a request for http://host/path to one for /path with that Host header."""
+    """Change a request for http://host/path to a request for /path with the Host header `host`."""
     scheme, found, rest = scope["path"].partition("://")
     if not found or scheme.lower() not in ("http", "https"):
         return

@@ -1,4 +1,4 @@
-"""Middleware: a response for exceptions that no handler expected."""
+"""Middleware that responds with 500 to exceptions that no handler expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that the responses of the Ollama API share."""
+"""Helpers that several endpoints of the Ollama API use: times, keep_alive, field checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuserve.config.values import parse_duration
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 
-# Each endpoint has its text in one of these fields.
+# The request fields with the text; each endpoint reads only one of them.
 _TEXTS = ("messages", "prompt", "input")
 to_json = msgspec.json.Encoder().encode
 
@@ -24,16 +24,16 @@ def nanoseconds(seconds: float) -> int:
 
 def timestamp(seconds: float) -> str:
     """Return a Unix time as text in UTC, as in the Ollama API: 2026-01-31T12:00:00.000000Z."""
-    # This is done for each token, and isoformat takes a third of the time of a format string.
+    # This runs once per token, and isoformat takes a third of the time of a format string.
     text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds")
     return text.removesuffix("+00:00") + "Z"
 
 
 def keep_alive_s(value: Any) -> float | None:
-    """Return the seconds of `keep_alive`, infinite if negative; None if the request has none.
+    """Return `keep_alive` in seconds, infinite if negative; None if the request does not set it.
 
     Raises:
-      InvalidRequest: it is neither a number nor a duration.
+      InvalidRequest: the value is neither a number nor a duration.
     """
     if value is None or value == "":
         return None
@@ -45,11 +45,11 @@ def keep_alive_s(value: Any) -> float | None:
 
 
 def check_text(request: object, path: str, own: str) -> None:
-    """Raise InvalidRequest if a request has its text in the field of another endpoint.
+    """Raise InvalidRequest if the text of a request is in the field of another endpoint.
 
     Without this error, the request would load the model and get an empty response.
 
-    own: the field of this endpoint.
+    own: the name of the field that this endpoint reads.
     """
     name = next((name for name in _TEXTS if is_set(getattr(request, name, None))), None)
     if name is not None:

@@ -1,4 +1,4 @@
-"""Turn the messages of Ollama into the messages that chat templates read."""
+"""Convert Ollama messages to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cpuserve.tokenizer.conversation import ConversationMessage
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
-    """Return the messages; only images and tool_name differ from messages of chat completions."""
+    """Return messages for templates; only `images` and `tool_name` differ from the OpenAI API."""
     return conversation.chat_messages(
         [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     )
 
 
 def _message(message: dict[str, Any], where: str) -> ConversationMessage:
-    """Return a message in the format of chat completions."""
+    """Return an Ollama message in the format of chat completions."""
     known = {key: value for key, value in message.items() if key != "images"}
     if "tool_name" in message:
         known = {"name": message["tool_name"], **known}

@@ -1,4 +1,4 @@
-"""POST /api/create: make a model from another one, or from files that were sent to /api/blobs."""
+"""POST /api/create: make a model from another model, or from files sent to /api/blobs."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ log = get_logger("serve")
 router = APIRouter()
 _FILE = re.compile(r"(?=.{1,200}$)\w[\w.-]*\.(gguf|safetensors|json|jinja|txt|model)")
 _MOST_FILES = 1000
-# Fields of newer versions that change the responses of a model.
+# Fields of newer Ollama versions that would change the responses of a model.
 _REFUSED = ("renderer", "parser", "remote_host", "draft", "draft_files", "path")
 _GGUF = "model.gguf"
 
 
 class OllamaCreate(msgspec.Struct, kw_only=True):
-    """POST /api/create. Older clients call the model `name`, and send a `modelfile`.
+    """The body of POST /api/create. Older clients send `name` for `model`, and a `modelfile`.
 
-    from: the model that it is made from.
-    files, adapters: the digest of each file that was sent to /api/blobs, by its name.
-    quantize: a format of --quantization.
+    from: the existing model that the new model is based on.
+    files, adapters: the digest of each file that was sent to /api/blobs, by file name.
+    quantize: a quantization format, as in --quantization.
     """
 
     model: str | None = None
@@ -117,11 +117,11 @@ async def _create(created: CreatedModels, made: Manifest) -> Steps:
 async def _manifest(
     created: CreatedModels, received: RequestContext, name: str, asked: OllamaCreate
 ) -> Manifest:
-    """Return the manifest of the model; its weights may have to be downloaded.
+    """Return the manifest of the model to create; its weights may still need a download.
 
     Raises:
-      InvalidRequest: a field is wrong.
-      NotFound: the model in `from` is not known.
+      InvalidRequest: a field is invalid.
+      NotFound: the model in the field `from` does not exist.
     """
     files, adapters = _files("files", asked.files), _files("adapters", asked.adapters)
     if bool(asked.from_) == bool(files):
@@ -154,7 +154,7 @@ async def _manifest(
 def _beginning(
     created: CreatedModels, received: RequestContext, source: str, files: dict[str, str]
 ) -> Manifest:
-    """Return the manifest of the model in `from`, or of files, without a name."""
+    """Return a manifest without name, for the model in `from` or for the files."""
     if files:
         return Manifest(name="", files=files)
     known = checked_name(source, "from")
@@ -174,7 +174,7 @@ def _beginning(
 
 
 def _check_messages(messages: list[dict[str, Any]]) -> None:
-    """Raise InvalidRequest unless each message is a text of the system, the user or the model."""
+    """Raise InvalidRequest unless each message has a role and a text as its content."""
     for index, message in enumerate(messages):
         further = [name for name, value in message.items() if is_set(value)]
         if others := sorted({*further} - {"role", "content"}):
@@ -186,7 +186,7 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def _files(param: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name, which is safe as the name of a file."""
+    """Return the SHA-256 of each file by its name; a name is checked to be a safe file name."""
     if given and len(given) > _MOST_FILES:
         msg = f"{param} has {len(given)} files: at most {_MOST_FILES} are allowed"
         raise InvalidRequest(msg, param=param)
@@ -213,7 +213,7 @@ def _checked_quantize(asked: str) -> str:
 
 
 async def _checked_template(source: str) -> str:
-    """Return the template in Jinja; InvalidRequest if it cannot be rendered here."""
+    """Return the template as Jinja; InvalidRequest if this server cannot render it."""
     if is_go_template(source) and len(source) <= MAX_TEMPLATE_CHARS:
         source = to_jinja(source)
     try:
@@ -225,7 +225,7 @@ async def _checked_template(source: str) -> str:
 
 
 def _with_modelfile(asked: OllamaCreate, text: str) -> OllamaCreate:
-    """Return the request with the fields of a Modelfile; its own fields have priority."""
+    """Return the request with the fields of its Modelfile; its own fields take precedence."""
     found = read_modelfile(text)
     source, files = found["from"], {}
     if digest := _sent(source, "FROM"):
@@ -250,7 +250,7 @@ def _with_modelfile(asked: OllamaCreate, text: str) -> OllamaCreate:
 
 
 def _sent(given: str, instruction: str) -> str | None:
-    """Return the digest in a Modelfile that refers to a file at /api/blobs; None for a name."""
+    """Return the digest of a blob that a Modelfile instruction refers to; None for a model name."""
     if given.startswith("@"):
         return given[1:]
     if given.startswith((".", "/", "~")) or given.endswith((".gguf", ".safetensors", ".bin")):

@@ -1,4 +1,4 @@
-"""The Ollama API."""
+"""The Dialect object of the Ollama API: its routers and its error format."""
 
 from __future__ import annotations
 

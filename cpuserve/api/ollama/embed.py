@@ -1,4 +1,4 @@
-"""POST /api/embed and, as older clients ask, /api/embeddings."""
+"""POST /api/embed, and POST /api/embeddings, which older clients use."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ router = APIRouter()
 
 
 class OllamaEmbed(msgspec.Struct, kw_only=True):
-    """POST /api/embed. Longer texts are cut to the context unless `truncate` is false.
+    """The body of POST /api/embed. Too long texts are cut, unless `truncate` is false.
 
-    `options` are ignored, because they are about the machine.
+    `options` are ignored, because they concern only the machine.
 
-    keep_alive: how long the model stays loaded.
+    keep_alive: how long the model stays loaded after the request, in seconds or as a duration.
     """
 
     model: str
@@ -47,7 +47,7 @@ class OllamaEmbed(msgspec.Struct, kw_only=True):
 
 
 class OllamaVectors(msgspec.Struct):
-    """The body of POST /api/embed: a vector of length 1 for each text."""
+    """The response of POST /api/embed: an embedding vector of unit length for each text."""
 
     model: str
     embeddings: list[list[float]]
@@ -57,7 +57,7 @@ class OllamaVectors(msgspec.Struct):
 
 
 class OllamaEmbedOne(msgspec.Struct, kw_only=True):
-    """POST /api/embeddings, which older clients send."""
+    """The body of POST /api/embeddings, which older clients send."""
 
     model: str
     prompt: str | None = None
@@ -68,7 +68,7 @@ class OllamaEmbedOne(msgspec.Struct, kw_only=True):
 
 
 class OllamaVector(msgspec.Struct):
-    """The body of POST /api/embeddings."""
+    """The response of POST /api/embeddings."""
 
     embedding: list[float]
 
@@ -128,7 +128,7 @@ async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response
 
 
 class EmbedWriter:
-    """Writes the response of /api/embed."""
+    """Writes the response to a request to /api/embed."""
 
     def __init__(
         self, received: RequestContext, asked: OllamaEmbed, _generation: Generation
@@ -147,7 +147,7 @@ class EmbedWriter:
 
 
 class EmbedOneWriter:
-    """Writes the response of /api/embeddings."""
+    """Writes the response to a request to /api/embeddings."""
 
     def __init__(
         self, _received: RequestContext, _asked: OllamaEmbedOne, _generation: Generation
@@ -170,7 +170,7 @@ def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:
 
 @contextmanager
 def _told_how_to_cut(hint: str) -> Iterator[None]:
-    """Extend the error for a text that is too long: `hint` says how to let the server cut it."""
+    """Extend the error for a text that is too long by a hint how the server can cut the text."""
     try:
         yield
     except PromptTooLong as error:

@@ -1,4 +1,4 @@
-"""Errors in the Ollama format."""
+"""Error responses in the Ollama format."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import msgspec
 from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
-# The wording of Ollama, which its clients search for. The message of cpuserve follows it, because
-# LiteLLM searches for words of that message.
+# Clients of Ollama search for these words. The message of cpuserve follows them, because LiteLLM
+# searches for words of that message.
 _TOO_LONG = "the input length exceeds the context length"
 
 
@@ -19,7 +19,7 @@ class OllamaError(msgspec.Struct):
 
 
 def ollama_error(error: BaseException, _request_id: str = "") -> bytes:
-    """Return `error` as the JSON of an OllamaError."""
+    """Return the exception `error` as the JSON of an OllamaError."""
     message = public_message(error)
     if isinstance(error, PromptTooLong):
         message = f"{_TOO_LONG}: {message}"

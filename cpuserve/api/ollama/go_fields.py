@@ -1,7 +1,7 @@
-"""The fields that templates in the syntax of Go can name, and the Jinja that sets them.
+"""The fields that Go templates of Ollama can read, and Jinja code that sets these fields.
 
-A type is "str", "int", "bool", a list (LISTS), an object with fields (FIELDS), or "parameters" or
-"arguments" for an object that a template can only print.
+A type is "str", "int", "bool", a list (in LISTS), an object with fields (in FIELDS), or
+"parameters" or "arguments" for an object that a template can only print as a whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TOP = {
     "IsThinkSet": "bool",
     "ThinkLevel": "str",
 }
-# The type of the items of each list.
+# The item type of each list type.
 LISTS = {"messages": "message", "tools": "tool", "calls": "call"}
-# For each type of object {field: (member of the object, type)}.
+# For each object type, {name of a field in Go: (name of the member in Jinja, its type)}.
 FIELDS = {
     "message": {
         "Role": ("role", "str"),
@@ -38,17 +38,17 @@ FIELDS = {
         "Parameters": ("parameters", "parameters"),
     },
 }
-# The types that a template prints as JSON.
+# Values of these types are printed as JSON.
 AS_JSON = frozenset({"tools", "tool", "function", "parameters", "arguments"})
 
-# Go writes JSON without spaces, and escapes the characters of HTML tags.
+# Jinja macro for JSON as Go writes it: without spaces, and with the characters < > & escaped.
 _JSON = r"""
 {%- macro go_json(value) -%}
 {{- value | tojson(separators=(",", ":"))
     | replace("&", "\\u0026") | replace("<", "\\u003c") | replace(">", "\\u003e") -}}
 {%- endmacro -%}
 """
-# Ollama writes the keys of a schema in a fixed order.
+# Jinja code for tool definitions with the keys in the fixed order that Ollama uses.
 _TOOLS = r"""
 {%- set go = namespace(tools=[], pairs=[], properties=[]) -%}
 {%- for tool in (tools if tools is defined and tools else []) -%}
@@ -108,13 +108,13 @@ _THINK = r"""
 {%- set Think = IsThinkSet and enable_thinking -%}
 {%- set ThinkLevel = (reasoning_effort if reasoning_effort is defined else "") or "" -%}
 """
-# Sets the fields of TOP for a template that is rendered once. Variables are members of `names`.
+# Jinja code that sets the top-level fields for a template that is rendered once per conversation.
 ONCE = rf"""{_JSON}{_TOOLS}{_MERGED}{_THINK}
 {{%- set System = found.system | join("\n\n") -%}}
 {{%- set Messages, Tools, names = found.turns, go.tools, namespace() -%}}
 {{%- set Prompt, Response, Suffix = "", "", "" -%}}
 """
-# The same for a template that is rendered for each turn, by the macros `turn` and `last`.
+# Jinja code for a template that is rendered once per turn, by the macros `turn` and `last`.
 FOR_TURNS = f"{_JSON}{_THINK}"
 TURN = 'System, Prompt, Response, Suffix="", Messages=[], Tools=[]'
 IN_TURN = "{%- set names = namespace() -%}"

@@ -1,9 +1,9 @@
-"""Translate chat templates in the syntax of Go, which Ollama renders, into Jinja.
+"""Translate chat templates in the Go syntax of Ollama into Jinja.
 
-A template with .Messages is rendered once. One with .Prompt and .Response is rendered for each turn
-of a conversation, and the last turn ends after .Response, as in Ollama. The fields that a template
-can name are in go_fields.py. Other functions (printf, index), with, define, block and pipelines are
-refused by name.
+A template with .Messages is rendered once. A template with .Prompt and .Response is rendered for
+each turn of a conversation, and the last turn ends after .Response, as in Ollama. go_fields.py
+lists the fields that a template can read. Other functions (printf, index), `with`, `define`,
+`block` and pipelines raise an error with the name of the construct.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cpuserve.api.ollama.go_fields import (
 )
 from cpuserve.errors import InvalidRequest
 
-# An action of a Go template: a field (.Prompt), a variable ($), or a keyword. Jinja has no such
-# expressions, and writes statements as {% if %}.
+# Matches an action of a Go template: a field (.Prompt), a variable ($), or a keyword. Jinja has no
+# such expressions, and writes statements as {% if %}.
 _GO = re.compile(r"\{\{-?\s*(?:\.|\$|(?:if|else|end|range|with|define|template|block)\b)")
 _STRING = r'"(?:\\.|[^"\\\n])*"|`[^`]*`'
 _ACTION = re.compile(
@@ -41,7 +41,7 @@ _SPACE = " \t\r\n"
 _TOKEN = re.compile(
     rf"\s*(?P<token>{_STRING}|-?\d+|:=|[()=,|]|\$?[A-Za-z_]\w*(?:\.\w+)*|\$(?:\.\w+)*|\.(?:\w+(?:\.\w+)*)?)"
 )
-_DEEPEST = 40  # blocks within blocks
+_DEEPEST = 40  # the maximum depth of nested blocks
 _OPERATORS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
@@ -54,7 +54,7 @@ def to_jinja(source: str) -> str:
     """Return a Jinja template that renders as Ollama renders `source`.
 
     Raises:
-      InvalidRequest: the template has an error, or an action that is not translated.
+      InvalidRequest: the template has a syntax error, or an action that cannot be translated.
     """
     parser = _GoParser(source)
     nodes = parser.block(_Scope(), 0)
@@ -72,10 +72,10 @@ def to_jinja(source: str) -> str:
 
 @dataclass
 class _GoPart:
-    """A part of the template: text, or a block with its parts.
+    """A node of the parsed template: text, or a block with inner parts.
 
-    start, end: Jinja before and after the parts.
-    is_response: whether it prints .Response.
+    start, end: the Jinja code before and after the inner parts.
+    is_response: whether the node prints .Response.
     """
 
     start: str
@@ -86,10 +86,10 @@ class _GoPart:
 
 @dataclass(frozen=True)
 class _Scope:
-    """The meaning of identifiers at a place.
+    """The meaning of identifiers at one position of the template.
 
-    dot: the Jinja variable of the item that "." is, or "" outside of ranges.
-    kind: its type.
+    dot: the Jinja variable that "." refers to; "" outside of a range over a list.
+    kind: the type of the value of "." (see go_fields.py).
     """
 
     dot: str = ""
@@ -102,7 +102,7 @@ def _joined(nodes: list[_GoPart]) -> str:
 
 
 def _cut(nodes: list[_GoPart]) -> tuple[list[_GoPart], bool]:
-    """Return `nodes` without what follows .Response, and whether it was there."""
+    """Return `nodes` without the nodes after .Response, and whether .Response was found."""
     kept = []
     for node in nodes:
         parts, is_cut = _cut(node.parts)
@@ -118,7 +118,7 @@ def _literal(text: str) -> _GoPart:
 
 def _as_json(code: str, kind: str) -> str:
     text = f"go_json({code})"
-    # Clients may send the arguments of a call as a text, which is JSON already.
+    # Clients may send the arguments of a call as a string, which contains JSON already.
     return f"({code} if {code} is string else {text})" if kind == "arguments" else text
 
 
@@ -132,7 +132,7 @@ def _refused(action: str) -> InvalidRequest:
 
 
 def _actions(source: str) -> Iterator[tuple[str, str | None]]:
-    """Yield (text, action) for each action, and (text, None) for the end of the template."""
+    """Yield (text before it, action) for each action, and (text, None) at the template's end."""
     at, is_trimmed = 0, False
     while (begin := source.find("{{", at)) >= 0:
         found = _ACTION.match(source, begin)
@@ -147,7 +147,7 @@ def _actions(source: str) -> Iterator[tuple[str, str | None]]:
 
 
 class _GoParser:
-    """Reads the actions of a template in order."""
+    """Parses the actions of a Go template in order."""
 
     def __init__(self, source: str) -> None:
         self._actions = _actions(source)
@@ -161,7 +161,7 @@ class _GoParser:
         return name in self._used
 
     def block(self, scope: _Scope, depth: int) -> list[_GoPart]:
-        """Read parts until {{ end }} or {{ else }}, which `_action` then has, or to the end."""
+        """Parse parts until {{ end }} or {{ else }}, which is then in `_action`, or to the end."""
         nodes: list[_GoPart] = []
         scope = replace(scope, variables=dict(scope.variables))
         for text, action in self._actions:
@@ -261,7 +261,7 @@ class _GoParser:
         return node
 
     def _new(self, scope: _Scope, name: str, kind: str) -> str:
-        """Add a variable to the scope; return its name in Jinja."""
+        """Add a variable of the template to the scope; return its name in Jinja."""
         if not re.fullmatch(r"\$\w+", name):
             raise _refused(self._action)
         self._names += 1
@@ -269,7 +269,7 @@ class _GoParser:
         return scope.variables[name][0]
 
     def _whole(self, tokens: list[str], scope: _Scope) -> tuple[str, str]:
-        """Return the Jinja code and the type of an expression that is all of `tokens`."""
+        """Parse all of `tokens` as one expression; return its Jinja code and its type."""
         rest = list(tokens)
         found = self._call(rest, scope)
         if rest:
@@ -277,7 +277,7 @@ class _GoParser:
         return found
 
     def _call(self, rest: list[str], scope: _Scope) -> tuple[str, str]:
-        """Read a function with its arguments, or a value."""
+        """Parse a function call with its arguments, or a value."""
         if not rest:
             raise _refused(self._action)
         name = rest[0]
@@ -332,7 +332,7 @@ class _GoParser:
             raise _refused(self._action) from None
 
     def _named(self, token: str, scope: _Scope) -> tuple[str, str]:
-        """Return a field (.System, $.System, $message.Role) or a variable ($i)."""
+        """Return the code and type of a field (.System, $message.Role) or of a variable ($i)."""
         base, *fields = token.split(".")
         if base not in ("", "$"):
             code, kind = scope.variables.get(base, ("", ""))
@@ -342,7 +342,7 @@ class _GoParser:
             code = fields.pop(0) if fields else ""
             kind = TOP.get(code, "")
             self._used.add(code)
-        for name in filter(None, fields):  # the dot alone has one empty name
+        for name in filter(None, fields):  # splitting "." results in one empty name
             member, kind = FIELDS.get(kind, {}).get(name, ("", ""))
             code += f".{member}"
         if not kind:

@@ -1,4 +1,4 @@
-"""A model in lists of models as Ollama writes them; /v1/models has such a list as well."""
+"""Entries of model lists in the Ollama format, for /api/tags and for the list in /v1/models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def listed(models: ModelRegistry, name: str) -> dict[str, Any]:
-    """Return a served model as an entry of /api/tags. A model that is not loaded has no size."""
+    """Return a served model as an entry of /api/tags; its size is unknown until it is loaded."""
     context = models.peek(name)
     details = ModelDetails() if context is None else context.details
-    # The client of Ollama shows the first digits of a digest, and fails without any.
+    # The Ollama client shows the first digits of a digest, and fails if there is no digest.
     return {
         "name": name,
         "model": name,
@@ -28,12 +28,12 @@ def listed(models: ModelRegistry, name: str) -> dict[str, Any]:
 
 
 def digest_of(name: str) -> str:
-    """Return the digest in lists of the model with this name."""
+    """Return a digest for the model with this name; lists of models need a digest per model."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def described(details: ModelDetails, parent: str = "") -> dict[str, Any]:
-    """Return the `details` of a model. parent: the model of an adapter."""
+    """Return the object `details` of a model. parent: the base model of a LoRA adapter."""
     return {
         "parent_model": parent,
         "format": details.format,

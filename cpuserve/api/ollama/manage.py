@@ -1,4 +1,4 @@
-"""POST /api/copy, DELETE /api/delete, and /api/blobs, where the files of a model are sent."""
+"""POST /api/copy, DELETE /api/delete, and /api/blobs, which receives the files of models."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _UPLOAD = {
 
 
 class OllamaCopy(msgspec.Struct):
-    """POST /api/copy."""
+    """The body of POST /api/copy."""
 
     source: str
     destination: str
 
 
 class OllamaDelete(msgspec.Struct):
-    """DELETE /api/delete. Older clients call the model `name`."""
+    """The body of DELETE /api/delete. Older clients send `name` for `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -59,7 +59,7 @@ class OllamaDelete(msgspec.Struct):
     pages=False,
 )
 async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
-    """Serve a model under a further name."""
+    """Serve a model under an additional name."""
     created = created_models(received.state)
     source = checked_name(asked.source, "source")
     name = checked_name(asked.destination, "destination")
@@ -82,7 +82,7 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
 
 @router.delete("/api/delete", openapi_extra=json_body(OllamaDelete, None, OllamaError))
 async def delete(request: Request) -> Response:
-    """Delete a model that a client created or pulled; its running requests may finish."""
+    """Delete a model that a client created or pulled; running requests to it may finish."""
     refuse_web_page(request)
     form = BodyForm("ollama-", OllamaDelete)
     async with read_call(request, lambda _: form) as (received, asked):
@@ -97,7 +97,7 @@ async def delete(request: Request) -> Response:
     openapi_extra={**response_types(None, OllamaError), **parameters(_BLOB)},
 )
 async def has_blob(request: Request) -> Response:
-    """Respond with 200 if the server has the file with this digest, else with 404."""
+    """Respond with 200 if the server has a file with this digest, otherwise with 404."""
     digest = request.path_params["digest"]
     if not created_models(get_state(request)).directory.has_blob(checked_digest(digest)):
         msg = f"no file has the digest {digest}: send it with POST"
@@ -115,7 +115,7 @@ async def has_blob(request: Request) -> Response:
     },
 )
 async def send_blob(request: Request) -> Response:
-    """Store a file of a model, if its SHA-256 is the one in the path."""
+    """Store a file of a model if its SHA-256 is the digest in the path."""
     refuse_web_page(request)
     created = created_models(get_state(request))
     wanted = checked_digest(request.path_params["digest"])
@@ -135,7 +135,7 @@ async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
     """Write the body to `part` as it arrives, and return its SHA-256 in hexadecimal.
 
     Raises:
-      PayloadTooLarge: the files on the server would exceed their bound.
+      PayloadTooLarge: the files on the server would exceed --models-bytes.
       RequestTimeout: the client paused too long.
       ClientGone: the client closed the connection.
     """

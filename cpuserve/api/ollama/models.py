@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 log = get_logger("serve")
-# Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4). This version added
-# `logprobs`, the newest feature of Ollama that these endpoints have.
+# Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4). Version 0.12.11 added
+# `logprobs`, the newest Ollama feature that this server supports.
 _OLLAMA = "0.12.11"
-_NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows a time so far away as "Forever"
+_NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows this time as "Forever"
 
 
 class OllamaShow(msgspec.Struct):
-    """POST /api/show. Older clients call the model `name`; verbose: with lists and tensors."""
+    """The body of POST /api/show. Older clients send `name`; verbose: include lists and tensors."""
 
     model: str | None = None
     name: str | None = None
@@ -61,7 +61,7 @@ class OllamaVersion(msgspec.Struct):
 
 
 class OllamaModel(msgspec.Struct):
-    """The body of POST /api/show: the capabilities of the model, and the length of its context.
+    """The response of POST /api/show: the model's capabilities, files and context length.
 
     tensors: the name, type and shape of each tensor, if the request has `verbose`.
     """
@@ -88,7 +88,7 @@ async def tags(request: Request) -> Response:
 
 @router.get("/api/ps", openapi_extra=response_types(OllamaModels, OllamaError))
 async def loaded(request: Request) -> Response:
-    """List the models that are loaded now; they stay loaded."""
+    """List the models that are loaded now, without changing how long they stay loaded."""
     models = get_state(request).models
     found = [
         {
@@ -104,7 +104,7 @@ async def loaded(request: Request) -> Response:
 
 
 def _expiry(seconds: float) -> str:
-    """Return the time in `seconds` at which a model is unloaded."""
+    """Return the time at which a model is unloaded, `seconds` from now, as a text."""
     return _NEVER if seconds == math.inf else timestamp(time.time() + seconds)
 
 
@@ -117,7 +117,7 @@ def _expiry(seconds: float) -> str:
     id_prefix="ollama-",
 )
 async def show(received: RequestContext, asked: OllamaShow) -> Response:
-    """Describe a model and its capabilities. A model that is not loaded yet is loaded first."""
+    """Describe a model and its capabilities, after loading it if necessary."""
     model = asked.model or asked.name
     if not model:
         msg = "model is missing"
@@ -153,7 +153,7 @@ async def show(received: RequestContext, asked: OllamaShow) -> Response:
 
 
 async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
-    """Return the facts in the files of the model; none if they cannot be read any more."""
+    """Return the metadata in the model's files; empty if they can no longer be read."""
     if not context.details.path:
         return FileFacts({}, [])
     try:
@@ -164,14 +164,14 @@ async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
 
 
 def _parameters(context: ModelContext) -> str:
-    """Return the defaults of requests as lines of a Modelfile, where Continue reads num_ctx."""
+    """Return the request defaults as Modelfile lines; the client Continue reads num_ctx there."""
     names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
     values = {"num_ctx": context.max_model_len, **context.default_sampling}
     return parameter_lines({names.get(name, name): value for name, value in values.items()})
 
 
 def _info(context: ModelContext, name: str) -> dict[str, Any]:
-    """Return `model_info`; context_length is the longest sequence that a request can have."""
+    """Return the object `model_info`; context_length is the longest sequence of a request."""
     details = context.details
     family = details.family or "model"
     counts = {
@@ -188,7 +188,7 @@ def _info(context: ModelContext, name: str) -> dict[str, Any]:
 
 
 def _template(context: ModelContext, *, calls_tools: bool) -> str:
-    """Return the chat template; "" if it mentions tools, but their calls cannot be parsed.
+    """Return the chat template; "" if it mentions tools but the server cannot parse its calls.
 
     Clients look for the word "tools" in the template to find out whether they may send tools.
     """
@@ -199,5 +199,5 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
 
 @router.get("/api/version", openapi_extra=response_types(OllamaVersion, OllamaError))
 async def show_version() -> Response:
-    """The version of the Ollama API that this server has, and the version of cpuserve."""
+    """Return the version of the Ollama API that this server supports, and its own version."""
     return json_response(OllamaVersion(_OLLAMA, version()))

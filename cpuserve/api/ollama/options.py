@@ -1,4 +1,4 @@
-"""The field `options` of requests, which created models have as parameters."""
+"""The field `options` of requests; created models have the same fields as `parameters`."""
 
 from __future__ import annotations
 

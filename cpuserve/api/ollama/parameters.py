@@ -1,4 +1,4 @@
-"""The parameters of created models: options that apply to requests that do not set them."""
+"""The parameters of created models: defaults for requests that do not set these options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cpuserve.serving.call import unsupported
 from cpuserve.serving.params import check_repeat_penalty
 
 _IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
-# Options with another name in SamplingParams.
+# Ollama options that have other names in SamplingParams.
 _NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 
 
 def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of SamplingParams that parameters of a created model set.
+    """Return the SamplingParams values that the parameters of a created model set.
 
     Raises:
       InvalidRequest: a parameter is unknown, not supported, or out of range.
@@ -40,7 +40,7 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     check_repeat_penalty(options.repeat_penalty)
     given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
     if (given.get("num_predict") or 0) <= 0:
-        given.pop("num_predict", None)  # without it, a response may fill the context
+        given.pop("num_predict", None)  # then a response may fill the context
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = [stop]
     values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Responses that report the progress of a task: lines of JSON, or one body at the end."""
+"""Responses that report the progress of a task, as lines of JSON or as one final body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OllamaProgress(msgspec.Struct, omit_defaults=True):
-    """A step of a task; total and completed are bytes of a download with this digest."""
+    """One step of a task. total, completed: the size of a download and its progress in bytes."""
 
     status: str
     digest: str = ""
@@ -31,7 +31,7 @@ Steps = AsyncGenerator[OllamaProgress, None]
 
 
 def progress_response(received: RequestContext, steps: Steps, *, stream: bool) -> Response:
-    """Return the steps as lines, or the last one as the whole body."""
+    """Return a stream with a line for each step; without `stream`, a body with the last step."""
     if not stream:
 
         async def last() -> bytes:

@@ -1,4 +1,4 @@
-"""POST /api/pull: download a model from the Hugging Face hub, or a built-in model, and serve it."""
+"""POST /api/pull: download a Hugging Face model or a built-in model, and serve it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 router = APIRouter()
 _PULLING = OllamaProgress("pulling manifest")
-# Libraries report each block that they download. A line is written at most this often.
+# Libraries report each downloaded block; lines are sent at most once in this many seconds.
 _BETWEEN_S = 0.1
 
 
 class OllamaPull(msgspec.Struct, kw_only=True):
-    """POST /api/pull and /api/push. Older clients call the model `name`."""
+    """The body of POST /api/pull and /api/push. Older clients send `name` for `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -58,7 +58,7 @@ class OllamaPull(msgspec.Struct, kw_only=True):
     pages=False,
 )
 async def pull(received: RequestContext, asked: OllamaPull) -> Response:
-    """Download a model and serve it under its name; a model that is served is there already."""
+    """Download a model and serve it under its name; a served model is not downloaded again."""
     name = checked_name(asked.model or asked.name)
     received.note_model(name)
     if asked.insecure:
@@ -83,7 +83,7 @@ async def pull(received: RequestContext, asked: OllamaPull) -> Response:
     pages=False,
 )
 async def push(_received: RequestContext, _asked: OllamaPull) -> Response:
-    """Refuse to upload a model: there is no registry that would take it."""
+    """Refuse to upload a model, because this server knows no registry to send it to."""
     msg = "push is not supported, because this server has no registry: copy the files of the model"
     raise unsupported(msg, "model")
 
@@ -107,12 +107,12 @@ async def _pull(created: CreatedModels, name: str) -> Steps:
 
 
 async def download(created: CreatedModels, name: str) -> Steps:
-    """Download a model of the hub or a built-in one, and yield the progress.
+    """Download a model of the Hugging Face hub or a built-in model, and yield the progress.
 
-    Nothing is yielded before the model has been found.
+    The first progress is yielded after the model has been found.
 
     Raises:
-      NotFound: there is no such model, it cannot be downloaded, or it is too large.
+      NotFound: the model does not exist, cannot be downloaded, or is too large.
     """
     loop, reports = asyncio.get_running_loop(), asyncio.Queue[OllamaProgress | None]()
     stop, room, digest = threading.Event(), created.directory.room(), digest_of(name)
@@ -144,7 +144,7 @@ async def download(created: CreatedModels, name: str) -> Steps:
 
     def on_end(done: asyncio.Future[Path]) -> None:
         if not done.cancelled():
-            done.exception()  # it is raised below, unless the client has left
+            done.exception()  # mark the error as seen; it is raised below if the client is there
         reports.put_nowait(None)
 
     fetching.add_done_callback(on_end)

@@ -61,7 +61,7 @@ async def chat(received: RequestContext, asked: OllamaChat) -> Response:
     words=words,
 )
 async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
-    """Answer a prompt."""
+    """Generate the response to a prompt."""
     if not asked.asks:
         check_text(asked, "/api/generate", "prompt")
     return await _respond(received, asked, partial(generate_call, received), chat=False)
@@ -70,7 +70,7 @@ async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
 async def _respond(
     received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
 ) -> Response:
-    """Return the response; a request without text loads the model, or unloads it (keep_alive 0)."""
+    """Return the response; a request without text loads the model, or unloads (keep_alive 0) it."""
     seconds = keep_alive_s(asked.keep_alive)
     if asked.asks:
 
@@ -80,7 +80,7 @@ async def _respond(
 
         return await route.generate(received, asked, call, partial(OllamaWriter, chat=chat))
     if seconds == 0:
-        # Unload a model that is not used, without loading it first.
+        # Unload the model if it is loaded, without loading it first.
         received.note_model(asked.model)
         name, reason = received.models.resolve(asked.model), "unload"
         await received.models.unload(name)

@@ -1,4 +1,4 @@
-"""The fields of /api/chat and /api/generate, and the calls that they make."""
+"""The bodies of POST /api/chat and /api/generate, their GenerateCalls, and the responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
-_LEVELS = ("low", "medium", "high", "max")  # of thinking, in the field `think`
+_LEVELS = ("low", "medium", "high", "max")  # reasoning efforts that the field `think` may have
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
@@ -42,12 +42,12 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for a response; if not, it only loads or unloads a model."""
+        """Whether the request generates a response; if not, it only loads or unloads a model."""
         raise NotImplementedError
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
-    """POST /api/chat."""
+    """The body of POST /api/chat."""
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
@@ -56,16 +56,16 @@ class OllamaChat(OllamaRequest, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether there are messages to respond to."""
+        """Whether the request has messages to respond to."""
         return bool(self.messages)
 
 
 @with_refused("ollama generate")
 class OllamaGenerate(OllamaRequest, kw_only=True):
-    """POST /api/generate; with `raw` the prompt passes no chat template.
+    """The body of POST /api/generate; with `raw`, no chat template is applied to the prompt.
 
-    suffix: the text after the response.
-    context: the token ids of an earlier response, which the prompt continues.
+    suffix: the text that follows the generated text (fill-in-middle).
+    context: the token ids of an earlier prompt and response, which this prompt continues.
     """
 
     prompt: str = ""
@@ -78,12 +78,12 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether there is a prompt to respond to."""
+        """Whether the request has a prompt to respond to."""
         return bool(self.prompt)
 
 
 class OllamaMessage(msgspec.Struct):
-    """The message of the model; a call's arguments are an object."""
+    """The generated message; the arguments of its tool calls are JSON objects."""
 
     role: str
     content: str
@@ -92,12 +92,12 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True):
-    """A part of a response, or all of it: `message` of a chat, else `response` and `thinking`.
+    """A chunk of a response, or a whole response: `message` of a chat, else `response`.
 
-    The last part has `done`, the reason for the end, and durations in nanoseconds. The time in the
-    queue counts as evaluation of the prompt.
+    The last chunk has `done`, the reason for the end, and durations in nanoseconds; the time in
+    the queue counts as prompt evaluation.
 
-    context: the token ids of a prompt and its response.
+    context: the token ids of the prompt and its response.
     """
 
     model: str
@@ -118,7 +118,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     context: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-# For each role of an error (a field of GenerateCall), the field of the Ollama API with this value.
+# For each RequestError.role (a field of GenerateCall), the name of this field in the Ollama API.
 # Sampling parameters are in `options`.
 _WORDS = {
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
@@ -130,27 +130,27 @@ _WORDS = {
 
 
 def words(asked: OllamaRequest) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     return _WORDS if isinstance(asked, OllamaGenerate) else {**_WORDS, "prompt": "messages"}
 
 
 def chat_call(asked: OllamaChat) -> GenerateCall:
-    """Return the call; InvalidRequest for a part that is not supported."""
+    """Return the GenerateCall; InvalidRequest for a content part that is not supported."""
     messages = chat_messages(asked.messages)
     return _call(
         asked,
         messages=messages,
         tools=asked.tools,
-        # If the last message is the assistant's, the response continues it.
+        # If the assistant sent the last message, the response continues this message.
         continue_final_message=messages[-1].get("role") == "assistant" or None,
     )
 
 
 def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
-    """Return the call; with `raw`, or for a model without template, it completes the prompt.
+    """Return the GenerateCall; without a chat template, or with `raw`, it completes the prompt.
 
     Raises:
-      InvalidRequest: the request combines fields that exclude each other, or has unknown token ids.
+      InvalidRequest: fields of the request exclude each other, or `context` has invalid tokens.
     """
     _check_combination(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
@@ -169,7 +169,7 @@ def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCa
     return _call(asked, messages=messages, earlier=Earlier(earlier.ids, mark))
 
 
-# The fields of /api/generate that a request cannot have with `raw` or `suffix`.
+# Fields of /api/generate that exclude `raw` or `suffix`.
 _WITHOUT = {"raw": ("suffix", "system", "context"), "suffix": ("system", "context")}
 
 
@@ -212,7 +212,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
 
 
 def _thinking(call: GenerateCall, think: Any) -> None:
-    """Set the template variables for `think`: whether to think, and how much."""
+    """Set the template variables for the field `think`: whether and how much the model thinks."""
     if think is True or think is False:
         call.chat_template_kwargs = thinking_variables(think)
         call.include_reasoning = think

@@ -1,4 +1,4 @@
-"""Write the events of a response as lines of JSON, or as one body."""
+"""Write generation events in the Ollama format, as lines of JSON or as one body."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def part_of(
     thought: str = "",
     **more: Any,
 ) -> OllamaAnswer:
-    """Return a part of a response; `more`: further fields, such as the counts of the last part."""
+    """Return a chunk of a response; `more`: further members, such as the final token counts."""
     part = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
     thinking = thought or msgspec.UNSET
     if chat:
@@ -52,7 +52,7 @@ def part_of(
 
 
 class OllamaWriter:
-    """Writes the response to one request: lines of JSON in a stream, or one JSON body."""
+    """Writes the response to one request: lines of JSON if streamed, otherwise one JSON body."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class OllamaWriter:
         *,
         chat: bool,
     ) -> None:
-        """chat: the request is one of /api/chat. Responses of a prompt that the template wrote, or
-        that continues another one, have their token ids.
+        """chat: whether the request went to /api/chat. Responses of /api/generate without `raw`
+        have the member `context` with their token ids.
         """
         self._gives_ids = not chat and not getattr(asked, "raw", False)
         self._part = partial(part_of, received.served.name, chat=chat)
         self._sequences = generation.sequences
         self._generation = generation
         self._names: TokenNames | None = None
-        self._call: WholeToolCall | None = None  # the call that is being written
+        self._call: WholeToolCall | None = None  # the tool call that is being generated
         self._num_calls = 0
         self._reason = "stop"
         self.form = StreamFormat(b"application/x-ndjson", self._line(self._part("")))
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the lines for the events of one engine output."""
+        """Return the JSON lines for the events of one engine output."""
         out = b""
         for event in events:
             if isinstance(event, Text):
@@ -99,7 +99,7 @@ class OllamaWriter:
         return out
 
     def _end_call(self) -> bytes:
-        """Return the line of the call that has ended, if any: Ollama streams calls whole."""
+        """Return the line of a finished tool call, if any; Ollama never streams parts of calls."""
         call, self._call = self._call, None
         if call is None:
             return b""
@@ -107,7 +107,7 @@ class OllamaWriter:
         return self._line(self._part("", [_call_body(call, self._num_calls - 1)]))
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the line for an error after the stream has begun."""
+        """Return the JSON line for an error after the stream has begun."""
         return ollama_error(error) + b"\n"
 
     def whole(self, response: WholeResponse) -> bytes:
@@ -120,7 +120,7 @@ class OllamaWriter:
         return to_json(self._part("".join(choice.text), calls, thought=thought, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
-        """Return the logprobs of tokens as a field of a response, if there are some."""
+        """Return the member `logprobs` of a response; {} if no logprobs were requested."""
         if not entries:
             return {}
         if self._names is None:
@@ -150,7 +150,7 @@ class OllamaWriter:
         }
 
     def _context(self) -> dict[str, Any]:
-        """Return the token ids of prompt and response; a client continues with them."""
+        """Return the member `context`: the token ids of prompt and response, for a next request."""
         (sequence,) = self._sequences
         if not self._gives_ids:
             return {}
@@ -158,8 +158,8 @@ class OllamaWriter:
 
 
 def _call_body(call: WholeToolCall, number: int) -> dict[str, Any]:
-    """Return a call; arguments that cannot be decoded as a JSON object become {}."""
+    """Return a tool call as JSON; arguments that are not a valid JSON object become {}."""
     arguments = json_object("".join(call.arguments))
     function = {"index": number, "name": call.name, "arguments": arguments}
-    # litellm joins calls that have no index of their own next to `function`.
+    # LiteLLM merges calls unless each one has an index outside of `function`.
     return {"id": call.id, "index": number, "function": function}

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from cpuserve.api.batches.directory import FileDirectory
     from cpuserve.api.batches.service import BatchRecord
 
-# The lines were read before, so they have no limit here.
+# The server checked the length of these lines when it accepted the batch, so no limit applies here.
 _LONGEST = 1 << 40
 
 
 def result_lines(directory: FileDirectory, record: BatchRecord) -> Iterator[bytes]:
-    """Return the results of a batch that has ended; requests without one come last.
+    """Return the results of a batch that has ended; requests without a result come last.
 
-    The files are opened at once, so that a batch may be deleted while its results are read.
+    All files are opened before this returns, so a client may delete the batch while it reads.
     """
     asked, *written = [directory.path_of(name) for name in record.contents]
     results = [path.open("rb") for path in written if path.exists()]
@@ -52,7 +52,7 @@ def _line(custom_id: str | None, result: MessageBatchResult) -> bytes:
 
 
 def _result(found: LineResult) -> MessageBatchResult:
-    """Return the result of a request that ran, or that could not run."""
+    """Return the result of one request of a batch, from its line in the output or error file."""
     if found.response is not None:
         if found.succeeded:
             return MessageBatchResult("succeeded", found.response.body)
@@ -65,7 +65,7 @@ def _result(found: LineResult) -> MessageBatchResult:
 
 
 def _missing(record: BatchRecord, number: int) -> MessageBatchResult:
-    """Return the result of request `number`, which has not run."""
+    """Return the result of request `number`, which the batch never ran."""
     if record.batch.status == "cancelled":
         return MessageBatchResult("canceled")
     reasons = record.batch.errors.data if record.batch.errors is not None else ()

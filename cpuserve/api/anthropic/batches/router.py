@@ -49,7 +49,7 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
     conversation="requests",
 )
 async def create_message_batch(received: RequestContext, asked: CreateMessageBatch) -> Response:
-    """Run the requests of the body, after the batches that were created before."""
+    """Create a batch of the requests in the body; it runs after all earlier batches."""
     batches = batches_of(received.state)
     _check_ids(asked)
     lines = [
@@ -69,7 +69,7 @@ async def create_message_batch(received: RequestContext, asked: CreateMessageBat
 
 
 def _check_ids(asked: CreateMessageBatch) -> None:
-    """Raise InvalidRequest if there are no requests, or an id is not valid or not unique."""
+    """Raise InvalidRequest if the batch has no request, or a custom_id is invalid or repeated."""
     if not asked.requests:
         msg = "requests is empty: send one request or more"
         raise InvalidRequest(msg, param="requests")
@@ -104,7 +104,7 @@ async def list_message_batches(request: Request) -> Response:
 
 @router.get(_ONE, openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)})
 async def get_message_batch(request: Request) -> Response:
-    """Return a batch: whether it has ended, and how many requests have which result."""
+    """Return a batch: whether it has ended, and the number of requests with each type of result."""
     return json_response(_shown(request, _find(request)))
 
 
@@ -127,7 +127,7 @@ async def get_message_batch_results(request: Request) -> Response:
     openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)},
 )
 async def cancel_message_batch(request: Request) -> Response:
-    """Cancel a batch; the results that it has stay."""
+    """Cancel a batch; clients can still read the results of requests that have finished."""
     caller, name = request.scope[CALLER], request.path_params["message_batch_id"]
     found = _batches(request).cancel(caller, name, MESSAGE_BATCHES)
     return json_response(_shown(request, found))

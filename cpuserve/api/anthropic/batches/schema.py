@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class MessageBatchRequest(msgspec.Struct):
-    """One message of a batch. params: the body of POST /v1/messages."""
+    """One message request of a batch. params: a body as for POST /v1/messages."""
 
     custom_id: str
     params: dict[str, Any]
 
 
 class CreateMessageBatch(msgspec.Struct):
-    """POST /v1/messages/batches."""
+    """The body of POST /v1/messages/batches."""
 
     requests: list[MessageBatchRequest]
 
 
 class MessageBatchCounts(msgspec.Struct):
-    """How many requests have which result; all are `processing` until the batch ends."""
+    """The number of requests with each status; all count as `processing` until the batch ends."""
 
     processing: int = 0
     succeeded: int = 0
@@ -35,7 +35,7 @@ class MessageBatchCounts(msgspec.Struct):
 
 
 class MessageBatch(msgspec.Struct, kw_only=True):
-    """A batch of messages, as clients get it. Times are in the format of RFC 3339."""
+    """A batch of messages, as responses show it. Times are in the format of RFC 3339."""
 
     id: str
     type: str = "message_batch"
@@ -50,7 +50,7 @@ class MessageBatch(msgspec.Struct, kw_only=True):
 
 
 class MessageBatchPage(msgspec.Struct):
-    """The body of GET /v1/messages/batches: a part of the list, the newest first."""
+    """The body of GET /v1/messages/batches: one page of the list of batches, newest first."""
 
     data: list[MessageBatch]
     has_more: bool
@@ -66,7 +66,7 @@ class DeletedMessageBatch(msgspec.Struct):
 
 
 class MessageBatchResult(msgspec.Struct, omit_defaults=True):
-    """A result. type: succeeded (with message), errored (with error), canceled or expired."""
+    """The result of a request: a message, an error, or only the type "canceled" or "expired"."""
 
     type: str
     message: msgspec.Raw | None = None
@@ -81,7 +81,7 @@ class MessageBatchLine(msgspec.Struct):
 
 
 def message_batch(record: BatchRecord, url: str) -> MessageBatch:
-    """Return a batch as clients get it; url: the address of the batch on this server."""
+    """Return a batch as responses show it; url: the address of the batch on this server."""
     batch, counts = record.batch, record.batch.request_counts
     ends = (batch.completed_at, batch.cancelled_at, batch.failed_at, batch.expired_at)
     ended_at = next((at for at in ends if at is not None), None)

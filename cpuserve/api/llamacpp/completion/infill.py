@@ -1,4 +1,4 @@
-"""POST /infill: the model writes the text between a prefix and a suffix."""
+"""POST /infill: the model writes the text between a given prefix and suffix (fill-in-middle)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
-# The project and the file in the prompt; requests have no fields for them.
+# Names of the project and the file for the prompt, because requests have no fields for them.
 _PROJECT, _FILE = "myproject\n", "filename\n"
-# Goes before the text of another file if the model has no token for files.
+# Separates the texts of other files in the prompt if the tokenizer has no file-separator token.
 _SNIPPET = "\n\n--- snippet ---\n\n"
-# At least 1 / _RESPONSE_SHARE of the context is left for the response, unless n_predict is lower.
+# At least 1 / _RESPONSE_SHARE of the context is reserved for the response, or n_predict if less.
 _RESPONSE_SHARE = 4
 
 
 class ExtraFile(msgspec.Struct):
-    """A part of another file, which the model reads first."""
+    """An excerpt of another file, which the prompt has before the prefix and the suffix."""
 
     filename: str
     text: str
@@ -41,7 +41,7 @@ class ExtraFile(msgspec.Struct):
 
 @with_refused("completion")
 class LlamaInfillRequest(LlamaOptions, kw_only=True):
-    """POST /infill; `prompt` is the beginning of the text between prefix and suffix."""
+    """The body of POST /infill; `prompt` is the beginning of the text to insert."""
 
     input_prefix: str
     input_suffix: str
@@ -60,7 +60,7 @@ class LlamaInfillRequest(LlamaOptions, kw_only=True):
     words=words,
 )
 async def infill(received: RequestContext, asked: LlamaInfillRequest) -> Response:
-    """Fill the gap between two texts, in the format of llama-server."""
+    """Generate the text between the prefix and the suffix, in the format of llama-server."""
     await received.choose(asked.model)
     context = received.context
     tokens = _tokens(context)
@@ -86,7 +86,7 @@ def _tokens(context: ModelContext) -> InfillTokens:
 
 
 def _ends(context: ModelContext, tokens: InfillTokens) -> set[int]:
-    """Return the tokens that cannot be a part of the text, so they end it."""
+    """Return token ids that never occur within a text, so generation stops at them."""
     pads = map(context.get_tokenizer().token_id, ("<|fim_pad|>", "<fim_pad>"))
     return {token for token in (*tokens, *pads) if token is not None}
 
@@ -96,8 +96,8 @@ async def _prompt(
 ) -> list[int]:
     """Return the token ids of the prompt, cut so that it fits in the context.
 
-    The prefix keeps its end and the suffix its beginning. Of the other files, the last ones that
-    fit are kept.
+    The prefix is cut at its beginning and the suffix at its end. Of the other files, as many as fit
+    are kept, starting with the last one.
     """
     extra = asked.input_extra or []
     if len(extra) > MAX_PROMPTS:
@@ -124,7 +124,7 @@ async def _prompt(
 def _before(
     tokens: InfillTokens, project: list[int], name: list[int], files: list[list[int]], room: int
 ) -> list[int]:
-    """Return at most `room` tokens of other files, with the tokens that mark files."""
+    """Return at most `room` tokens of other files, including the tokens that separate files."""
     marks = [] if tokens.file is None else [tokens.file]
     first = [] if tokens.repository is None else [tokens.repository, *project]
     last = [*marks, *name] if marks else []

@@ -1,4 +1,4 @@
-"""Turn the prompts of llama.cpp, which may mix texts and token ids, into texts or token ids."""
+"""Convert prompts of llama.cpp, which may mix texts and token ids, to texts or token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def flat_prompts(
 ) -> list[str | list[int]]:
     """Return each prompt as a text or as token ids.
 
-    The special tokens that the tokenizer adds come only before a text that begins a prompt.
+    The tokenizer adds special tokens only to a text at the beginning of a prompt.
 
     Raises:
       InvalidRequest: a list is empty, or a prompt has multimodal data.
@@ -50,7 +50,7 @@ def _text(item: PromptItem) -> str:
 
 
 async def _ids(context: ModelContext, items: list[str | int] | list[PromptItem]) -> list[int]:
-    """Return the token ids of one prompt, a list of texts and ids."""
+    """Return the token ids of one prompt, which is a list of texts and token ids."""
     if any(not isinstance(item, str | int) for item in items):
         msg = "prompt mixes token ids with lists or objects: give each prompt as a list of its own"
         raise InvalidRequest(msg, param="prompt")

@@ -1,4 +1,4 @@
-"""The fields of POST /completion, and the call that they make."""
+"""The body of POST /completion, its conversion to a GenerateCall, and the response objects."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class PromptObject(msgspec.Struct, kw_only=True):
-    """A prompt as an object; multimodal_data is refused."""
+    """A prompt in an object with `prompt_string`; `multimodal_data` is refused."""
 
     prompt_string: str
     multimodal_data: list[Any] | None = None
 
 
-# One prompt of a list. A list of texts and token ids is one prompt.
+# One prompt in a list of prompts. A list that mixes texts and token ids is one prompt.
 PromptItem = str | int | list[str | int] | PromptObject
 
 
 class LlamaOptions(SamplerFields, kw_only=True):
-    """The fields that /completion and /infill share."""
+    """The request fields that /completion and /infill share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -69,19 +69,19 @@ class LlamaOptions(SamplerFields, kw_only=True):
 
 @with_refused("completion")
 class LlamaCompletionRequest(LlamaOptions, kw_only=True):
-    """POST /completion.
+    """The body of POST /completion.
 
-    prompt: a text, token ids, a list of both (one prompt), an object with a prompt_string, or a
-    list of such prompts.
+    prompt: a text, token ids, a list that mixes texts and ids (one prompt), an object with
+      `prompt_string`, or a list of such prompts.
     """
 
     prompt: str | PromptObject | list[PromptItem]
 
 
 class LlamaToken(msgspec.Struct, kw_only=True):
-    """A possible token; `bytes` are its UTF-8 bytes.
+    """A possible token with its text; `bytes` are its UTF-8 bytes.
 
-    With post_sampling_probs it has a probability, and otherwise a logprob.
+    If the request has post_sampling_probs, the token has a probability, otherwise a logprob.
     """
 
     id: int
@@ -92,17 +92,17 @@ class LlamaToken(msgspec.Struct, kw_only=True):
 
 
 class LlamaChosen(LlamaToken, kw_only=True):
-    """A generated token, and the most likely tokens in its place."""
+    """A generated token, with the most likely tokens at its position."""
 
     top_logprobs: list[LlamaToken] | msgspec.UnsetType = msgspec.UNSET
     top_probs: list[LlamaToken] | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The body of POST /completion for one prompt; `response_fields` selects some members.
+    """The response of POST /completion for one prompt; `response_fields` selects its members.
 
-    Several prompts have a list of these. A part of a stream has the members until `stop`, the new
-    tokens, and completion_probabilities or prompt_progress if they were requested.
+    For several prompts the body is a list of these. A part of a stream has the members up to
+    `stop` with only the new tokens, and probabilities or progress if the request sets them.
     """
 
     index: int
@@ -125,7 +125,7 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     timings: dict[str, Any] | None = None
 
 
-# The bodies of POST /completion: `response_fields` leaves other members.
+# The possible bodies of responses; with `response_fields`, a body has only the selected members.
 COMPLETIONS = (LlamaCompletion, list[LlamaCompletion], dict[str, Any], list[dict[str, Any]])
 
 _WORDS = {
@@ -137,7 +137,7 @@ _WORDS = {
 
 
 def words(asked: LlamaOptions) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     form = "json_schema" if asked.json_schema is not None else "grammar"
     return {**_WORDS, "structured_outputs": form}
 
@@ -145,10 +145,10 @@ def words(asked: LlamaOptions) -> dict[str, str]:
 def to_call(
     context: ModelContext, prompts: Sequence[str | list[int]], asked: LlamaOptions
 ) -> GenerateCall:
-    """Return the call; prompts: texts and token ids, see `flat_prompts`.
+    """Return the GenerateCall; prompts: the texts or token ids that `flat_prompts` returned.
 
     Raises:
-      InvalidRequest: a field is not supported, out of range or contradicts another.
+      InvalidRequest: a field is not supported, is out of range or contradicts another field.
     """
     check_repeat_penalty(asked.repeat_penalty)
     length = asked.max_tokens if asked.n_predict is None else asked.n_predict
@@ -196,9 +196,9 @@ def _lines(asked: LlamaOptions) -> LineRules | None:
 
 
 def _logit_bias(context: ModelContext, given: Any) -> dict[str, float] | None:
-    """Return biases by token id: from pairs [id or text, bias], or an object {id or text: bias}.
+    """Return biases by token id, from [[id or text, bias], ...] or {id or text: bias}.
 
-    A bias of false bans the token. The bias of a text applies to each of its tokens.
+    A bias of false excludes the token. The bias of a text applies to each of its tokens.
     """
     if not given:
         return None
@@ -217,7 +217,7 @@ def _logit_bias(context: ModelContext, given: Any) -> dict[str, float] | None:
     return found
 
 
-# The lowest logit bias, as in the OpenAI API.
+# The lowest possible logit bias, as in the OpenAI API; it excludes a token.
 _BANNED = -100.0
 
 

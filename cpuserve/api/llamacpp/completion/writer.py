@@ -1,4 +1,4 @@
-"""Write the events of a completion in the format of llama-server."""
+"""Write generation events of a completion in the format of llama-server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from cpuserve.serving.fan_out import SequenceRequest
     from cpuserve.serving.generate import Generation
 
-# Requests have no slot of their own here.
+# The id_slot in responses: this server assigns no slots to requests.
 _NO_SLOT = -1
 
 
 class LlamaCompletionWriter:
-    """Writes the response to one request."""
+    """Writes the response to one completion request."""
 
     form = StreamFormat()
 
@@ -57,11 +57,11 @@ class LlamaCompletionWriter:
         return out
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the event for an error after the stream has begun."""
+        """Return the SSE event for an error after the stream has begun."""
         return b"data: " + llama_error(error) + b"\n\n"
 
     def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON: an object, or a list if there are several."""
+        """Return the whole response as JSON: an object, or a list for several sequences."""
         results = [self._selected(self._result(choice)) for choice in response.choices]
         return msgspec.json.encode(results[0] if len(results) == 1 else results)
 
@@ -69,7 +69,7 @@ class LlamaCompletionWriter:
         return b"data: " + msgspec.json.encode(self._selected(result)) + b"\n\n"
 
     def _selected(self, result: LlamaCompletion) -> object:
-        """Return the members that `response_fields` selects; "a/b" is member b of member a."""
+        """Return only the members in `response_fields`; "a/b" means member b of the object a."""
         fields = self._asked.response_fields
         if not fields:
             return result
@@ -114,7 +114,7 @@ class LlamaCompletionWriter:
         return part
 
     def _ended(self, finish: Finish) -> LlamaCompletion:
-        """Return the last part of a stream."""
+        """Return the last chunk of the stream of one sequence."""
         last = self._base(finish.index, "", [], stop=True)
         self._describe(last, finish.reason, finish.stop_reason, self._new_line[finish.index])
         return last
@@ -130,7 +130,7 @@ class LlamaCompletionWriter:
     def _describe(
         self, result: LlamaCompletion, reason: str | None, stop: str | int | None, new_line: bool
     ) -> None:
-        """Add the members that describe the end of a sequence."""
+        """Add the members that describe the end of a sequence, such as stop_type and timings."""
         sequence = self._sequences[result.index]
         word = stop if isinstance(stop, str) else ""
         result.model = self._received.served.name
@@ -144,7 +144,7 @@ class LlamaCompletionWriter:
         result.timings = sequence_timings(sequence)
 
     def _is_full(self, sequence: SequenceRequest) -> bool:
-        """Whether prompt and response fill the context."""
+        """Whether the prompt and the response together fill the context."""
         bounds = self._received.context.bounds
         most = min(bounds.max_model_len, bounds.kv_tokens + 1)
         return len(sequence.prompt.ids) + sequence.completion_tokens >= most

@@ -1,1 +1,1 @@
-"""The models that clients create and pull: their descriptions and files on the server's disk."""
+"""Models that clients create or pull: their manifests and files on the server's disk."""

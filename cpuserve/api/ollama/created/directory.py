@@ -1,8 +1,9 @@
-"""ModelDirectory: the files and descriptions of created models in one directory on disk.
+"""ModelDirectory: the files and manifests of created models in one directory on disk.
 
-DIR/blobs has each file under its SHA-256, DIR/models the manifest of each model, and DIR/weights a
-folder for each set of files, with links to the blobs under the names that they were sent with. A
-manifest is written last and as a whole, so that a server that was killed leaves no broken model.
+DIR/blobs has each file under its SHA-256. DIR/models has the manifest of each model. DIR/weights
+has a folder for each set of files, with links to the blobs under the names that clients sent.
+Manifests are replaced atomically, after all files are there, so a server that was killed leaves
+no broken model.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from cpuserve.log import get_logger
 
 log = get_logger("serve")
 
-# A blob that belongs to no model stays for this time: its client may be creating the model.
+# Seconds that a blob of no model is kept: its client may be about to create the model.
 _UNUSED_S = 3600.0
 
 
 class ModelDirectory:
-    """The created models of a server, within its bounds."""
+    """The created models of a server, with limits on their total bytes and their number."""
 
     def __init__(self, place: str, max_bytes: int, max_models: int) -> None:
         """`place`: the directory, which is created if it is missing.
@@ -64,7 +65,7 @@ class ModelDirectory:
         self.drop_unused()
 
     def close(self) -> None:
-        """Let another server use the directory."""
+        """Release the lock, so that another server may use the directory."""
         os.close(self._lock)
 
     def _read(self) -> Iterator[Manifest]:
@@ -82,24 +83,24 @@ class ModelDirectory:
     # --- blobs --------------------------------------------------------------------------------
 
     def has_blob(self, digest: str) -> bool:
-        """Return whether there is a file with this SHA-256."""
+        """Return whether the directory has a file with this SHA-256."""
         return self._blob(digest).is_file()
 
     def _blob(self, digest: str) -> Path:
         return self._blobs / f"sha256-{digest}"
 
     def part(self) -> Path:
-        """Return a path for a file that is being received."""
+        """Return a new path for a file that is being received."""
         return self._blobs / f"{uuid.uuid4().hex}.part"
 
     def keep_blob(self, part: Path, digest: str) -> None:
-        """Keep a file that was received whole, under its SHA-256."""
+        """Move a completely received file to its final path, which contains its SHA-256."""
         part.replace(self._blob(digest))
 
     def room(self) -> int:
-        """Return how many bytes more the files may have, after unused ones are deleted if need be.
+        """Return how many more bytes may be stored; if none, first delete unused files.
 
-        Downloads of the hub, which are in its own cache, count as well.
+        Downloads from the Hugging Face hub, which are in its own cache, count as well.
         """
         left = self.max_bytes - self._used()
         if left <= 0:
@@ -112,7 +113,7 @@ class ModelDirectory:
         return blobs + sum(found.size for found in self.manifests.values())
 
     def drop_unused(self, *, older_than_s: float = _UNUSED_S) -> None:
-        """Delete blobs and folders that belong to no model, and that no client needs any more."""
+        """Delete blobs and folders that belong to no model and are older than `older_than_s`."""
         used = {digest for found in self.manifests.values() for digest in found.digests}
         folders = {
             key_of(files)
@@ -131,9 +132,9 @@ class ModelDirectory:
     # --- models -------------------------------------------------------------------------------
 
     def folder(self, files: Mapping[str, str]) -> Path:
-        """Return the folder with these files, by name; it is made if it is missing.
+        """Return the folder with links to these files; it is created if it is missing.
 
-        files: the SHA-256 of each file by its name, which has been checked.
+        files: the SHA-256 of each file by its name; the names have been checked.
 
         Raises:
           NotFound: a file has not been sent.
@@ -158,7 +159,7 @@ class ModelDirectory:
         return folder
 
     def check_room(self, name: str) -> None:
-        """Raise InvalidRequest if a model of this name would be one too many."""
+        """Raise InvalidRequest if the number of models is at its limit and `name` is a new one."""
         if name not in self.manifests and len(self.manifests) >= self.max_models:
             msg = (
                 f"The server keeps {len(self.manifests)} models of clients, and may keep "
@@ -167,13 +168,13 @@ class ModelDirectory:
             raise InvalidRequest(msg, param="model", code="models_full")
 
     def save(self, made: Manifest) -> None:
-        """Keep a manifest, in place of an earlier one with its name."""
+        """Write a manifest to disk, in place of an earlier manifest with the same name."""
         self.check_room(made.name)
         write_whole(self._path(made.name), made)
         self.manifests[made.name] = made
 
     def remove(self, name: str) -> None:
-        """Delete a model, and its files if no other model has them."""
+        """Delete a model, and those of its files that no other model uses."""
         found = self.manifests.pop(name)
         self._path(name).unlink(missing_ok=True)
         used = {digest for other in self.manifests.values() for digest in other.digests}
@@ -186,5 +187,5 @@ class ModelDirectory:
 
 
 def open_new(path: Path) -> int:
-    """Return a descriptor to write a new file."""
+    """Create a new file for writing, and return its descriptor."""
     return open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -11,20 +11,20 @@ import msgspec
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.registry import DEFAULT_TAG
 
-# A name may have an owner, as on the Hugging Face hub, and a tag.
+# A model name may have an owner, as on the Hugging Face hub, and a tag.
 _NAME = re.compile(r"(?=.{1,200}$)\w[\w.-]*(/\w[\w.-]*)*(:[\w.-]+)?")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """A model that was created or pulled.
+    """A model that a client created or pulled.
 
-    base: the served model that shares its engine; "" = it has an engine of its own.
-    model: its weights as --model takes them; "" = they are `files`.
-    files, adapters: the SHA-256 of each file in hexadecimal, by name.
-    quantization: as --quantization.
-    parent: the model in FROM.
-    size: the bytes that a pull downloaded.
+    base: the served model that shares its engine; "" = this model has its own engine.
+    model: its weights, as a value of --model; "" = the weights are in `files`.
+    files, adapters: the SHA-256 of each file in hexadecimal, by file name.
+    quantization: a format, as in --quantization.
+    parent: the model that the field `from` or the instruction FROM selected.
+    size: the number of bytes that a pull downloaded.
     """
 
     name: str
@@ -44,23 +44,23 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     @property
     def digests(self) -> set[str]:
-        """The SHA-256 of each of its files."""
+        """The SHA-256 of each file of the model."""
         return {*self.files.values(), *self.adapters.values()}
 
     @property
     def engine(self) -> str:
-        """The key of its engine: equal for models with equal weights and adapters."""
+        """The key of the model's engine: equal for models with equal weights and adapters."""
         return key_of([self.model, self.files, self.adapters, self.quantization])
 
 
 def key_of(value: Any) -> str:
-    """Return a key of JSON values, which is a valid file name."""
+    """Return a hash of JSON values, which is used as a key and as a file name."""
     encoded = msgspec.json.encode(value, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:32]
 
 
 def checked_name(name: str | None, param: str = "model") -> str:
-    """Return the name of a model without the default tag; InvalidRequest if it is no name."""
+    """Return the model name without the tag ":latest"; InvalidRequest if it is not a valid name."""
     if not name:
         msg = f"{param} is missing: send the name of the model"
         raise InvalidRequest(msg, param=param)
@@ -74,7 +74,7 @@ def checked_name(name: str | None, param: str = "model") -> str:
 
 
 def checked_digest(digest: str, param: str = "digest") -> str:
-    """Return the hexadecimal digits of a digest `sha256:...`; InvalidRequest if it is none."""
+    """Return the hexadecimal part of a digest `sha256:...`; InvalidRequest if it is not valid."""
     found = _DIGEST.fullmatch(digest)
     if found is None:
         msg = f"{param} {digest[:80]!r} is no digest: send sha256: and 64 hexadecimal digits"

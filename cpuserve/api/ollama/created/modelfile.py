@@ -1,4 +1,4 @@
-"""The text of a Modelfile: read it into fields of /api/create, and write it for /api/show."""
+"""Parse the text of a Modelfile into fields of /api/create, and write it for /api/show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpuserve.errors import InvalidRequest
 
 ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'
-# The parameters that a Modelfile may have several times, which make a list.
+# Modelfile parameters that may occur several times; their values become a list.
 _LISTS = ("stop",)
 _WORDS = {"true": True, "false": False}
 
@@ -17,11 +17,11 @@ _WORDS = {"true": True, "false": False}
 def read_modelfile(text: str) -> dict[str, Any]:
     """Return the fields of /api/create that a Modelfile sets.
 
-    `from` and `adapters` (a list) are as in the file. `parameters` have numbers and booleans where
-    the text has them.
+    `from` and the list `adapters` have the text of the file. `parameters` has numbers and booleans
+    instead of text where a value is one.
 
     Raises:
-      InvalidRequest: the text has a line that is no instruction, or no FROM.
+      InvalidRequest: a line is no instruction, or the instruction FROM is missing.
     """
     found: dict[str, Any] = {"parameters": {}, "messages": [], "license": [], "adapters": []}
     for instruction, rest in _instructions(text):
@@ -40,7 +40,7 @@ def read_modelfile(text: str) -> dict[str, Any]:
                 raise _wrong(why)
             found["messages"].append({"role": role, "content": _unquoted(content.strip())})
         elif instruction == "requires":
-            continue  # a version of Ollama
+            continue  # REQUIRES: a version of Ollama, which does not apply here
         else:
             why = (
                 f"{instruction[:40].upper()!r} is no instruction: use FROM, SYSTEM, PARAMETER, "
@@ -58,7 +58,7 @@ def _wrong(why: str) -> InvalidRequest:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (name in lower case, text) of each instruction; quoted texts may have several lines."""
+    """Yield (lower-case name, text) of each instruction; a quoted text may span several lines."""
     lines = iter(text.splitlines())
     for line in lines:
         stripped = line.strip()
@@ -123,7 +123,7 @@ def write_modelfile(
     messages: Sequence[Mapping[str, Any]],
     licenses: Sequence[str],
 ) -> str:
-    """Return a Modelfile; parameters: lines of a name and a value."""
+    """Return the text of a Modelfile; parameters: lines of a name and a value."""
     lines = [f"FROM {source}"]
     lines += [f"TEMPLATE {_QUOTES}{template}{_QUOTES}"] if template else []
     lines += [f"SYSTEM {_QUOTES}{system}{_QUOTES}"] if system else []

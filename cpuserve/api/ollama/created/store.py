@@ -1,4 +1,4 @@
-"""CreatedModels: serves the models of a ModelDirectory in addition to the first ones."""
+"""CreatedModels: serves the models of a ModelDirectory besides those of the command line."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ log = get_logger("serve")
 
 
 class MakeLoader(Protocol):
-    """Returns the loader of a created model with an engine of its own."""
+    """Makes a Loader for a created model that needs an engine of its own."""
 
     def __call__(
         self, name: str, model: str, adapter: str | None, quantization: str | None
     ) -> Loader:
-        """model: as --model. adapter: the path of a LoRA adapter. quantization: as the option."""
+        """Return a Loader. model, quantization: as the options. adapter: the path of an adapter."""
 
 
 class CreatedModels:
-    """The models that clients created or pulled."""
+    """Serves, creates and deletes the models that clients created or pulled."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CreatedModels:
         make_loader: MakeLoader,
         sources: Mapping[str, str],
     ) -> None:
-        """sources: each model of the start as --model takes it, by its served name."""
+        """sources: the value of --model for each model of the command line, by its served name."""
         self.directory = directory
         self.sources = sources
         self.pulling = asyncio.Lock()
@@ -55,11 +55,11 @@ class CreatedModels:
                 log.error("the created model %s is not served: %s", found.name, error.message)
 
     def find(self, name: str) -> Manifest | None:
-        """Return the manifest of a created model."""
+        """Return the manifest of a created model; None if there is no such model."""
         return self.directory.manifests.get(name)
 
     def check_name(self, name: str, param: str = "model") -> None:
-        """Raise InvalidRequest if no model of this name can be created."""
+        """Raise InvalidRequest if a model with this name cannot be created."""
         self._check_new(name, param)
         self.directory.check_room(name)
 
@@ -69,10 +69,10 @@ class CreatedModels:
             raise InvalidRequest(msg, param=param)
 
     async def create(self, made: Manifest) -> None:
-        """Check a model, keep it and serve it, in place of an earlier one with its name.
+        """Check a new model, save its manifest and serve it; replace a created model of its name.
 
         Raises:
-          InvalidRequest: its files are no model, or its adapter does not fit.
+          InvalidRequest: its files are not a model, or its adapter does not fit the model.
           NotFound: a file has not been sent.
         """
         if made.files or made.adapters or made.quantization:
@@ -88,11 +88,11 @@ class CreatedModels:
         await self.create(msgspec.structs.replace(source, name=name))
 
     def delete(self, name: str) -> None:
-        """Delete a created model; its running requests may finish.
+        """Delete a created model; running requests to it may finish.
 
         Raises:
           NotFound: there is no such model.
-          InvalidRequest: it is a model of the server's start.
+          InvalidRequest: the model comes from the command line of the server.
         """
         found = self.directory.manifests.get(name)
         if found is None:
@@ -154,7 +154,7 @@ class CreatedModels:
             raise InvalidRequest(msg, param="quantize")
 
     def _public(self, text: str, made: Manifest) -> str:
-        """Return an error text without the paths of this disk."""
+        """Return an error text without the file paths of this server."""
         for files in (made.files, made.adapters):
             if files:
                 folder = self.directory.folder(files)
@@ -165,7 +165,7 @@ class CreatedModels:
 
 
 def preset_of(made: Manifest) -> Preset:
-    """Return the preset of a manifest; InvalidRequest if it has a wrong value."""
+    """Return the preset of a manifest; InvalidRequest if one of its values is invalid."""
     return Preset(
         made.system,
         chat_messages(made.messages),
