@@ -7,30 +7,30 @@
 namespace cpuserve {
 namespace {
 
-// Limits for the number of rows of a prefill unit. Each unit reads K and V of a chunk (64 KB at
-// head_dim 64) from L2 once, so units with more rows read less in total. At least kUnitsPerThread
-// units per thread keep the threads evenly loaded at the end of the operation.
+// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk
+// (64 KB at head_dim 64) from L2 once, so units with more rows read less in total. With at least
+// kUnitsPerThread units per thread, threads finish the operation at about the same time.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
-// Tiles (units of a prompt) get fewer rows than kMinTileRows if threads would be idle otherwise:
-// one token of a latent layer (MLA) has 16 to 128 rows and one KV head. A tile with fewer rows than
-// kLeastTileRows takes no less time, because reading its keys takes as long as with more rows.
+// Tiles (units of a prompt) get fewer than kMinTileRows rows if threads would be idle otherwise:
+// one token of a latent layer (MLA) has 16 to 128 rows and one KV head. A tile of fewer
+// than kLeastTileRows rows takes no less time, because it waits for memory while it reads its keys.
 constexpr int64_t kLeastTileRows = 4;
-// More tiles also read more: every tile reads the keys and values of its chunks, and all threads
-// share the memory bandwidth. If all threads read, reading one key takes as long as multiplying it
-// by kReadRows rows: for each dimension 4 bytes (K and V in bf16) at 4.5 GB/s per thread, against 2
-// products at 180 per ns. A thread gets no more than 4.5 GB/s even if there are fewer threads than
-// kFewThreads.
+// More tiles read more bytes: every tile reads the keys and values of its chunks,
+// and all threads share the memory bandwidth. If all threads read, reading one key takes as long
+// as multiplying it by kReadRows rows: for each dimension 4 bytes (K and V in bf16)
+// at 4.5 GB/s per thread, against 2 products at 180 per ns.
+// A single thread gets no more than 4.5 GB/s, even if fewer than kFewThreads threads read.
 constexpr int64_t kReadRows = 80, kFewThreads = 13;
-// Units of at most this many rows may be split over their chunks. With more rows, writing and
-// reading partial results costs as much time as the split saves. (If a KV head has more query heads
-// than this, a unit of one token may be split as well.)
+// Units of at most this many rows may be split over their chunks.
+// With more rows, writing and reading partial results costs as much time as the split saves.
+// (If a KV head has more query heads than this, a unit of one token may be split as well.)
 constexpr int64_t kMaxSplitRows = 64;
-// Splitting a unit costs a merge and a barrier. It pays off if some thread would otherwise have 10
-// % more work than its share, which is the total cost divided by the number of threads.
+// Splitting a unit costs a merge and a barrier. It pays off if some thread would otherwise
+// have 10 % more work than its share, which is the total cost divided by the number of threads.
 constexpr double kTolerance = 1.1;
-// If no unit costs more than this fraction of a share, no unit is split: threads that finish early
-// claim units of other threads.
+// If no unit costs more than this fraction of a share, no unit is split:
+// threads that finish early claim units of other threads.
 constexpr double kSmall = 1.0 / 8;
 // A unit is not split if one side of the split would cost less than this fraction of a share.
 constexpr double kEdge = 1.0 / 32;
@@ -39,11 +39,11 @@ constexpr double kEdge = 1.0 / 32;
 // chunks, so the number of pieces can be larger, up to kMostPiecesPerShare.
 constexpr double kPiecesPerShare = 4;
 constexpr int64_t kMostPiecesPerShare = 12;
-// The number of partial results (rows times chunks) that one merge unit adds up: this takes one
-// thread 4 us at head_dim 128.
+// One merge unit adds up this many partial results (its rows times its chunks),
+// which takes one thread 4 us at head_dim 128.
 constexpr int64_t kMergePartials = 128;
-// The buffer of partial results is as large as decode steps need, but at least 16 MB. Sequences
-// with more than one token in the step are split only as far as this buffer suffices.
+// The buffer of partial results is as large as decode steps need, but at least 16 MB.
+// Sequences with more than one token in the step are split only as far as this buffer suffices.
 constexpr int64_t kLeastPartialFloats = int64_t{4} << 20;
 constexpr int64_t kPartialHeader = 16;  // floats of a partial result before o (table/attention.h)
 
@@ -65,7 +65,7 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
   const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs;
   const int64_t pieces = threads_ > 1 ? (kMostPiecesPerShare + 2) * threads_ : 0;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
-  whole_.reserve(units);  // as large as units_, because build() swaps the two vectors
+  whole_.reserve(units);  // build() swaps whole_ and units_, so both have the same capacity
   units_.reserve(units);
   // Fewer units are split than there are threads, and a merge unit has at least one row.
   const int64_t split_rows = std::max<int64_t>(kMaxSplitRows, geometry.group());
@@ -76,8 +76,8 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
 int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_.hd_pad; }
 
 // Returns the number of floats that decode steps need for partial results. Fewer units are split
-// than there are threads, each unit has at most the keys of the longest sequence, and all split
-// units together have at most the chunks of all keys of the cache.
+// than there are threads, each unit has at most the keys of the longest sequence,
+// and all split units together have at most as many chunks as all keys of the cache.
 int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
   if (threads_ == 1) return 0;
   const auto chunks_of = [&](int64_t keys) {
@@ -93,16 +93,16 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
                   kLeastPartialFloats);
 }
 
-// Returns the cost of a unit: the number of its keys times the number of its rows. A unit with
-// fewer rows than kLeastTileRows costs as much as a unit with kLeastTileRows, because it waits for
-// memory.
+// Returns the cost of a unit: the number of its keys times the number of its rows.
+// A unit with fewer rows than kLeastTileRows costs as much
+// as a unit with kLeastTileRows, because it waits for memory.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
   return static_cast<double>(u.keys()) * u.heads *
          static_cast<double>(std::max(u.rows, kLeastTileRows));
 }
 
-// Returns the number of KV heads of a decode unit: as many as possible while each thread still has
-// at least kUnitsPerThread units.
+// Returns the number of KV heads of a decode unit:
+// as many as possible while each thread still has at least kUnitsPerThread units.
 int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   int64_t decoding = 0;
   for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
@@ -110,9 +110,9 @@ int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, geometry_.kv_heads));
 }
 
-// Returns the number of rows of a tile. If there are fewer pairs of a KV head and a chunk than
-// threads, tiles get fewer rows, so that more threads have work (at most two units each), but not
-// so few rows that threads wait for memory.
+// Returns the number of rows of a tile. If there are fewer pairs of a KV head and a chunk
+// than threads, tiles get fewer rows, so that more threads have work (at most two units each),
+// but not so few rows that threads wait for memory.
 int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
   const int64_t even = in.tokens * geometry_.q_heads / (threads_ * kUnitsPerThread);
   const int64_t rows =
@@ -128,8 +128,8 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
     most = std::max(most, queries * geometry_.group());
   }
   if (most == 0) return rows;
-  // If n * n equals `square`, computing the n rows of a tile takes as long as the reads of all
-  // tiles.
+  // If n * n equals `square`, computing a tile of n rows takes as long
+  // as all tiles need to read their keys and values.
   const double square = static_cast<double>(kReadRows * chunks * most) /
                         static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
   const int64_t tiles = std::clamp<int64_t>(
@@ -148,8 +148,8 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
                                  int32_t heads_a_unit) noexcept {
   const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
   const int64_t pos0 = in.kv_len[seq] - queries, rows = queries * geometry_.group();
-  // The tiles that take longest come first (the last rows see the most keys), so that short tiles
-  // let all threads finish at about the same time.
+  // Tiles are made from the last rows to the first. The last rows see the most keys, so long tiles
+  // come first, and short tiles at the end let all threads finish at about the same time.
   for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {
     const int64_t begin = std::max<int64_t>(0, end - tile_rows);
     const int64_t first_pos = pos0 + begin / geometry_.group();
@@ -177,8 +177,8 @@ void AttentionPlan::sort_by_head() noexcept {
   units_.clear();
 }
 
-// Returns whether a thread would have too much work if every unit stayed whole. As in share_out, a
-// unit belongs to the thread with the middle of the unit in its share.
+// Returns whether a thread would have too much work if no unit were split.
+// A unit belongs to the thread that has the middle of the unit in its share, as in share_out.
 bool AttentionPlan::uneven(double largest) const noexcept {
   if (threads_ == 1 || largest <= kSmall * share_) return false;
   double before = 0, load = 0;
@@ -194,8 +194,8 @@ bool AttentionPlan::uneven(double largest) const noexcept {
   return false;
 }
 
-// Returns whether the share of a thread ends inside the range [before, before + cost) of summed
-// costs, and not close to the ends of this range.
+// Returns whether a thread's share of the total cost ends inside the range [before, before + cost),
+// and not close to the ends of this range.
 bool AttentionPlan::crosses(double before, double cost) const noexcept {
   const double first = before / share_ + kEdge, last = (before + cost) / share_ - kEdge;
   return std::floor(first) < std::floor(last);
@@ -215,16 +215,16 @@ void AttentionPlan::cut_at_shares() noexcept {
       AttentionUnit one = u;
       one.kv_head += head;
       one.heads = 1;
-      // A unit that cannot be split stays whole. Threads are then less evenly loaded, but the
-      // result is the same.
+      // A unit that cannot be split stays whole.
+      // Threads are then less evenly loaded, but the result is the same.
       if (!crosses(before, cost(one)) || !split_unit(one, before, &partial)) units_.push_back(one);
       before += cost(one);
     }
   }
 }
 
-// Splits a unit of one KV head over its chunks, if that is allowed and its partial results fit the
-// buffer.
+// Splits a unit of one KV head over its chunks,
+// if that is allowed and its partial results fit the buffer.
 bool AttentionPlan::split_unit(const AttentionUnit& u, double before, int64_t* partial) noexcept {
   const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot();
   const int64_t most_rows = std::max<int64_t>(kMaxSplitRows, geometry_.group());
@@ -289,8 +289,8 @@ void AttentionPlan::build(const StepInput& in) noexcept {
   share_out();
 }
 
-// Assigns units to threads: a unit belongs to the thread with the middle of the unit in its share
-// of the total cost.
+// Assigns the units to threads: a unit belongs to the thread that has the middle of the unit
+// in its share of the total cost.
 void AttentionPlan::share_out() noexcept {
   const auto count = static_cast<int64_t>(units_.size());
   std::fill(cuts_.begin(), cuts_.end(), count);

@@ -1,15 +1,15 @@
-// The plan for the attention of one step: how the work is divided into units for threads. A step
-// builds one plan for each distinct layer geometry.
+// The plan for the attention of one step: how the work is divided into units for threads.
+// A step builds one plan for each distinct layer geometry.
 //
-// A unit is the attention of some query rows of one sequence to some chunks of keys, for one KV
-// head. A row is one query head of one token, and a chunk is 256 keys (kChunk). Long queries are
-// divided by rows. The share of each thread is a run of consecutive units, and all shares have
-// equal cost. If whole units would load the threads unevenly (few sequences, or one sequence that
-// is much longer than the others), a unit that crosses the end of a share is also divided over its
-// chunks: each chunk then has a partial result, and a merge unit adds the partial results in
-// ascending order. The result has the same bits as if one thread visited all chunks. If there are
-// many decode units per thread, one unit takes several KV heads: while it computes one head, the
-// keys of the next head are loaded. Planning takes time linear in the number of units.
+// A unit is the attention of some query rows of one sequence to some chunks of keys,
+// for one KV head. A row is one query head of one token, and a chunk is 256 keys (kChunk).
+// Long queries are divided by rows. The share of each thread is a run of consecutive units,
+// and all shares have equal cost. If whole units would load the threads unevenly (few sequences, or
+// one sequence that is much longer than the others), a unit that crosses the end of a share is also
+// divided over its chunks: each chunk then has a partial result, and a merge unit adds the partial
+// results in ascending order. The result has the same bits as if one thread visited all chunks.
+// If there are many decode units per thread, one unit takes several KV heads: while it computes one
+// head, the keys of the next head are loaded. Planning takes time linear in the number of units.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -35,12 +35,12 @@ struct AttentionUnit {
   int32_t seq, kv_head;
   int64_t row0, rows;      // rows [row0, row0 + rows); row r is query head r % group of a token
   int32_t chunk0, chunk1;  // chunks [chunk0, chunk1)
-  // If negative, the unit merges its chunks itself. Otherwise the offset, in floats, of its first
-  // partial result in the buffer of partial results.
+  // Where the first partial result of the unit is in the buffer of partial results, in floats.
+  // A negative value means that the unit merges its chunks itself.
   int64_t partial;
-  int64_t partial_stride;  // number of partial results from one row to the next
+  int64_t partial_stride;  // partial results between the first ones of successive rows
   int32_t heads;           // the unit computes KV heads [kv_head, kv_head + heads)
-  int32_t end_key;         // the last row sees only keys before this position
+  int32_t end_key;         // the last row of the unit sees only keys before this position
   // The number of keys that the unit visits.
   int64_t keys() const {
     return std::min<int64_t>(int64_t{chunk1} * kChunk, end_key) - int64_t{chunk0} * kChunk;
@@ -52,8 +52,8 @@ struct MergeUnit {
   int64_t row0, rows, chunks, partial;
 };
 
-// The largest step: its tokens, its sequences, the keys of one sequence, and the keys of all
-// sequences together.
+// The limits of one step:
+// its tokens, its sequences, the keys of one sequence, and the keys of all its sequences together.
 struct AttentionLimits {
   int64_t tokens, seqs, sequence_keys, keys;
 };
@@ -67,9 +67,9 @@ class AttentionPlan {
 
   const AttentionGeometry& geometry() const { return geometry_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
-  // Returns the range of units of threads [first, last). Units are in ascending order of heads, so
-  // if the number of KV heads is a multiple of the number of ranks, each rank computes the heads in
-  // its own memory.
+  // Returns the range of units of threads [first, last). Units are in ascending order of heads,
+  // so if the number of KV heads is a multiple of the number of ranks,
+  // each rank computes the heads in its own memory.
   Range units_of(int64_t first, int64_t last) const {
     return {cuts_[static_cast<size_t>(first)], cuts_[static_cast<size_t>(last)]};
   }
@@ -78,8 +78,8 @@ class AttentionPlan {
     return units_of(threads.begin, threads.end);
   }
   const std::vector<MergeUnit>& merges() const { return merges_; }
-  // Returns the size, in floats, of a buffer for the partial results of any step. Its pages are
-  // touched only when a step uses them.
+  // Returns the size, in floats, of a buffer for the partial results of any step.
+  // Its pages are touched only when a step uses them.
   int64_t partial_floats() const { return partial_floats_; }
 
  private:
@@ -104,7 +104,7 @@ class AttentionPlan {
   Ranks ranks_;
   int threads_;
   std::vector<int32_t> head_ends_;  // by KV head: end of the range of heads that its rank owns
-  std::vector<int64_t> cuts_;       // by thread: its first unit; the last entry: number of units
+  std::vector<int64_t> cuts_;       // by thread: its first unit, and the number of units at the end
   std::vector<size_t> places_;      // by KV head: where its next unit goes when units are sorted
   std::vector<AttentionUnit> units_, whole_;
   std::vector<MergeUnit> merges_;

@@ -1,7 +1,7 @@
-// Decides where a step needs barriers, from the values that its operations read and write and from
-// the rows that each thread touches. There is a barrier before an operation only if the operation
-// reads rows that another thread has written since the last barrier, or writes rows that another
-// thread has read or written since then.
+// Decides where a step needs barriers, from the values
+// that its operations read and write and from the rows that each thread touches. There is a barrier
+// before an operation only if the operation reads rows that another thread has written
+// since the last barrier, or writes rows that another thread has read or written since then.
 #pragma once
 #include <vector>
 
@@ -15,10 +15,10 @@ inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<Rout
 // Two flags for each operation of a step.
 struct BarrierPlan {
   std::vector<bool> before;  // whether a barrier comes before the operation
-  // Whether threads divide the rows of the operation, instead of claiming tasks. If a step has one
-  // token, only one thread has work in such an operation. The last thread that arrives at the
-  // barrier before the operation then runs it and releases the other threads, which saves a barrier
-  // after the operation.
+  // Whether threads divide the rows of the operation, instead of claiming tasks.
+  // If a step has one token, only one thread has work in such an operation.
+  // The last thread that arrives at the barrier before the operation
+  // then runs it and releases the other threads, which saves a barrier after the operation.
   std::vector<bool> row_wise;
 };
 BarrierPlan plan_barriers(const Program& program);

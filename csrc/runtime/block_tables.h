@@ -1,5 +1,5 @@
-// The block tables of the sequences. The executor keeps the tables of each slot, so the input of a
-// step has only the entries that have changed. parse_step has checked each entry (step_input.h).
+// The block tables of the sequences. The executor keeps the tables of each request slot,
+// so a step passes only the entries that have changed. parse_step has checked them (step_input.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -33,8 +33,8 @@ class BlockTables {
     std::for_each(first, first + groups_, [](std::vector<int32_t>& table) { table.clear(); });
   }
 
-  // claim() returns true for the first call with this slot since the last begin_step(), so that a
-  // caller can detect two sequences of a step with the same slot.
+  // claim() returns true for the first call with this slot since the last begin_step(),
+  // so that a caller can detect two sequences of a step with the same slot.
   void begin_step() noexcept { step_++; }
   bool claim(int64_t slot) noexcept {
     int64_t& used = used_[static_cast<size_t>(slot)];

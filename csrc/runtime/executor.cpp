@@ -14,7 +14,7 @@ namespace {
 
 size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const CacheLayer& s : program.kv_layers()) {  // attention: kernel scratch, then the values
+  for (const CacheLayer& s : program.kv_layers()) {  // attention: its kernel, then the values
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
   }
   for (const Value& v : program.values()) {  // norms and activations use a row of floats
@@ -111,8 +111,8 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
   return arena;
 }
 
-// Checks that the kernel table has the kernels for the KV type and for all operations. The Program
-// has already checked each operation by itself.
+// Checks that the kernel table has the kernels for the KV type and for all operations.
+// The Program has already checked each operation by itself.
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   const auto attention = t.attention[static_cast<int>(kv_.type())];
@@ -159,7 +159,7 @@ void Executor::carve_work_memory() {
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
   }
   const int64_t vocab = program_->vocab();
-  int64_t partials = 0;  // layers run one after another and share the buffer
+  int64_t partials = 0;  // layers run in turn and share one buffer of partial results
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
   logit_rows_ = std::clamp(program_->max_seqs(), kLeastLogitRows, kMostLogitRows);
@@ -169,8 +169,8 @@ void Executor::carve_work_memory() {
     for (int t = 0; t < team_->threads(); t++) {
       const int rank = team_->ranks().of_thread(t);
       if (t > 0 && rank != team_->ranks().of_thread(t - 1)) c.align(Buffer::kPage);
-      // There are 4096 unused bytes after each scratch, so that threads share no cache lines or
-      // cache sets.
+      // There are 4096 unused bytes after each scratch,
+      // so that threads share no cache lines or cache sets.
       scratch_.push_back(c.take<uint8_t>(scratch + 4096));
     }
     logit_input_.data = c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_input_.stride));
@@ -185,9 +185,9 @@ void Executor::carve_work_memory() {
   carve(carver);
 }
 
-// Makes the arenas of each rank prefer memory of the NUMA node that the rank is pinned to. If the
-// system refuses, a page is on the node of the thread that touches it first, which is a thread of
-// the rank.
+// Makes the arenas of each rank prefer memory of the NUMA node that the rank is pinned to.
+// If the system refuses, a page is on the node of the thread that touches it first,
+// which is a thread of the rank.
 void Executor::bind_memory() {
   binding_.mode = "none";
   if (team_->ranks().count() == 1) return;
@@ -239,8 +239,8 @@ StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks)
   return in;
 }
 
-// Finds the slot of recurrent states for every token. A block without a state slot uses the slot of
-// the next block that has one.
+// Finds the slot of recurrent states for every token.
+// A block without a state slot uses the slot of the next block that has one.
 void Executor::find_state_slots() {
   if (state_slots_.empty()) return;
   const int32_t gone = static_cast<int32_t>(limits_.num_blocks - 1);
@@ -297,9 +297,9 @@ bool Executor::run_ops(int64_t first, int64_t last) {
     end_phase = w.phase;
   });
   phase_ = end_phase;
-  // The cancel flag is read again here: other threads read it when they claim tasks, and may have
-  // skipped tasks although thread 0 did not see the flag. The call has ended, so this read comes
-  // after all of their reads.
+  // The cancel flag is read again here: other threads read it when they claim tasks,
+  // and may have skipped tasks although thread 0 did not see the flag.
+  // The call has ended, so this read comes after all of their reads.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;
@@ -319,8 +319,8 @@ int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks,
   return input_.rows;
 }
 
-// Appends the sampled tokens to the sampler state, except accepted draft tokens: sample_rows has
-// already appended each of them before it sampled the next row.
+// Appends the sampled tokens to the sampler state, except accepted draft tokens:
+// sample_rows has already appended each of them before it sampled the next row.
 void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     const int32_t token = results_.tokens[static_cast<size_t>(r)];

@@ -1,7 +1,7 @@
-// Runs the forward steps of a program. A step is one call of the thread team: every thread walks
-// through all operations, with a barrier where an operation needs results of other threads
-// (barrier_plan.h). The constructor allocates everything except the block tables, which grow before
-// a step runs. A step itself allocates nothing.
+// Runs the forward steps of a program. A step is one call of the thread team:
+// every thread walks through all operations, with a barrier where an operation needs results
+// of other threads (barrier_plan.h). The constructor allocates everything except the block tables,
+// which grow before a step runs. A step itself allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -29,22 +29,22 @@
 
 namespace cpuserve {
 
-// The number of rows that lm_head and sampling process at a time is the largest number of sequences
-// of a step, within these limits. A decode step then reads the lm_head matrix once.
-// platforms/memory.py includes their fp32 logits in the memory need: 78 MB for 128 rows and a
-// vocabulary of 152k.
+// lm_head and sampling process the result rows of a step in batches.
+// A batch has as many rows as a step can have sequences, within these limits,
+// so a decode step reads the lm_head matrix once. platforms/memory.py counts the fp32 logits
+// of a batch as memory: 78 MB for 128 rows and a vocabulary of 152k.
 constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
-// The results of a step, one entry for each result row. tokens, ranks and logprobs are
-// [max_tokens], and top_ids and top_logprobs are [max_tokens, max_top]. A program with HiddenOp has
-// only vectors [max_tokens, hidden_width].
+// The results of a step, one entry for each result row. tokens,
+// ranks and logprobs are [max_tokens], and top_ids and top_logprobs are [max_tokens, max_top].
+// A program with HiddenOp has only vectors [max_tokens, hidden_width].
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
   std::vector<float> logprobs, top_logprobs, vectors;
 };
 
-// A copy of a value as fp32 [rows, width], and the copies of the inputs and the output of an
-// operation (Executor::tap).
+// A value of the program as fp32 [rows, width].
+// Executor::tap copies the inputs and the output of an operation to such matrices.
 struct TapMatrix {
   int64_t rows, width;
   std::vector<float> data;
@@ -62,7 +62,7 @@ struct Tap {
 //   "none"         there is one rank
 struct MemoryBinding {
   std::string mode, error;
-  std::vector<int> nodes;  // by rank: its NUMA node; -1: its threads are on several nodes
+  std::vector<int> nodes;  // by rank: its NUMA node, or -1 if its threads are on several nodes
 };
 
 // For each rank, how many bytes of its weights and of its KV cache are on each NUMA node now
@@ -88,65 +88,65 @@ class Executor {
   Team& team() { return *team_; }
   const Program& program() const { return *program_; }
   int64_t max_top() const { return limits_.max_top; }
-  // Deletes the sampler state and the block tables of a slot, when its request has ended.
+  // Deletes the sampler state and the block tables of a request slot when its request has ended.
   void release(int64_t slot) {
     sampler_.release(slot);
     tables_.release(slot);
   }
 
-  // Runs one step and returns the number of its result rows; results() holds their results until
-  // the next step. `words` is the input of the step (step_input.h), and `masks` the memory of its
-  // token masks, which must not change during the step. If sampling rejects the draft token of a
-  // row, the rows of the following draft tokens get no token (-1). Throws std::invalid_argument,
-  // before anything runs or changes, if an index is out of range. Throws std::runtime_error if the
-  // step was cancelled: the step may then have written keys and values of its tokens, and slots
-  // with drafts have to be admitted again.
+  // Runs one step and returns the number of its result rows. results() holds the results
+  // until the next step. `words` is the input of the step (step_input.h).
+  // `masks` is the memory of its token masks, which must not change during the step. If sampling
+  // rejects the draft token of a row, the rows of the following draft tokens get no token (-1).
+  // If an index is out of range, throws std::invalid_argument before anything runs or changes.
+  // Throws std::runtime_error if the step was cancelled: the step may then have written keys
+  // and values of its tokens, and request slots with draft tokens have to be admitted again.
   int64_t step(Span<const int32_t> words, Span<const int32_t> masks = {});
-  // Runs a step like step(), and copies the unmodified logits [rows, vocab] to `logits`, which the
-  // caller has allocated.
+  // Runs a step like step(),
+  // and copies the unmodified logits [rows, vocab] to `logits`, which the caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
-  // Runs the operations up to and including number `op`, and returns the inputs and the output of
-  // `op`. If the previous call tapped an earlier operation of the same step, this call continues
-  // after that operation. Nothing is sampled, but keys and values are stored.
+  // Runs the operations up to and including number `op`, and returns the inputs and the output
+  // of `op`. If the previous call tapped an earlier operation of the same step, this call continues
+  // after that operation. Nothing is sampled, but keys and values are stored in the cache.
   Tap tap(Span<const int32_t> words, int64_t op);
-  // Copies the bytes of KV blocks of a group to or from memory, between steps
-  // (KvCache::read_block). Throws std::invalid_argument for a block or a group that does not exist.
+  // Copies KV blocks of a cache group to or from memory, between steps (KvCache::read_block).
+  // Throws std::invalid_argument for a block or a group that does not exist.
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
   void read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const;
   void write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from);
-  // Copies the recurrent states of a slot to or from memory, between steps. The tokens of the slot
-  // must end at the end of a KV block.
+  // Copies the recurrent states of a state slot to or from memory, between steps.
+  // The tokens of the slot must end at the end of a KV block.
   size_t snapshot_bytes() const { return states_.snapshot_bytes(); }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
-  // Allocates memory for some of the KV blocks that the next step could use. The caller calls it
-  // between steps. A call takes 0.1 ms (7 ms in a VM if the host must first find free memory).
-  // Returns false when all of these blocks have memory.
+  // Allocates memory for some of the KV blocks that the next step could use.
+  // The caller calls it between steps. A call takes 0.1 ms (7 ms in a VM
+  // if the host must first find free memory). Returns false when all of these blocks have memory.
   bool grow_kv() {
     return kv_.grow(*team_, program_->cache_groups() * blocks_of(program_->max_tokens()));
   }
-  // Returns the number of heap allocations in all steps so far (base/allocations.h), which must be
-  // 0.
+  // Returns the number of heap allocations in all steps so far (base/allocations.h).
+  // The number must be 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
-  // Cancels the running step, or the next step if none runs. Any thread may call this function. The
-  // step ends when each thread has finished the tasks that it has claimed (milliseconds).
-  // cancel(false) between steps revokes the request.
+  // Cancels the running step, or the next step if none runs. Any thread may call this function.
+  // The step ends when each thread has finished the tasks that it has claimed (milliseconds).
+  // To cancel no step any more, call cancel(false) between steps.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
   // Returns the number of phases of steps and probes so far (a phase is the work between two
-  // barriers), and the number of work items that threads claimed in the latest phases. Two readings
-  // are equal only if no work was claimed between them. Any thread may call this function.
+  // barriers), and the number of work items that threads claimed in the latest phases. Two results
+  // are equal only if no work was claimed between the calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
     return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
   }
 
   const MemoryBinding& binding() const { return binding_; }
-  // Interleaves the pages of weights and KV cache over the NUMA nodes `nodes`. To be called before
-  // weights are loaded.
+  // Interleaves the pages of weights and KV cache over the NUMA nodes `nodes`.
+  // The caller calls it before weights are loaded.
   void interleave(const std::vector<int>& nodes);
   MemoryNodes memory_nodes() const;  // reads /proc/self/numa_maps
 
@@ -156,12 +156,12 @@ class Executor {
   double probe_bandwidth(double seconds);      // bytes per second of reading the packed weights
   double probe_dot(int kind, double seconds);  // operations/s of all threads; kind is a DotKind
   double probe_barrier(int64_t rounds);        // seconds per barrier
-  // Returns the seconds that `count` linears of the program, from number `first` on, take with
-  // `rows` rows of activations. After the last linear of the program it continues with the first
-  // one. The contents of the rows do not matter, and the values of the program are overwritten.
+  // Returns the seconds that `count` linears of the program, from number `first` on,
+  // take with `rows` rows of activations. The first linear follows the last one of the program.
+  // The contents of the rows do not matter, and the values of the program are overwritten.
   double probe_linears(int64_t rows, int64_t first, int64_t count);
   int64_t num_linears() const;
-  std::map<std::string, int64_t> memory() const;  // bytes by use
+  std::map<std::string, int64_t> memory() const;  // bytes of memory for each use, such as weights
 
  private:
   friend struct Worker;  // the work of a thread in a step (worker.h)
@@ -202,7 +202,7 @@ class Executor {
   StepLimits limits_;
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
-  std::vector<int> plan_of_op_;  // by operation: its index in plans_; -1: it is not attention
+  std::vector<int> plan_of_op_;  // by operation: its index in plans_; -1: not attention
   const BarrierPlan barriers_;
 
   Buffer work_;  // scratch of threads, logits, gathered rows, partial attention
@@ -211,23 +211,23 @@ class Executor {
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
-  int queue_threads_ = 0;  // number of threads that claimed tasks in the last call
+  int queue_threads_ = 0;  // number of threads that claimed tasks in the last call of the team
   int64_t phase_ = 0;
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
-  // For recurrent layers: state_slots_ has the state slot of the block of each token, and
-  // state_before_ has for each sequence the slot of the last closed state before the first token of
-  // the step (-1: there is none).
+  // For recurrent layers: state_slots_ has the state slot for the block
+  // of each token. state_before_ has for each sequence the slot of the last closed state
+  // before the first token of the step (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
   Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
   std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last
-  int64_t tap_next_ = -1;  // the operation after the last tapped one; -1: start the step again
+  int64_t tap_next_ = -1;  // the operation after the last tapped one, or -1 to start the step again
   float* logits_copy_ = nullptr;
   StepResults results_;
 
-  // The number of phases so far. Only thread 0 writes it, at every barrier, so the counter has a
-  // cache line of its own.
+  // The number of phases so far.
+  // Only thread 0 writes it, at every barrier, so the counter has a cache line of its own.
   struct alignas(64) Advances {
     std::atomic<int64_t> count{0};
     void add() noexcept {

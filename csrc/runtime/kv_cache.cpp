@@ -8,8 +8,8 @@
 
 namespace cpuserve {
 
-// Whether the blocks of a slab may be interleaved (kv_cache.h). In every group, layer i must have
-// the shape of layer i of the group with the most layers. Then two blocks of a slab never overlap.
+// Whether the blocks of a slab may be interleaved (kv_cache.h). They never overlap
+// if layer i of every group has the shape of layer i in the group with the most layers.
 static bool groups_alike(const std::vector<CacheLayer>& layers, int32_t groups) {
   std::vector<std::vector<CacheLayer>> of(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) of[static_cast<size_t>(s.group)].push_back(s);
@@ -31,7 +31,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   int32_t groups = 1;
   for (const CacheLayer& s : layers) groups = std::max(groups, s.group + 1);
   const bool alike = groups_alike(layers, groups);
-  const size_t together = alike ? kSlabBlocks : 1;  // blocks that are interleaved
+  const size_t together = alike ? kSlabBlocks : 1;  // number of blocks that are interleaved
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
     const size_t half = kv_half_bytes(type, s.hd_pad), halves = static_cast<size_t>(s.halves());
@@ -54,12 +54,12 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   wanted_.reserve(has_memory_.size());
 }
 
-// Places the KV heads of a rank in a new arena. The layers of a slab follow one another, so all
-// keys and values of a token are close together, and the number of pages in use depends on the
-// number of tokens, not on the number of layers. (With a separate region for each of 24 layers, the
-// first 32 tokens cost 24 pages of 2 MB; measured: 4 % of the time of a 1,024-token prompt.) Inside
-// a layer the blocks of a head follow one another, so attention reads runs of 32 KB at head_dim 64,
-// which is a third faster than one run of 4 KB in every 64 KB.
+// Places the KV heads of a rank in a new arena. The layers of a slab follow one another,
+// so all keys and values of a token are close together, and the number of pages in use depends on
+// the number of tokens, not on the number of layers. (With a separate region for each of 24 layers,
+// the first 32 tokens used 24 pages of 2 MB, which took 4 % of the time of a 1,024-token prompt.)
+// Inside a layer the blocks of a head follow one another, so attention reads runs of 32 KB
+// at head_dim 64, a third faster than runs of 4 KB that are 64 KB apart.
 void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   const auto each_head = [&](int32_t group, const auto& use) {
     for (size_t l = 0; l < heads_.size(); l++) {
@@ -87,8 +87,8 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   for (int32_t g = 0; g < groups; g++) {
     auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
     each_head(g, [&](KvLayer& head, int64_t h) {
-      // The address that head 0 of the layer would have, because kernels number the heads of a
-      // layer from 0 on every rank.
+      // `base` is where head 0 of the layer would be in this arena,
+      // because kernels number the heads of a layer from 0 on every rank.
       head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
       head.slab_stride = kSlabBlocks * block;
       if (head.block_stride == 0) head.block_stride = block;
@@ -131,7 +131,7 @@ bool KvCache::grow(Team& team, int64_t ahead) {
   return left;
 }
 
-// Adds the pages of bytes [begin, end) that have no memory to pages_[rank], at most `most` of them.
+// Adds to pages_[rank] the pages of bytes [begin, end) that have no memory, at most `most` pages.
 // Returns true if there are more such pages.
 bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
@@ -146,8 +146,8 @@ bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   return false;
 }
 
-// Allocates the listed pages. The threads of a rank take turns, and each page belongs to one
-// thread: if two threads touched a new page at the same time, the kernel would clear two pages.
+// Allocates memory for the pages in pages_. Each page is touched by one thread of its rank:
+// if two threads touched a new page at the same time, the kernel would clear two pages.
 void KvCache::commit_listed(Team& team) {
   constexpr size_t kPage = Buffer::kPage;
   const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
@@ -163,8 +163,8 @@ void KvCache::commit_listed(Team& team) {
   for (std::vector<size_t>& pages : pages_) pages.clear();
 }
 
-// Calls copy(address, bytes) for the keys and for the values of every head in `block`, in the order
-// of layers and heads. The order does not depend on the number of ranks.
+// Calls copy(address, bytes) for the keys and for the values of every head in `block`,
+// in the order of layers and heads, which is the same for any number of ranks.
 template <class Copy>
 void KvCache::each_half(int64_t block, int32_t group, const Copy& copy) const {
   for (size_t l = 0; l < heads_.size(); l++) {

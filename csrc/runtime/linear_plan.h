@@ -1,8 +1,8 @@
 // The division of one linear into tasks, which the threads of a rank claim. A plan is a pure
 // function of sizes: the executor runs it, and benchmarks/work_simulator.h simulates it.
 //
-// A task is a rectangle of the output: some rows by some panels (of 16 columns). The bits of an
-// output element do not depend on the task that computes it, so a plan affects only time.
+// A task is a rectangle of the output: some rows by some panels (of 16 columns). The bits
+// of an output element do not depend on the task that computes it, so a plan affects only time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace cpuserve {
 struct LinearShape {
   int64_t rows;                         // rows of activations
   int64_t panels;                       // panels of the matrix that this rank computes
-  int64_t grain;                        // panels that must stay in one task (Matrix::grain)
+  int64_t grain;                        // panels that must be in one task (Matrix::grain)
   int64_t panel_bytes;                  // bytes of one packed panel
   int64_t tile_rows, tile_panels;       // the register tile, in rows of activations and panels
   int threads;                          // threads of this rank
-  int64_t block_rows = kMostBlockRows;  // rows that use weights while these stay in L2
-  int64_t span_panels = kStripPanels;   // largest width of a task, if there are many rows
+  int64_t block_rows = kMostBlockRows;  // rows that use weights while they are in L2
+  int64_t span_panels = kStripPanels;   // most panels of a task with many rows
 
-  // Returns the shape for `rows` rows of activations with a stride of x_stride bytes. Each row
-  // consists of `terms` int8 rows (1 or 2).
+  // Returns the shape for `rows` rows of activations with a stride of x_stride bytes.
+  // Each row consists of `terms` int8 rows (1 or 2).
   static LinearShape of(const LinearKernel& kernel, const WorkSizes& sizes, int64_t rows,
                         size_t x_stride, int32_t terms, int64_t panels, int64_t grain,
                         size_t panel_bytes, int threads) noexcept {
@@ -53,19 +53,19 @@ class LinearPlan {
   static constexpr int64_t kFewRows = 16;  // with up to 16 rows, weights are read only once
   // With more than kFewRows rows, each task costs as much as if it had kTaskRows extra rows,
   // because its first tiles find neither weights nor output in the cache. Measured at AVX2: tasks
-  // of 24 rows run at 95 to 99 % of the rate of tasks of 480 rows, which is the cost of 0.2 to 1.3
+  // of 24 rows run at 95 to 99 % of the rate of tasks of 480 rows, so a task costs 0.2 to 1.3 extra
   // rows. A faster core computes more rows while it waits for memory, so the constant is higher.
   static constexpr int64_t kTaskRows = 2;
 
   explicit LinearPlan(const LinearShape& shape) noexcept;
 
-  // Consecutive tasks have the same panels and successive blocks of rows, up to kMostRows rows. The
-  // tasks of the next panels follow. So neighbouring threads share panels and read them through the
-  // same L3 cache, where the activations of kMostRows rows stay as well.
+  // Consecutive tasks have the same panels and successive blocks of rows, up to kMostRows rows.
+  // Then come the tasks of the next panels. Threads with neighbouring tasks therefore share panels
+  // and read them through one L3 cache, where the activations of kMostRows rows stay as well.
   static constexpr int64_t kMostRows = 512;
   int64_t tasks() const noexcept { return columns_ * blocks_; }
-  // The number of consecutive tasks that a thread claims at once; 1 if there are several row
-  // blocks.
+  // Returns the number of consecutive tasks that a thread claims together.
+  // It is 1 if there are several row blocks.
   int64_t chunk() const noexcept { return chunk_; }
   // Returns tasks [begin, end), which a thread has claimed together, as one task.
   LinearTask task(int64_t begin, int64_t end) const noexcept {
@@ -91,7 +91,7 @@ class LinearPlan {
 
   int64_t rows_, panels_, tile_rows_;
   int64_t width_ = 1, columns_ = 0, blocks_ = 0, chunk_ = 1;
-  int64_t together_ = 1;  // number of row blocks in kMostRows rows
+  int64_t together_ = 1;  // number of row blocks that have kMostRows rows together
 };
 
 }  // namespace cpuserve

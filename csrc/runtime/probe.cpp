@@ -8,7 +8,7 @@
 namespace cpuserve {
 namespace {
 
-// Calls pass() until `seconds` have passed, at least once. Returns the mean seconds of a call.
+// Calls pass() at least once, until `seconds` have passed. Returns the mean seconds of a call.
 template <class Pass>
 double time_passes(double seconds, const Pass& pass) {
   const int64_t start = now_ns();
@@ -23,7 +23,7 @@ double time_passes(double seconds, const Pass& pass) {
 
 }  // namespace
 
-// Each thread reads the panels that it packed, as a decode step does, but without arithmetic.
+// Each thread reads the panels that it packed, like a decode step, but computes nothing with them.
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;
@@ -53,7 +53,7 @@ double Executor::probe_dot(int kind, double seconds) {
   check_argument(kind >= 0 && kind < kKinds, "unknown dot-product probe ", kind,
                  "; it must be 0 to ", kKinds - 1);
   constexpr int64_t kIterations =
-      200'000;  // they take less than a millisecond, so that time_passes ends on time
+      200'000;  // less than a millisecond, so that time_passes ends on time
   team_->call_all();
   std::vector<double> operations(static_cast<size_t>(team_->threads()));
   const double pass = time_passes(seconds, [&] {

@@ -1,5 +1,5 @@
-// A lowered program: values, weights and operations as plain data. The Program checks each of them
-// when it is added, so that a step needs no checks.
+// A lowered program: values, weights and operations as plain data.
+// The Program checks each item when it is added, so that a step needs no checks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace cpuserve {
 
-// A matrix of activations, [max_tokens * copies, width]. In a step it has `copies` rows for each
-// token.
+// A matrix of activations, [max_tokens * copies, width].
+// In a step it has `copies` rows for each token.
 struct Value {
   std::string name;
   int64_t width;
@@ -23,11 +23,11 @@ struct Value {
   int32_t copies = 1;
 };
 
-// A packed weight matrix [n, k]. Without glu, the rows of its parts (tensors of the checkpoint)
-// follow one another. With glu, it has two parts (gate and up projection) with the same number of
-// rows, each padded to whole panels of 16 rows, and their panels alternate. Threads and ranks
-// divide the matrix in units of `grain` panels, so that a panel of the gate stays together with its
-// panel of up, and panels stay together if their results share a quantization scale.
+// A packed weight matrix [n, k]. Without glu, the rows of its parts (tensors
+// of the checkpoint) follow one another. With glu, it has two parts (gate and up projection)
+// with equal numbers of rows, each padded to whole panels of 16 rows, and their panels alternate.
+// Threads and ranks divide the matrix in units of `grain` panels: a panel of the gate stays
+// with its panel of up, and panels stay together if their results share a quantization scale.
 struct Matrix {
   std::string name;
   WeightKind kind;
@@ -36,8 +36,8 @@ struct Matrix {
   bool glu;
   size_t panel_bytes;
   int64_t grain;
-  // The matrix is a table that stays in the mapped file of its checkpoint: it has no panels, and a
-  // row is packed when a token looks it up.
+  // The matrix stays a table in the mapped file of its checkpoint.
+  // It has no panels: a row is packed when a token looks it up.
   bool gathered = false;
 
   int64_t panels() const;
@@ -56,19 +56,19 @@ struct Vector {
   std::string name;
   int64_t count;
   Id packed_from = kNone;
-  int64_t columns = 0;  // if not 0, the elements are column indices below `columns`
+  int64_t columns = 0;  // if not 0, elements are indices of columns below `columns`
 };
 
-// The KV cache of one attention layer. The layers of a group (for example all layers with the same
-// window) share block tables.
+// The KV cache of one attention layer.
+// The layers of one cache group (for example all layers with the same window) share block tables.
 struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
-  bool latent = false;  // the keys are also the values (MLA), and are stored once
+  bool latent = false;  // keys are also the values (MLA), stored once
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
-// The limits for the steps of a program, which follow from its operations.
+// The limits of the steps of a program. They follow from its operations.
 struct ProgramLimits {
   int64_t embed_rows = 0;  // token ids must be below this number
   int64_t max_positions = INT32_MAX;
@@ -79,8 +79,8 @@ struct ProgramLimits {
 
 class Program {
  public:
-  // `table` must outlive the program. All add_* functions throw std::invalid_argument with the name
-  // of the wrong argument.
+  // `table` must outlive the program. All add_* functions throw std::invalid_argument;
+  // the message has the name of the wrong argument.
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
   Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
@@ -93,8 +93,8 @@ class Program {
   Id add_vector(std::string name, int64_t count);
   Id add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group = 0, bool latent = false);
 
-  // Checks an operation and appends it. Throws std::invalid_argument with the name of the wrong
-  // field.
+  // Checks an operation and appends it.
+  // Throws std::invalid_argument with the name of a wrong field.
   template <class Operation>
   void add(Operation op) {
     prepare(op, *this);
@@ -117,30 +117,30 @@ class Program {
   int64_t hidden_width() const { return limits_.hidden_width; }
   int64_t max_positions() const { return limits_.max_positions; }
   int32_t cache_groups() const { return cache_groups_; }  // groups of KV layers; at least 1
-  // The number of block tables of each sequence: one for each group of KV layers, and one more for
-  // recurrent states if the program has any.
+  // The number of block tables of each sequence:
+  // one for each group of KV layers, and one more for recurrent states if the program has any.
   int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
   int64_t state_bytes() const;  // bytes of one slot: the recurrent states of all layers
   int64_t weight_bytes() const;
-  // Returns one string for each fact that determines the layout of packed matrices, except the ISA
-  // level and the number of ranks.
+  // Returns strings that determine the layout of packed matrices, one for each fact,
+  // except the ISA level and the number of ranks.
   std::vector<std::string> packed_layout() const;
-  int64_t kv_block_bytes(KvType type) const;  // bytes of a block, the same for every group
+  int64_t kv_block_bytes(KvType type) const;  // bytes of a KV block of any group
 
-  // The next functions are for operations. They throw std::invalid_argument if the id does not
-  // exist.
+  // Operations call the next functions,
+  // which throw std::invalid_argument if an id does not exist.
   const Value& value(Id id) const;
   const Matrix& matrix(Id id) const;
   const Vector& vector(Id id) const;
   const CacheLayer& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
   // The checks throw std::invalid_argument if a field of an operation is wrong. check_tokens checks
-  // that each of the values `ids` has one row for each token.
+  // that each of the values `ids` has exactly one row for each token.
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;
-  // The next functions are for operations that change the program when they are added.
+  // Operations that change the program when they are added call the next functions.
   ProgramLimits& limits() { return limits_; }
   Id add_state(const StateLayer& layer);
   void set_grain(Id matrix, ActFormat out);

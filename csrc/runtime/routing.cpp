@@ -17,8 +17,8 @@ void softmax(float* x, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-// Sets the scores of all experts outside the op.kept best groups to -inf. If groups have equal
-// totals, the first of these groups is kept. `totals` is scratch for op.groups floats.
+// Sets the scores of all experts outside the op.kept best groups to -inf. If several groups
+// have the same total, the first of them is kept. `totals` is scratch for op.groups floats.
 void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t size = op.experts / op.groups;
@@ -43,9 +43,9 @@ void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   }
 }
 
-// Writes the indices of the `chosen` largest of n scores to `out`, the largest first; among equal
-// scores the lower index comes first. `out` stays sorted while the scores are visited, so almost
-// every score costs one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
+// Writes the indices of the `chosen` largest of n scores to `out`, the largest score first (the
+// lower index first if scores are equal). `out` stays sorted meanwhile, so almost every score
+// costs one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
 void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
   const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
   float least = 0;  // the smallest score in `out`
@@ -68,8 +68,8 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   if (op.score == Score::sigmoid) {
     for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   }
-  // Without a bias, experts are chosen by their logits, because softmax could round two different
-  // logits to the same score.
+  // Without a bias, experts are chosen by their logits:
+  // softmax could round two different logits to the same score.
   const bool early = op.score == Score::softmax && bias;
   if (early) softmax(scores, experts);
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
@@ -88,8 +88,8 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
 }
 
-// A counting sort. It visits the tokens in order, so the rows of an expert are in the order of
-// their tokens.
+// A counting sort. The loop visits the tokens in order,
+// so the routed rows of an expert are in the order of their tokens.
 void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept {
   experts_ = experts;
   chosen_ = chosen;

@@ -1,6 +1,6 @@
-// The experts that the tokens of a step use, and the order of the routed rows. There is one routed
-// row for each pair of a token and one of its experts. Routed rows are sorted by expert, then by
-// token.
+// The experts that the tokens of a step use, and the order of the routed rows.
+// A routed row is a pair of a token and one of its experts.
+// Routed rows are sorted by expert, then by token.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,10 +10,10 @@
 
 namespace cpuserve {
 
-// Writes the output row of RouteOp for one token to out[0 .. 2 * chosen): the ids of the chosen
-// experts, best first (the lower id first if scores are equal), then their weights. `logits` has
-// one float for each expert, and `scratch` holds 3 * experts floats. NaN logits lead to NaN
-// weights, but the ids stay valid.
+// Writes the output row of RouteOp for one token to out[0 ..
+// 2 * chosen): the ids of the chosen experts, best first (the lower id first
+// if scores are equal), then their weights. `logits` has one float for each expert,
+// and `scratch` holds 3 * experts floats. NaN logits lead to NaN weights, but the ids stay valid.
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
                float* scratch) noexcept;
 
@@ -25,19 +25,19 @@ class Routing {
         places_(static_cast<size_t>(max_rows)),
         first_(static_cast<size_t>(max_experts + 1)) {}
 
-  // Sorts the routed rows of a step. Row t of `ids` begins with the ids of the `chosen` experts of
-  // token t; an id of -1 adds no routed row.
+  // Sorts the routed rows of a step. Row t of `ids` begins
+  // with the ids of the `chosen` experts of token t; an id of -1 adds no routed row.
   void build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept;
 
   int64_t experts() const noexcept { return experts_; }
-  // An expert has the routed rows [first_row(expert), first_row(expert) + rows(expert)).
+  // Expert e has the routed rows [first_row(e), first_row(e) + rows(e)).
   int64_t first_row(int64_t expert) const noexcept { return first_[static_cast<size_t>(expert)]; }
   int64_t rows(int64_t expert) const noexcept { return first_row(expert + 1) - first_row(expert); }
   int64_t rows() const noexcept { return first_row(experts_); }
   // Returns the token of a routed row.
   int64_t token(int64_t row) const noexcept { return tokens_[static_cast<size_t>(row)]; }
-  // Returns the routed row for the expert with rank `rank` of a token (0: the best expert), or -1
-  // if there is none.
+  // Returns the routed row of a token for its expert number `rank` (0:
+  // the best expert), or -1 if there is none.
   int64_t row(int64_t token, int64_t rank) const noexcept {
     return places_[static_cast<size_t>(token * chosen_ + rank)];
   }

@@ -88,17 +88,17 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
     fresh.chain =
         std::make_unique<SamplerChain>(*r.chain, vocab_, r.prompt, r.output, max_outputs_);
   }
-  s = std::move(fresh);  // moved vectors keep their storage, so the pointers in params stay valid
+  s = std::move(fresh);  // moving keeps the storage of vectors, so pointers in params stay valid
 }
 
-// Keeps the last `most_recent` ids, without an allocation.
+// Appends to the last `most_recent` ids of the output, without an allocation.
 void Sampler::add_recent(Slot& s, int32_t token) noexcept {
   if (s.most_recent == 0) return;
   if (s.recent.size() == s.most_recent) s.recent.erase(s.recent.begin());
   s.recent.push_back(token);
 }
 
-// Sets the banned ids of the next token.
+// Sets the ids that the next token must not have.
 void Sampler::ban(Slot& s) noexcept {
   const bool stops = s.outputs_until_stop > 0;
   int64_t count = s.num_stops;
@@ -116,8 +116,8 @@ void Sampler::ban(Slot& s) noexcept {
   s.params.num_banned = static_cast<int32_t>(count - skipped);
 }
 
-// Allocates `counts` and `place` for all tokens that the request can still generate. The system
-// allocates no memory for pages that are never touched.
+// Allocates `counts` and `place` for all tokens that the request can still generate.
+// Pages that are never touched take no memory.
 void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   s.capacity = std::min(vocab_, r.prompt.size() + r.output.size() + max_outputs_);
   s.counts.reset(new TokenCount[static_cast<size_t>(s.capacity)]);
@@ -135,7 +135,7 @@ void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   for (int32_t id : r.output) count(s, id);
 }
 
-// Counts a token as output, and no longer counts the one that leaves the window, if there is one.
+// Counts a token as output. In a full window of last_n tokens, it replaces the oldest one.
 void Sampler::count(Slot& s, int32_t token) noexcept {
   if (s.window_size > 0 && s.window.size() < s.window_size) {
     s.window.push_back(token);
@@ -157,7 +157,7 @@ TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
 }
 
 void Sampler::append(int64_t index, int32_t token) noexcept {
-  if (token < 0) return;  // no token could be sampled
+  if (token < 0) return;  // the row got no token
   Slot& s = slots_[static_cast<size_t>(index)];
   if (s.outputs_until_stop > 0 || !s.bad_ends.empty()) {
     s.outputs_until_stop -= s.outputs_until_stop > 0;

@@ -1,5 +1,5 @@
-// The state of sampling for every slot: parameters, logit bias, token counts. Tables are allocated
-// when a request is admitted, so that a step allocates nothing.
+// The sampler state of every request slot: parameters, logit bias, token counts.
+// Tables are allocated when a request is admitted, so that a step allocates nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -42,27 +42,27 @@ class Sampler {
   // max_outputs: the maximum number of tokens that a request can generate.
   Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs);
 
-  // Throws std::invalid_argument for an id outside the vocabulary or a slot that does not exist.
+  // Throws std::invalid_argument for an id outside the vocabulary, or a slot that does not exist.
   void admit(int64_t slot, const SlotRequest& request);
   void release(int64_t slot);
   bool admitted(int64_t slot) const { return slots_[static_cast<size_t>(slot)].used; }
 
-  // Returns the parameters for the next token of the slot; valid until the next admit, release or
-  // append.
+  // Returns the parameters for the next token of the slot.
+  // They are valid until the next admit, release or append.
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
   const std::vector<int32_t>& scored(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].scored;
   }
-  // The samplers that choose the tokens of the slot; null if the kernels do.
+  // Returns the samplers that choose the tokens of the slot, or null if the kernels choose them.
   SamplerChain* chain(int64_t slot) const { return slots_[static_cast<size_t>(slot)].chain.get(); }
   // Returns the same as chain(). Throws std::invalid_argument for a slot that does not exist.
   const SamplerChain* checked_chain(int64_t index) { return slot(index).chain.get(); }
-  // Returns the id that the chain of the slot samples; see SamplerChain::sample.
+  // Returns the id that the chain of the slot samples (SamplerChain::sample).
   int32_t sample(int64_t slot, const float* logits, const int32_t* mask, int32_t position) noexcept;
-  // Adds a sampled token to the token counts, and to the number of generated tokens (for
-  // min_tokens). A token of -1 (nothing was sampled) has no effect.
+  // Adds a sampled token to the token counts, and adds 1 to the number of generated tokens
+  // (for min_tokens). A token of -1 (nothing was sampled) has no effect.
   void append(int64_t slot, int32_t token) noexcept;
 
  private:
@@ -75,15 +75,15 @@ class Sampler {
     int64_t num_stops = 0;
     int64_t outputs_until_stop = 0;  // tokens to generate before stop ids are allowed
     std::vector<int32_t> bad_ids, bad_ends;
-    std::vector<int32_t> recent;  // the last ids of the output, as many as a bad word may continue
+    std::vector<int32_t> recent;  // the last output ids, as many as bad words compare
     size_t most_recent = 0;
-    // `counts` is a compact list of the ids in the prompt and output. For each id of the
-    // vocabulary, `place` has 1 + the index of the id in `counts`, or 0 if the id is not in it.
-    // Both are null if the request has no penalties.
+    // `counts` is a compact list of the ids in the prompt and output.
+    // For each id of the vocabulary, `place` has 1 + the index of the id in `counts`,
+    // or 0 if the id is not in it. Both are null if the request has no penalties.
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;
-    // The counted ids, if penalties count only the last ids; `oldest` is the next one to replace.
+    // The ids that penalties count, if they count only the last ids. `oldest` is replaced next.
     std::vector<int32_t> window;
     size_t window_size = 0, oldest = 0;
     std::unique_ptr<SamplerChain> chain;

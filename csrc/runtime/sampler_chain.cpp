@@ -8,14 +8,14 @@
 namespace cpuserve {
 namespace {
 
-constexpr float kGreedyBelow = 1e-5f;  // lower temperatures mean greedy sampling, as in sample.h
-// The number of candidates that are sorted at first. If a sampler needs more in order, four times
-// as many are sorted.
+constexpr float kGreedyBelow = 1e-5f;  // below this temperature sampling is greedy (as in sample.h)
+// The number of candidates that are sorted first.
+// If a sampler needs more sorted candidates, four times as many are sorted.
 constexpr size_t kFirstOrdered = 256;
-// This number is mixed into the seed, so that xtc draws other random numbers than the choice of the
-// token.
+// This number is mixed into the seed,
+// so that xtc and the final choice of the token use different random numbers.
 constexpr uint64_t kXtcSeed = 0x2545f4914f6cdd1dull;
-constexpr size_t kMirostatTokens = 100;  // m in the paper on mirostat
+constexpr size_t kMirostatTokens = 100;  // the m most likely tokens of the paper on mirostat
 constexpr size_t kMergedPrefixes = 256;  // candidates that infill compares in pairs
 constexpr double kInfillShare = 0.2;     // infill keeps candidates with at least this probability
 
@@ -108,8 +108,8 @@ void SamplerChain::run(Stage stage, const ChainRow& row) noexcept {
   }
 }
 
-// Makes the candidates from the logits after bias, allowed and banned ids, and the mask. Returns
-// false if a logit is NaN or the largest is not finite.
+// Makes the candidates from the logits, the bias, the allowed and banned ids, and the mask.
+// Returns false if a logit is NaN, or if the largest logit is not finite.
 bool SamplerChain::load(const ChainRow& row) noexcept {
   const SampleParams& p = row.params;
   candidates_.resize(static_cast<size_t>(vocab_));
@@ -140,8 +140,8 @@ bool SamplerChain::load(const ChainRow& row) noexcept {
   return numbers && std::isfinite(largest);
 }
 
-// Puts the `count` most likely candidates first, in descending order; of equal logits, the lower id
-// comes first.
+// Puts the `count` most likely candidates first, in descending order;
+// of equal logits, the lower id comes first.
 void SamplerChain::order(size_t count) noexcept {
   count = std::min(count, candidates_.size());
   if (count <= ordered_) return;
@@ -161,7 +161,7 @@ double SamplerChain::weigh() noexcept {
   return top + std::log(sum);
 }
 
-// Drops each candidate if `keep` returns false for it. The others stay in their order.
+// Drops every candidate for which `keep` returns false. The order of the others does not change.
 template <class Keep>
 void SamplerChain::keep_if(const Keep& keep) noexcept {
   size_t kept = 0, in_order = 0;
@@ -199,7 +199,7 @@ void SamplerChain::penalize(const ChainRow& row) noexcept {
   ordered_ = 0;
 }
 
-// Lowers the logit of each token that would extend a repetition of the last tokens.
+// Lowers the logit of each token that would extend a repetition of the last tokens of the text.
 void SamplerChain::dry() noexcept {
   const ChainSettings& s = settings_;
   auto length = static_cast<int64_t>(tokens_.size());
@@ -214,7 +214,7 @@ void SamplerChain::dry() noexcept {
     int32_t& extended = extends_[static_cast<size_t>(ids[i + 1])];
     extended = std::max(extended, repeat + 1);
   }
-  // The exponent is limited so that the penalty is a finite number.
+  // The exponent has a limit, so that the penalty is a finite number.
   const double most = s.dry_base > 1.000001f ? std::floor(88.7228391 / std::log(s.dry_base)) : 0;
   for (Candidate& c : candidates_) {
     const int32_t extended = extends_[static_cast<size_t>(c.id)];
@@ -227,8 +227,8 @@ void SamplerChain::dry() noexcept {
   ordered_ = 0;
 }
 
-// Returns the longest repetition that counts among the last `length` tokens: it must not reach over
-// the last sequence breaker.
+// Returns the maximum length of a repetition at the end of the last `length` tokens:
+// it must not extend over the last sequence breaker.
 int64_t SamplerChain::dry_limit(int64_t length) const noexcept {
   const int32_t* last = tokens_.data() + tokens_.size() - 1;
   const int32_t* ids = settings_.breaker_ids.data();
@@ -246,8 +246,8 @@ int64_t SamplerChain::dry_limit(int64_t length) const noexcept {
   return length;
 }
 
-// Computes for each of the last `length` tokens except the last how many tokens up to it are equal
-// to the last tokens (the Z algorithm on the reversed tokens).
+// For each of the last `length` tokens except the very last, computes how many tokens
+// up to it equal the last tokens of the text (the Z algorithm on the reversed tokens).
 void SamplerChain::find_repeats(int64_t length) noexcept {
   const int32_t* last = tokens_.data() + tokens_.size() - 1;
   const int64_t end = length - 1;  // repeats_[end - back] is for the token `back` before the last
@@ -261,7 +261,7 @@ void SamplerChain::find_repeats(int64_t length) noexcept {
   }
 }
 
-// Keeps logits of at least the largest minus n standard deviations.
+// Keeps candidates with a logit of at least (the largest logit - n standard deviations).
 void SamplerChain::top_n_sigma() noexcept {
   if (settings_.top_n_sigma <= 0 || candidates_.size() <= 1) return;
   double sum = 0, squares = 0, largest = -INFINITY;
@@ -281,8 +281,8 @@ void SamplerChain::top_n_sigma() noexcept {
   keep_if([=](const Candidate& c) { return static_cast<double>(c.logit) >= least; });
 }
 
-// Keeps the candidates with the most typical surprise, which is near the entropy, until they have
-// more than p of the probability.
+// Keeps the most typical candidates
+// (with a surprise near the entropy) until their total probability exceeds p.
 void SamplerChain::typical(float p) noexcept {
   if (p >= 1) return;
   const double log_sum = weigh();
@@ -313,7 +313,7 @@ void SamplerChain::typical(float p) noexcept {
   ordered_ = 0;
 }
 
-// Keeps the most likely candidates that have at least p of the probability.
+// Keeps the most likely candidates until their total probability reaches p.
 void SamplerChain::top_p(float p) noexcept {
   if (p >= 1) return;
   weigh();
@@ -342,8 +342,8 @@ void SamplerChain::min_p(float p) noexcept {
   keep_if(enough);
 }
 
-// With a chance of xtc_probability, drops all candidates that reach the threshold except the least
-// likely of them.
+// With a chance of xtc_probability, drops all candidates
+// that reach the threshold, except the least likely one of them.
 void SamplerChain::xtc(const ChainRow& row) noexcept {
   const ChainSettings& s = settings_;
   if (s.xtc_probability <= 0 || s.xtc_threshold > 0.5f || candidates_.size() < 2) return;
@@ -382,7 +382,7 @@ void SamplerChain::temper(float temperature) noexcept {
   divide(static_cast<float>(low + (high - low) * std::pow(share, exponent)));
 }
 
-// A temperature of 0 leaves only the most likely candidate with a probability above 0.
+// Divides the logits. A temperature of 0 sets all logits but the largest to -infinity.
 void SamplerChain::divide(float temperature) noexcept {
   if (temperature >= kGreedyBelow) {
     for (Candidate& c : candidates_) c.logit /= temperature;
@@ -393,8 +393,8 @@ void SamplerChain::divide(float temperature) noexcept {
   ordered_ = std::min<size_t>(ordered_, 1);
 }
 
-// For fill-in-the-middle: ends the text unless one continuation is likely enough. A candidate and a
-// longer candidate that begins with it count as one.
+// For fill-in-the-middle: ends the text unless one continuation is likely enough.
+// If one candidate begins with another one, both count as one candidate.
 void SamplerChain::infill(const ChainRow& row) noexcept {
   weigh();
   const auto stops = [&](const Candidate& c) {
@@ -421,9 +421,9 @@ void SamplerChain::infill(const ChainRow& row) noexcept {
   ordered_ = 1;
 }
 
-// Moves the probability of each candidate to the most likely candidate that it begins with, or that
-// begins with it. Only the most likely candidates are compared, because the number of pairs grows
-// with the square of the number of candidates.
+// For each pair of candidates of which one begins with the other, moves the probability
+// of the less likely one to the other. Only the most likely candidates are compared,
+// because the number of pairs grows with the square of the number of candidates.
 void SamplerChain::merge_prefixes() noexcept {
   const auto begins = [&](int32_t id, int32_t with) {
     while (id >= 0 && id != with) id = settings_.prefixes[static_cast<size_t>(id)];
@@ -445,7 +445,7 @@ void SamplerChain::merge_prefixes() noexcept {
   }
 }
 
-// Drops candidates so that the surprise of the next token is near mirostat_tau.
+// Drops candidates so that the surprise of the next token will be near mirostat_tau.
 void SamplerChain::mirostat() noexcept {
   const double mu = static_cast<double>(settings_.mirostat_mu);
   weigh();
@@ -458,7 +458,7 @@ void SamplerChain::mirostat() noexcept {
   }
   order(kMirostatTokens);
   const size_t pairs = std::min(kMirostatTokens, candidates_.size()) - 1;
-  double products = 0, squares = 0;  // the fit of the exponent of Zipf's law
+  double products = 0, squares = 0;  // sums for the fit of the exponent of Zipf's law
   for (size_t i = 0; i < pairs && candidates_[i + 1].p > 0; i++) {
     const auto rank = static_cast<double>(i);
     const double t = std::log((rank + 2) / (rank + 1));
@@ -472,13 +472,13 @@ void SamplerChain::mirostat() noexcept {
     kept = std::pow(std::pow(2.0, mu) * ratio, 1 / s);
   }
   const auto all = static_cast<double>(candidates_.size());
-  // If the fit fails (s = 1 or 0), `kept` is no number, and all candidates are kept.
+  // If the fit fails (s is 1 or 0), `kept` is NaN or infinite, and all candidates are kept.
   cut(kept < all ? static_cast<size_t>(std::max(kept, 1.0)) : candidates_.size());
   weigh();
 }
 
-// Returns the first id where the running sum of probabilities, in order of ids, exceeds u times
-// their sum.
+// Returns the first id
+// where the running sum of probabilities, in order of ids, exceeds u times their sum.
 int32_t SamplerChain::draw(double u) noexcept {
   weigh();
   const auto lower = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };

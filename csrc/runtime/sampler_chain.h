@@ -1,5 +1,5 @@
 // The samplers of llama.cpp, which change and drop the candidates for the next token, in the order
-// that a request asks for. Other requests are sampled by the kernels (kernels/generic/sample.h).
+// that a request asks for. For other requests, kernels sample (kernels/generic/sample.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -24,8 +24,8 @@ enum class Stage : int32_t {
   infill,
 };
 
-// The parameters of the chain, which cpuserve/sampling/chain.py describes. SampleParams has the
-// parameters that requests without a chain have as well.
+// The parameters of the chain, which cpuserve/sampling/chain.py describes.
+// SampleParams has the parameters that requests without a chain have as well.
 //   breaker_ids, breaker_ends  sequence breaker number i of the sampler dry has the ids of
 //                              `breaker_ids` up to breaker_ends[i] - 1
 //   prefixes                   for each id, the longest other token that its text begins with, or
@@ -44,14 +44,14 @@ struct ChainSettings {
   bool post_sampling_probs = false;
 };
 
-// A token that can still be sampled. `p` is valid after a sampler that needs probabilities.
+// A token that can still be sampled. `p` is valid only after a sampler that needs probabilities.
 struct Candidate {
   float logit;
   int32_t id;
   double p;
 };
 
-// The row to sample.
+// The row of logits to sample.
 //   place  for each id, 1 + its index in params.counts, or 0 if it is not there; null without
 //          penalties
 //   stops  the ids that may end the text now, in ascending order
@@ -66,21 +66,21 @@ struct ChainRow {
 
 class SamplerChain {
  public:
-  // room: the number of tokens that the request can still generate. Throws std::invalid_argument
-  // for an unknown stage, or an id outside the vocabulary.
+  // room: the number of tokens that the request can still generate.
+  // Throws std::invalid_argument for an unknown stage, or an id outside the vocabulary.
   SamplerChain(const ChainSettings& settings, int64_t vocab, Span<const int32_t> prompt,
                Span<const int32_t> output, int64_t room);
 
   // Returns the sampled id, or -1 if no id can be sampled.
   int32_t sample(const ChainRow& row) noexcept;
-  // Adds the sampled token to the tokens that the sampler dry compares, and updates mu of mirostat.
-  // A step that is cancelled appends no token, so it can run again.
+  // Appends the sampled token to the tokens that the sampler dry compares,
+  // and updates mu of mirostat. A cancelled step appends no token, so that it can run again.
   void append(int32_t token) noexcept;
-  // The largest surprise that mirostat allows for the next token.
+  // Returns the largest surprise that mirostat allows for the next token.
   float mu() const { return settings_.mirostat_mu; }
   bool reports() const { return settings_.post_sampling_probs; }
-  // Writes the `count` most likely candidates of the last sampled row, and the logarithms of their
-  // probabilities; -1 and -inf after the last candidate. Returns the logarithm for `token`.
+  // Writes the `count` most likely candidates of the last sampled row and their logprobs,
+  // and -1 and -inf after the last candidate. Returns the logprob of `token`.
   float report(int32_t token, int32_t count, int32_t* ids, float* logprobs) noexcept;
 
  private:
@@ -108,7 +108,7 @@ class SamplerChain {
   void mirostat() noexcept;
   int32_t draw(double u) noexcept;
 
-  struct Breaker {  // ids [begin, end) of breaker_ids
+  struct Breaker {  // a sequence breaker: ids [begin, end) of breaker_ids
     int32_t first, begin, end;
   };
 
@@ -117,9 +117,9 @@ class SamplerChain {
   float next_mu_;                  // mu after the last sampled token
   std::vector<Breaker> breakers_;  // in order of their first ids
   std::vector<Candidate> candidates_;
-  size_t ordered_ = 0;            // number of candidates at the beginning that are sorted
+  size_t ordered_ = 0;            // so many candidates at the beginning are sorted
   Candidate likely_stop_{};       // the most likely stop id; id -1 if no stop id may be sampled
-  std::vector<int32_t> tokens_;   // prompt and output, for dry
+  std::vector<int32_t> tokens_;   // prompt and output, for the sampler dry
   std::vector<int32_t> repeats_;  // for each position before the end, the length of its repetition
   std::vector<int32_t> extends_;  // for each id, 1 + the longest repetition that it would extend
 };

@@ -7,8 +7,8 @@
 
 namespace cpuserve {
 
-// Rounds a number of floats up to whole cache lines, because each part of a slot begins at a cache
-// line.
+// Rounds a number of floats up to whole cache lines,
+// because each part of a state slot begins at a cache line.
 static int64_t in_lines(int64_t floats) { return round_up(floats, 16); }
 
 StateCache::StateCache(const std::vector<StateLayer>& layers, int64_t slots, const Ranks& ranks)

@@ -1,8 +1,8 @@
 // The states of recurrent layers. Each rank has an arena [slot][layer][unit of the rank] { closed,
-// open }. A slot holds the states of all layers of one sequence after the tokens up to and
-// including one KV block: `closed` is the state at the last multiple of kStateChunk tokens, and
-// `open` has a row for each token since then (table/recurrent.h). A slot is as large as hundreds of
-// KV blocks, so slots have memory of their own.
+// open }. A state slot holds the states of all layers of one sequence
+// after the tokens up to and including one KV block: `closed` is the state after the last multiple
+// of kStateChunk tokens, and `open` has a row for each later token (table/recurrent.h).
+// A slot is as large as hundreds of KV blocks, so slots have memory of their own.
 #pragma once
 #include <vector>
 
@@ -17,7 +17,7 @@ class StateCache {
   StateCache(const std::vector<StateLayer>& layers, int64_t slots, const Ranks& ranks);
 
   int64_t slots() const { return slots_; }
-  // Return the closed state and the open rows of a unit (a head or group of heads) of a layer.
+  // Return the closed state and the open rows of a unit, which is a head or a group of heads.
   float* closed(Id layer, int64_t unit, int64_t slot) const noexcept {
     const Unit& u = units_[static_cast<size_t>(layer)][static_cast<size_t>(unit)];
     return reinterpret_cast<float*>(u.base + slot * u.stride);
@@ -25,9 +25,9 @@ class StateCache {
   float* open(Id layer, int64_t unit, int64_t slot) const noexcept {
     return closed(layer, unit, slot) + open_at_[static_cast<size_t>(layer)];
   }
-  // A snapshot consists of the closed states of a slot in the order [layer][unit], for any number
-  // of ranks. A snapshot has no open rows, so it is complete only if the number of tokens is a
-  // multiple of kStateChunk, as at the end of a KV block.
+  // A snapshot consists of the closed states of a slot in the order [layer][unit],
+  // for any number of ranks. It has no open rows, so it is complete only if the number of tokens
+  // is a multiple of kStateChunk, as at the end of a KV block.
   size_t snapshot_bytes() const { return snapshot_bytes_; }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);

@@ -9,9 +9,9 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-// Indices of words in the header. These words are the number of masks, the number of entries of
-// `adapters` and of `adapter_scales`, the number of block tables of a sequence after the first one,
-// and the number of entries of row_draft.
+// Indices of words in the header.
+// The words are the number of masks, the number of entries of `adapters` and of `adapter_scales`,
+// the number of block tables of a sequence after the first, and the number of entries of row_draft.
 constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
@@ -37,8 +37,8 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
                  ", ", high, ")");
 }
 
-// Checks that the offsets start[0 .. n] run from 0 to `total`, and that each of them is at least
-// `least` less than the next one.
+// Checks that the offsets start[0 .. n] run from 0 to `total`,
+// and that successive offsets differ by at least `least`.
 void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total,
                    int64_t least) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
@@ -48,8 +48,8 @@ void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t to
   }
 }
 
-// Checks the new entries of a KV block table, and that the table has blocks for all keys of its
-// sequence.
+// Checks the new entries of a KV block table,
+// and that the table has blocks for all keys of its sequence.
 void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64_t g) {
   const Span<const int32_t> entries = in.new_entries(s, g);
   for (const int32_t& block : entries) {
@@ -60,9 +60,9 @@ void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64
                  in.kv_len[s], " keys");
 }
 
-// Checks the new entries of a table of state slots. The entry for slot i is num_blocks + i. The
-// entry num_blocks - 1 means that a block has no state slot and uses the next slot in the table. So
-// the table must have a slot for the block of the last token or for a later block.
+// Checks the new entries of a table of state slots. Entry num_blocks + i is state slot i.
+// Entry num_blocks - 1 means that a block has no state slot and uses the next slot of the table,
+// so the table needs a slot for the block of the last token or for a later block.
 void check_states(const StepInput& in, const StepLimits& limits, int64_t s,
                   Span<const int32_t> kept) {
   const int64_t g = in.groups - 1, first = in.table_first[s * in.groups + g];
@@ -118,8 +118,8 @@ void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_top", r, in.row_top[r], -1, limits.max_top + 1);
 }
 
-// Checks a row with a draft token: the row and the next one must sample for the same slot, and the
-// next row must belong to the draft token, which is the next token of the sequence.
+// Checks a row with a draft token. It and the next row must sample for the same request slot,
+// and the next row must belong to the draft token, the next token of the sequence.
 void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_draft", r, in.row_draft[r], -1, limits.vocab);
   if (in.row_draft[r] < 0) return;
@@ -135,8 +135,8 @@ void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
                  ", but the next token is ", in.token_ids[next]);
 }
 
-// Checks that rows [begin, end), which verify drafts, are the only rows that sample with their
-// slot, because they change its sampler state while the step runs.
+// Checks that no rows except [begin, end), which verify draft tokens,
+// sample with their request slot, because they change its sampler state while the step runs.
 void check_alone(const StepInput& in, int64_t begin, int64_t end) {
   for (int64_t r = 0; r < in.rows; r++) {
     const bool other = (r < begin || r >= end) && in.row_target[r] < 0;

@@ -1,4 +1,4 @@
-// The input of one step, which arrives as one array of int32 words (cpuserve/runtime/executor.py:
+// The input of one step is one array of int32 words (cpuserve/runtime/executor.py:
 // StepArrays). parse_step checks it and finds the arrays in it.
 #pragma once
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace cpuserve {
 
-// Values of row_target for rows without a token to score: kSampledRow asks for a sampled token, and
+// Values of row_target for rows without a token to score. kSampledRow asks for a sampled token,
 // kHiddenRow for the vector of the row.
 constexpr int32_t kSampledRow = -1, kHiddenRow = -2;
 
-// The counts of a step, and pointers into the words of the caller, which must outlive them.
+// The counts of a step, and pointers into the words of the caller, which must outlive this object.
 struct StepInput {
   int64_t tokens, seqs, rows, groups;
   const int32_t *token_ids, *positions;                        // [tokens]
@@ -29,21 +29,21 @@ struct StepInput {
   const int32_t* row_mask;                                     // [rows], or null without masks
   const int32_t* masks;                                        // [masks, mask_words(vocab)]
 
-  // Returns the new entries of a table. They replace its entries from index `table_first` on.
+  // Returns the new entries of a table. They replace its old entries from index `table_first` on.
   Span<const int32_t> new_entries(int64_t seq, int64_t group) const noexcept {
     const int32_t* start = table_start + seq * groups + group;
     return {table_entries + start[0], start[1] - start[0]};
   }
 
-  // Returns the factor of the adapter's change for sequence s; the step must have adapters.
+  // Returns the factor of the adapter of sequence s. Call it only if the step has adapters.
   float adapter_scale(int64_t s) const noexcept {
     float scale;
     std::memcpy(&scale, adapter_scales + s, sizeof scale);
     return scale;
   }
 
-  // Returns the draft token of row r, or -1 if it has none. The next row is sampled only if this
-  // token is sampled in row r.
+  // Returns the draft token of row r, or -1 if it has none.
+  // The next row gets a token only if row r samples this draft token.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
 };
 
@@ -58,10 +58,10 @@ struct StepLimits {
   int64_t states = 0;    // slots of recurrent states, the entries of the last table; 0 = none
 };
 
-// Checks every number that kernels use as an index, because kernels do not check it again, and
-// throws std::invalid_argument for the first index out of range. Of the block tables it checks only
-// the new entries: it checked the older entries, which are in `tables`, when they were new. It does
-// not change the entries in `tables`.
+// Checks every number that kernels use as an index, because kernels do not check it again.
+// Throws std::invalid_argument for the first index out of range.
+// Of the block tables it checks only the new entries: the older entries
+// in `tables` were checked in earlier steps. It does not change the entries in `tables`.
 StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockTables& tables,
                      Span<const int32_t> masks = {});
 

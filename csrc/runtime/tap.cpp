@@ -1,5 +1,5 @@
-// Executor::tap: copies the inputs of one operation before it runs and its output afterwards, as
-// fp32.
+// Executor::tap: copies the inputs of one operation
+// before it runs and its output afterwards, as fp32.
 #include <algorithm>
 
 #include "base/check.h"
@@ -9,8 +9,8 @@
 namespace cpuserve {
 namespace {
 
-// The values that an operation reads and the value that it writes. If the operation adds to its
-// output value, this value is among the inputs.
+// The values that an operation reads, and the value that it writes.
+// If the operation adds to its output value, this value is one of the inputs.
 struct Ends {
   std::vector<Id> inputs;
   Id output = kNone;
@@ -40,12 +40,12 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
-  // If a caller taps all operations in order, each of them runs only once.
+  // A caller that taps all operations in order runs each of them only once.
   const bool same = std::equal(words.begin(), words.end(), tap_words_.begin(), tap_words_.end());
   const bool goes_on = same && tap_next_ >= 0 && op >= tap_next_;
   const int64_t begin = goes_on ? tap_next_ : 0;
   if (goes_on) {
-    input_ = accept(words);  // the same words may now be elsewhere in memory
+    input_ = accept(words);  // the words may have moved in memory
   } else {
     begin_step(accept(words));
     tap_words_.assign(words.begin(), words.end());

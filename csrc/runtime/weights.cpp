@@ -11,26 +11,26 @@
 #include "base/digest.h"
 
 #ifndef MADV_POPULATE_READ
-// MADV_POPULATE_READ needs Linux 5.14. Older kernels return EINVAL, and pages are then mapped by
-// page faults, one by one.
+// MADV_POPULATE_READ needs Linux 5.14.
+// Older kernels return EINVAL, and pages are then mapped by page faults, one by one.
 #define MADV_POPULATE_READ 22
 #endif
 
 namespace cpuserve {
 namespace {
 
-// Linears read biases in whole strips, so vectors are padded with zeros to a multiple of a strip.
+// Linears read biases in whole strips, so vectors are padded with zeros to whole strips.
 constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
 // A thread packs this many bytes of a file at a time, and computes the digest of the packed panels
 // while they are in L2.
 constexpr int64_t kBlockBytes = 1 << 20;
-// All threads together request this many bytes from the disk before they need them: 10 ms at 6
-// GB/s.
+// All threads together request this many bytes from the disk before they need them:
+// 10 ms at 6 GB/s.
 constexpr int64_t kAheadBytes = 64 << 20;
 
-// Returns the row of the checkpoint that packed row `row` of the matrix comes from, or nullptr for
-// padding.
+// Returns the row of the checkpoint that packed row `row` of the matrix is made from,
+// or nullptr if the packed row is padding.
 const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
   int64_t part = 0;
   if (m.glu) {  // even panels belong to the gate, odd panels to up
@@ -46,8 +46,8 @@ const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t 
   return t.data + static_cast<size_t>(t.order ? t.order[row] : row) * t.row_bytes;
 }
 
-// Returns the smallest range of rows of tensor `part` that contains all rows that these panels are
-// packed from.
+// Returns the smallest range of rows of tensor `part` that contains all rows
+// that the panels `panels` are packed from.
 Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part, Range panels) {
   const SourceTensor& t = parts[part];
   Range rows{panels.begin * kPanel, panels.end * kPanel};
@@ -61,7 +61,7 @@ Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part,
   return {*least, *most + 1};
 }
 
-// For each tensor, calls use(begin, bytes) for the range of rows that these panels are packed from.
+// Calls use(begin, bytes) for each tensor, with the range of rows that the panels are packed from.
 template <class Use>
 void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels, const Use& use) {
   for (int64_t i = 0; i < parts.size(); i++) {
@@ -74,8 +74,8 @@ void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels,
   }
 }
 
-// Maps the pages of some bytes of a file in one call. Otherwise there would be a page fault for
-// every 64 KB.
+// Maps the pages of some bytes of a file in one call.
+// Without this call there would be a page fault for every 64 KB.
 void populate(const uint8_t* begin, size_t bytes) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
   const uintptr_t at = reinterpret_cast<uintptr_t>(begin), from = at / page * page;
@@ -142,8 +142,8 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
   }
 }
 
-// Creates the arena of a rank (at `offset` of the packed file if there is one) and places the
-// matrices of the rank in it. Returns the offset where the arena of the next rank begins.
+// Creates the arena of a rank (at `offset` of the packed file if there is one) and places
+// the matrices of the rank in it. Returns the offset of the next rank's arena in the file.
 size_t Weights::carve_arena(int rank, size_t offset) {
   const size_t bytes = arena_bytes(*program_, ranks_, rank);
   matrix_arenas_.push_back(mapped() ? Buffer(bytes, file_.fd, offset, file_.writable)
@@ -152,8 +152,8 @@ size_t Weights::carve_arena(int rank, size_t offset) {
   for (size_t i = 0; i < program_->matrices().size(); i++) {
     const Matrix& m = program_->matrices()[i];
     const Range panels = panels_of_rank(m, ranks_, rank);
-    // The address that panel 0 of the matrix would have, because kernels number panels from 0 on
-    // every rank.
+    // The address that panel 0 of the whole matrix would have in this arena,
+    // because kernels number panels from 0 on every rank.
     const auto before = static_cast<uintptr_t>(panels.begin) * m.panel_bytes;
     const auto first = reinterpret_cast<uintptr_t>(take_panels(carver, m, panels));
     packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
@@ -237,8 +237,8 @@ void Weights::load_table(Id id, const SourceTensor& rows) {
   tables_[static_cast<size_t>(id)] = rows;
 }
 
-// Packs the panels of one thread. The system has been asked to read their first `ahead` bytes of
-// the file.
+// Packs the panels of one thread.
+// Earlier calls have asked the system to read the first `ahead` bytes of the file.
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source,
                          int64_t ahead) noexcept {
   const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
@@ -258,8 +258,8 @@ void Weights::pack_share(const Team& team, int thread, const MatrixSource& sourc
   }
 }
 
-// Adds the digests of these panels to the sum of the digests of all panels, which does not depend
-// on the order of the panels.
+// Adds the digests of the panels `panels` to the digest of all panels, a sum
+// that does not depend on the order of the panels.
 void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexcept {
   uint64_t sum = 0;
   for (int64_t p = panels.begin; p < panels.end; p++) {
@@ -267,7 +267,7 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
     sum += digest(panel, packed.panel_bytes,
                   (static_cast<uint64_t>(id) << 32) + static_cast<uint64_t>(p));
   }
-  digest_.fetch_add(sum, std::memory_order_relaxed);  // nothing reads it during a call
+  digest_.fetch_add(sum, std::memory_order_relaxed);  // no thread reads it during the call
 }
 
 void Weights::read_packed(Team& team, int fd) {
@@ -278,7 +278,7 @@ void Weights::read_packed(Team& team, int fd) {
     offset = behind(offset, arena.size());
   }
   digest_.store(0, std::memory_order_relaxed);
-  std::atomic<int> failed{0};  // is read after the call
+  std::atomic<int> failed{0};  // an errno, which is read after the call
   team.run_on_all([&](int thread, int) {
     const int rank = team.rank_threads(thread).rank;
     const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];

@@ -1,5 +1,5 @@
-// The packed matrices of a program, in one arena for each rank, and its fp32 vectors, in one more
-// arena.
+// The packed matrices of a program, in one arena for each rank,
+// and its fp32 vectors, in another arena.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -12,8 +12,8 @@
 
 namespace cpuserve {
 
-// One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. If `order` is not null, packed row
-// i comes from row order[i] of the tensor.
+// One tensor of a checkpoint: `rows` rows of `row_bytes` bytes each.
+// If `order` is not null, packed row i comes from row order[i] of the tensor.
 struct SourceTensor {
   const uint8_t* data = nullptr;
   int64_t rows = 0;
@@ -22,14 +22,14 @@ struct SourceTensor {
   const int32_t* order = nullptr;
 };
 
-// A matrix of the program, and the tensors of the checkpoint that it is packed from.
+// A matrix of the program, and the checkpoint tensors that it is packed from.
 struct MatrixSource {
   Id id;
   Span<const SourceTensor> parts;
 };
 
-// Returns the size of a packed file: 2 MB for a header, which loader/packed_files.py writes, then
-// the arenas of all ranks, each at a multiple of 2 MB.
+// Returns the size of a packed file: 2 MB for a header, which loader/packed_files.py writes,
+// then the arenas of all ranks, each at a multiple of 2 MB.
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 
 // The packed file that the arenas are mapped from. If fd is -1, the arenas are anonymous memory.
@@ -40,30 +40,30 @@ struct PackedFile {
 
 class Weights {
  public:
-  // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
+  // Throws std::runtime_error if address space is missing or the file cannot be mapped.
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
-  // Packs matrices on all threads, in one call of the team. Each thread packs, and so touches
-  // first, the panels that it will read in a step. `ahead` lists the bytes of mapped files that are
-  // needed after this call; the system reads them from disk during the call. It reads the first 64
-  // MB of a matrix before the matrix is packed, and the rest while it is packed. Throws
-  // std::invalid_argument if the tensors do not make up their matrix.
+  // Packs matrices on all threads, in one call of the team.
+  // Each thread packs the panels that it will read in a step, so these pages are on its NUMA node.
+  // `ahead` lists bytes of mapped files that later calls need; the system reads them from disk
+  // during the call. It reads the first 64 MB of a matrix before the matrix is packed, and the rest
+  // while it is packed. Throws std::invalid_argument if the tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
-  // Sets the rows of a gathered matrix. They are not copied, so they must outlive this object.
+  // Sets the rows of a gathered matrix. They are not copied and must outlive this object.
   void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 
   // Reads the arenas from a packed file and computes the digest, on all threads, like load_matrix.
-  // If the arenas are mapped from the file, only their digest is computed. Throws
-  // std::runtime_error if the file cannot be read.
+  // If the arenas are mapped from the file, it only computes the digest.
+  // Throws std::runtime_error if the file cannot be read.
   void read_packed(Team& team, int fd);
-  // Returns the digest of all packed matrices. It does not depend on the number of threads or
-  // ranks.
+  // Returns the digest of all packed matrices,
+  // which is the same for any number of threads or ranks.
   uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }
-  // After this call no digest is computed. The digest takes a quarter of the CPU time of packing
-  // bf16, and only packed files need it.
+  // Switches digests off.
+  // Computing one takes a quarter of the CPU time of packing bf16, and only packed files need it.
   void skip_digest() noexcept { digested_ = false; }
   bool mapped() const { return file_.fd >= 0; }
   // Makes mapped arenas read-only.
@@ -78,9 +78,9 @@ class Weights {
                    static_cast<size_t>(rank)];
   }
   const SourceTensor& table(Id id) const { return tables_[static_cast<size_t>(id)]; }
-  // Returns the part of the matrix, owned by one rank, that contains row `row`.
+  // Returns the part of a matrix that contains row `row`. Each part is owned by one rank.
   const PackedWeight& with_row(Id id, int64_t row) const;
-  // Returns the elements of a vector, or nullptr if id is kNone.
+  // Returns the elements of a vector, or nullptr if `id` is kNone.
   const float* vector(Id id) const {
     return id == kNone ? nullptr : vectors_[static_cast<size_t>(id)];
   }

@@ -7,34 +7,34 @@
 namespace cpuserve {
 namespace {
 
-// Lower limits of the sizes. With smaller blocks, loading and storing sums between blocks would
-// cost too much.
+// Lower limits of the block sizes.
+// With smaller blocks, loading and storing the sums between blocks would take too much time.
 constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttentionBytes = 96 << 10;
 constexpr int64_t kLeastNearBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
 constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
-// Intel cores: a pass over the weights (one read of all weights for a few rows) prefetches them to
-// L1, where each line occupies one of 16 fill buffers until it arrives from memory (170 ns, so 6
-// GB/s for a core). The hardware prefetcher adds the rest of the bandwidth, but only while products
-// keep pace with the reads. From 7 rows on they do not, and K blocks, which are prefetched to L2,
-// are faster: on Granite Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak
-// instead of 80 and 84 %, and without bf16 products 8 rows read 71-79 % of the bandwidth instead of
-// 59-63 %.
+// Intel cores: a pass over the weights (one read of all weights for a few rows) prefetches them
+// to L1, where each line occupies one of 16 fill buffers until it arrives from memory (170 ns,
+// so 6 GB/s for a core). The hardware prefetcher adds the rest of the bandwidth,
+// but only while products keep pace with the reads.
+// From 7 rows on they do not, and K blocks, which are prefetched to L2, are faster: on Granite
+// Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak instead of 80 and 84 %,
+// and without bf16 products 8 rows read 71-79 % of the bandwidth instead of 59-63 %.
 constexpr std::string_view kIntel = "GenuineIntel";
 constexpr int32_t kIntelPassRows = 6;
-// AMD cores, measured on Zen 4: a pass over the weights reads at the rate of memory for up to 12
-// rows if it prefetches to L2. 8 rows of bf16 run at 81 % of the dot-product peak then, and at 57 %
-// with prefetches to L1. L2 feeds tiles fast enough, so K blocks need not stay in L1, but they have
-// to be prefetched to L1: 24 rows of bf16 then run at 91 to 92 % of the peak, and at 82 to 85 %
-// with prefetches to L2.
+// AMD cores, measured on Zen 4:
+// a pass over the weights reads at the rate of memory for up to 12 rows if it prefetches to L2.
+// 8 rows of bf16 run at 81 % of the dot-product peak then, and at 57 % with prefetches to L1.
+// L2 feeds tiles fast enough, so K blocks need not stay in L1, but they have to be prefetched to
+// L1: 24 rows of bf16 then run at 91 to 92 % of the peak, and at 82 to 85 % with prefetches to L2.
 //
-// The vendor decides, because no cache size explains the difference. On Granite Rapids, blocks for
-// an L1 of 32 KB run at 0.99 to 1.03 times the rate of blocks for 48 KB, and bf16 blocks that are
-// prefetched to L1 at 0.99 to 1.02 times the rate of prefetches to L2. CPUs do not report how many
-// cache misses a core can have in flight.
+// The vendor decides, because no cache size explains the difference. On Granite Rapids, blocks
+// for an L1 of 32 KB run at 0.99 to 1.03 times the rate of blocks for 48 KB,
+// and bf16 blocks that are prefetched to L1 at 0.99 to 1.02 times the rate of prefetches to L2.
+// CPUs do not report how many cache misses a core can have in flight.
 constexpr std::string_view kAmd = "AuthenticAMD";
 constexpr int32_t kAmdPassRows = 12;
 
-// Returns `share`, rounded down to a multiple of `unit` and then limited to [least, most].
+// Returns `share` rounded down to a multiple of `unit`, and at least `least` and at most `most`.
 int32_t sized(int64_t share, int64_t unit, int64_t least, int64_t most) {
   return static_cast<int32_t>(std::clamp(share / unit * unit, least, most));
 }
@@ -46,8 +46,8 @@ void check_size(const char* name, int64_t value, int64_t least, int64_t most) {
 
 }  // namespace
 
-// No size becomes larger than its default, because a virtual machine may report caches that it does
-// not have, and larger sizes were not faster in measurements.
+// No block size becomes larger than its default: a virtual machine may report caches
+// that it does not have, and larger sizes were not faster in measurements.
 WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noexcept {
   WorkSizes sizes;
   if (vendor == kIntel) sizes.float_pass_rows = kIntelPassRows;

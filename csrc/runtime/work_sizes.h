@@ -7,14 +7,14 @@
 
 namespace cpuserve {
 
-// Returns the work sizes for a core with these caches. A cache size of 0 is unknown: the work sizes
-// that depend on it keep their defaults. `vendor` is CpuInfo::vendor.
+// Returns the work sizes for a core with these caches. A cache size of 0 is unknown:
+// work sizes that depend on it keep their defaults. `vendor` is CpuInfo::vendor.
 WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noexcept;
 
-// Throws std::invalid_argument if a kernel could not work with these sizes.
+// Throws std::invalid_argument if a kernel cannot work with these sizes.
 void check_work_sizes(const WorkSizes& sizes);
 
-// The fields of WorkSizes, each with the key that Python and `doctor` use for it.
+// The fields of WorkSizes, each with its key in Python and in the output of `doctor`.
 struct WorkSizeField {
   const char* name;
   int32_t WorkSizes::*value;

@@ -6,11 +6,11 @@
 
 namespace cpuserve {
 
-// Only thread 0 reads the cancel flag here. Before each barrier it copies the flag to stop_[0] or
-// stop_[1] in turn, and all threads read this copy after the barrier. Thread 0 overwrites a copy
-// only two barriers later, when every thread has read it.
+// Only thread 0 reads the cancel flag here. Before each barrier it copies the flag to stop_[0]
+// or stop_[1] in turn, and all threads read this copy after the barrier.
+// Thread 0 overwrites a copy only two barriers later, when every thread has read it.
 //
-// While operations are timed, there is a barrier after each of them.
+// While the times of operations are measured, there is a barrier after each operation.
 bool Worker::walk(int64_t first, int64_t last) noexcept {
   const std::vector<Op>& ops = e.program_->ops();
   const bool timing = e.profiling_;
@@ -55,8 +55,8 @@ bool Worker::is_idle(const Op& op) const noexcept {
   return routed && e.routing_.rows() == 0;
 }
 
-// No op is run by a single thread if cores have unequal speeds, because a slow core would hold up
-// all others. If weights are mapped from a file, the range of ops ends before DispatchOp, because
+// No op is run by a single thread if cores have unequal speeds, because a slow core would hold
+// up all others. If weights are mapped from a file, the range of ops ends before a DispatchOp:
 // there threads share the calls that ask the system to read the weights of the chosen experts.
 int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;

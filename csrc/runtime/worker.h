@@ -1,5 +1,5 @@
-// The work of one thread in a step. The source files of the executor and of the operations include
-// this header.
+// The work of one thread in a step.
+// The source files of the executor and of the operations include this header.
 #pragma once
 #include <cmath>
 
@@ -23,22 +23,22 @@ struct Worker {
   size_t op = 0;       // index of the running op
   bool alone = false;  // whether this thread does all work of the running op
 
-  // Runs ops [first, last) with the barriers of BarrierPlan. Returns false if the step was
-  // cancelled.
+  // Runs ops [first, last) with the barriers of BarrierPlan.
+  // Returns false if the step was cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
-  // Whether the op has nothing to do: it works only on routed rows, and the step has none because
-  // no sequence has an adapter. All threads get the same result, because the op that computes the
-  // routing is followed by a barrier.
+  // Returns whether the op has nothing to do:
+  // it works only on routed rows, and the step has none because no sequence has an adapter.
+  // All threads get the same result, because a barrier follows the op that computes the routing.
   bool is_idle(const Op& op) const noexcept;
 
-  // Waits for all threads of the step. The work between two barriers is called a phase; all threads
-  // number the phases in the same way.
+  // Waits for all threads of the step.
+  // The work between two barriers is called a phase; all threads number the phases in the same way.
   void barrier() noexcept {
     barrier([] {});
   }
-  // Waits for all threads of the step. The last thread to arrive calls last() before the others go
-  // on.
+  // Waits for all threads of the step.
+  // The last thread to arrive calls last() before the others continue.
   template <class Last>
   void barrier(const Last& last) noexcept {
     e.team_->barrier(thread, last);
@@ -46,10 +46,10 @@ struct Worker {
     e.queue_.enter(thread, ++phase);
   }
   // Divides items [0, items) among the threads `of` with work stealing: this thread claims chunks
-  // of items, first from its own share, and calls run(begin, end) for each. May be called once in a
-  // phase. Once the step is cancelled, the remaining items are claimed but not computed, because
-  // one op of a long prompt can take a second. The values that are missing then reach no result:
-  // run_ops reads the cancel flag at the end and drops the step.
+  // of items, first from its own share, and calls run(begin, end) for each chunk.
+  // May be called once in a phase. In a cancelled step, the remaining items are claimed
+  // but not computed, because one op of a long prompt can take a second. The values that are then
+  // missing reach no result: run_ops reads the cancel flag at the end and drops the step.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
@@ -61,8 +61,8 @@ struct Worker {
     });
   }
   RankThreads everyone() const noexcept { return {0, 0, threads}; }
-  // Returns the items of this thread in an operation that is too short for work stealing. Faster
-  // threads get more items.
+  // Returns the items of this thread in an operation that is too short for work stealing.
+  // Threads on faster cores get more items.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};
     return e.team_->speeds().share(items, thread, threads);
@@ -88,8 +88,8 @@ struct Worker {
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
   const KvCache& kv() const noexcept { return e.kv_; }
-  // kv_slots returns the KV slot of each token, in the group of KV layer `layer`. block_table
-  // returns the block table of a sequence in the group of the layer.
+  // kv_slots returns the KV slot of each token, in the cache group of KV layer `layer`. block_table
+  // returns the block table of a sequence in the cache group of the layer.
   const int32_t* kv_slots(Id layer) const noexcept {
     return e.slots_.data() + e.kv_.group(layer) * e.program_->max_tokens();
   }
@@ -120,8 +120,8 @@ struct Worker {
     return e.scratch_[static_cast<size_t>(other)];
   }
 
-  // The arguments of a linear. The linears of all experts share one Product, because they differ
-  // only in weights and rows.
+  // The arguments of a linear.
+  // The linears of all experts share one Product, because only their weights and rows differ.
   struct Product {
     const LinearKernel& kernel;
     const Matrix& matrix;
@@ -130,20 +130,20 @@ struct Worker {
     LinearArgs args;
 
     LinearPlan plan(int64_t rows, int threads) const noexcept;
-    // Runs `task` of a LinearPlan: multiplies the rows of the task by the weights w. Row 0 of the
-    // plan is row `row0` of x.
+    // Runs `task` of a LinearPlan: multiplies the rows of the task by the weights w.
+    // Row 0 of the plan is row `row0` of x.
     void run(const PackedWeight& w, int64_t row0, const LinearTask& task) const noexcept;
   };
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
-  // Multiplies m rows of x by a matrix and writes the result to ep.out. x has the row format that
-  // the weight kind of the matrix needs. Each rank has some panels of the matrix, and its threads
-  // claim tasks of these panels.
+  // Multiplies m rows of x by a matrix and writes the result to ep.out. x must have the row format
+  // that the weight kind of the matrix needs.
+  // Each rank has some panels of the matrix, and its threads claim tasks of these panels.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
   void run(const Op& op) noexcept;
-  // Returns the end of the range of ops, from `first` on, that one thread runs while the others
-  // wait at the barrier.
+  // Returns the end of the range of ops from `first` on that a single thread runs
+  // while the other threads wait at the barrier.
   int64_t end_of_row_wise(int64_t first, int64_t last) const noexcept;
   void run_alone(int64_t first, int64_t last) noexcept;
 };

@@ -120,7 +120,7 @@ void prepare(const AttentionOp& op, const Program& p) {
   const Value& out = p.value(op.out);
   check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
                  out.width);
-  // Attention writes one head at a time, so the columns that share a scale must belong to one head.
+  // Attention writes one head at a time, so two heads must not share a quantization scale.
   check_argument(!whole_row(out.format), "attention: value ", out.name,
                  " has scales wider than a head; only convert can write such rows");
   check_argument(!quantized(out.format) || kv.head_dim % 32 == 0,

@@ -13,7 +13,7 @@ struct RopeStoreOp {
   int32_t q_heads, rotary;
   Id cos, sin, q_norm, k_norm;
   float eps;
-  bool stores = true;  // false: qkv has only queries, and an earlier op has stored keys and values
+  bool stores = true;  // false: an earlier op stored keys and values; qkv has only queries
 
   static constexpr auto fields() {
     return std::make_tuple(field("qkv", &RopeStoreOp::qkv), field("q", &RopeStoreOp::q),
@@ -56,8 +56,8 @@ inline Accesses accesses(const AttentionOp& op, const Program&) {
   return claimed({any(op.q), any(kCache)}, {any(op.out)});
 }
 
-// Multiplies the first `width` columns of each row of x by the element of the vector `factors` at
-// the position of the row's token.
+// Multiplies the first `width` columns of each row of x by the element of the vector `factors`
+// at the position of the row's token.
 struct ScaleQueriesOp {
   static constexpr const char* kName = "scale_queries";
   Id x, factors;
@@ -74,7 +74,7 @@ void run(const ScaleQueriesOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
 
 // Rotates the first `rotary` dimensions of the first `heads` heads of each row of x, as RopeStoreOp
-// does. It serves models with norms after the rotation: RopeStoreOp then rotates nothing.
+// does. Models with norms after the rotation use it: their RopeStoreOp rotates nothing.
 struct RotateOp {
   static constexpr const char* kName = "rotate";
   Id x;
@@ -92,9 +92,9 @@ void prepare(const RotateOp& op, Program& p);
 void run(const RotateOp& op, Worker& w) noexcept;
 inline Accesses accesses(const RotateOp& op, const Program&) { return changes({}, op.x); }
 
-// Reorders the columns of each row. A row of x has the query and the gate of head 0, then of head 1
-// and so on, and then other columns. A row of out has all queries, the other columns, and all
-// gates.
+// Reorders the columns of each row.
+// A row of x has the query and the gate of head 0, the query and the gate of head 1 and so on,
+// and then other columns. A row of out has all queries, the other columns, and all gates.
 struct SplitGatesOp {
   static constexpr const char* kName = "split_gates";
   Id x, out;
@@ -112,9 +112,9 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// Checks the cos and sin tables [positions][rotary / 2]. Positions of later steps must be less than
-// the number of rows of these tables. Throws std::invalid_argument if a table does not hold whole
-// rows.
+// Checks the cos and sin tables [positions][rotary / 2].
+// Positions of later steps must be less than `positions`.
+// Throws std::invalid_argument if a table does not hold whole rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
 using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp>;

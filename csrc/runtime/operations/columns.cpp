@@ -9,7 +9,7 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes at a time
+constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes in one pass
 
 }  // namespace
 
@@ -254,7 +254,7 @@ void run(const LimitOp& op, Worker& w) noexcept {
   const Range mine = w.share(w.rows(op.x));
   for (int64_t r = mine.begin; r < mine.end; r++) {
     float *gate = floats_of(x, r), *up = gate + half;
-    // A NaN stays NaN: min and max return their first operand if a comparison is false.
+    // std::min and std::max keep a NaN: they return their first operand if a comparison is false.
     for (int64_t i = 0; i < half; i++) gate[i] = std::min(gate[i], op.limit);
     for (int64_t i = 0; i < half; i++) up[i] = std::max(std::min(up[i], op.limit), -op.limit);
   }

@@ -4,11 +4,11 @@
 
 namespace cpuserve {
 
-constexpr int32_t kMaxParts = 8;  // the most parts of a row of MixPartsOp
+constexpr int32_t kMaxParts = 8;  // the most parts of a row that MixPartsOp can mix
 
-// Multiplies each column of out by sigmoid(gate). The gates are columns of x from `column` on, and
-// each multiplies `columns` columns. With `plain`, the factor is the gate itself instead of its
-// sigmoid.
+// Multiplies the columns of out by sigmoid(gate).
+// The gates are columns of x from `column` on, and each gate multiplies `columns` columns of out.
+// With `plain`, the factor is the gate itself instead of its sigmoid.
 struct GateOp {
   static constexpr const char* kName = "gate";
   Id x, out;
@@ -25,8 +25,8 @@ void prepare(const GateOp& op, const Program& p);
 void run(const GateOp& op, Worker& w) noexcept;
 inline Accesses accesses(const GateOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
-// Multiplies equal parts of out by softplus(gate), where the columns of x are the gates, one for
-// each part.
+// Multiplies equal parts of the columns of out by softplus(gate).
+// Each column of x is the gate of one part.
 struct SoftGateOp {
   static constexpr const char* kName = "soft_gate";
   Id x, out;
@@ -41,8 +41,8 @@ inline Accesses accesses(const SoftGateOp& op, const Program&) {
   return changes({own(op.x)}, op.out);
 }
 
-// Replaces x by beta * x + alpha_p * x^2 if it is positive, else by beta * x + alpha_n * (exp(x) -
-// 1 - x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
+// Replaces each x by beta * x + alpha_p * x^2 if x is positive, else by beta * x + alpha_n *
+// (exp(x) - 1 - x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
 struct XieluOp {
   static constexpr const char* kName = "xielu";
   Id x, factors;
@@ -70,8 +70,8 @@ void prepare(const AddOp& op, const Program& p);
 void run(const AddOp& op, Worker& w) noexcept;
 inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
-// Multiplies x by the vector `factor`, which has one element for all columns or one for each
-// column.
+// Multiplies x by the vector `factor`,
+// which has one element for all columns or one for each column.
 struct ScaleOp {
   static constexpr const char* kName = "scale";
   Id x, factor;
@@ -84,8 +84,8 @@ void prepare(const ScaleOp& op, const Program& p);
 void run(const ScaleOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleOp& op, const Program&) { return changes({}, op.x); }
 
-// Copies columns of x, from `column` on, to the first columns of out. If `more` is not kNone,
-// copies all columns of the value `more` to the last columns of out.
+// Copies columns of x, from `column` on, to the first columns of out.
+// If `more` is not kNone, copies all columns of the value `more` to the last columns of out.
 struct ColumnsOp {
   static constexpr const char* kName = "columns";
   Id x, more, out;
@@ -102,8 +102,8 @@ inline Accesses accesses(const ColumnsOp& op, const Program&) {
   return {with({own(op.x)}, op.more != kNone, own(op.more)), {own(op.out)}};
 }
 
-// Mixes the `parts` equal parts of each row of x (AltUp of Gemma 3n). The coefficients of a token
-// are c = weight . tanh(gates), where a row of `gates` has k columns.
+// Mixes the `parts` equal parts of each row of x (AltUp of Gemma 3n).
+// The coefficients of a token are c = weight . tanh(gates), where a row of `gates` has k columns.
 //   without a target: weight [parts * parts][k]; part p += sum over q of c[p * parts + q] * part q
 //   with a target:    weight [parts][k]; part p += (1 + c[p]) * (scale * target - part `active`)
 // The right-hand sides use the values that the parts had before the operation.
@@ -127,9 +127,9 @@ inline Accesses accesses(const MixPartsOp& op, const Program&) {
   return changes(with({own(op.gates)}, op.target != kNone, own(op.target)), op.x);
 }
 
-// Scales each part of x (as wide as `like`) so that its root mean square becomes equal to the root
-// mean square of `like`. If the mean square of a part is less than `floor`, `floor` is used
-// instead.
+// Scales each part of x (as wide
+// as `like`) so that its root mean square becomes equal to the root mean square of `like`.
+// If the mean square of a part is less than `floor`, the scale is computed with `floor` instead.
 struct MatchRmsOp {
   static constexpr const char* kName = "match_rms";
   Id x, like;
@@ -163,8 +163,8 @@ void prepare(const KeepTopOp& op, const Program& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
-// Limits the columns of x, which may have several rows for each token: the first half to at most
-// `limit`, and the second half to at least -limit and at most `limit` (gates and ups of GLM-5.3).
+// Limits the columns of x, which may have several rows for each token. Gates, in the first half,
+// become at most `limit`; ups, in the second half, at least -limit and at most `limit` (GLM-5.3).
 struct LimitOp {
   static constexpr const char* kName = "limit";
   Id x;

@@ -13,7 +13,7 @@ void reorder(const ConvertOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
   const bool routed = op.routing != kNone;
   const Range mine = w.share(routed ? w.routing().rows() : w.rows(op.x));
-  Rows one = x;  // one row in scratch; with stride 0, every row is this row
+  Rows one = x;  // one row in scratch: its stride is 0, so every index is this row
   one.data = w.scratch;
   one.stride = 0;
   float* to = reinterpret_cast<float*>(w.scratch);
@@ -47,8 +47,8 @@ void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
     }
     return;
   }
-  // A row of a gathered table is packed and then read like a row of a packed matrix, so that its
-  // bits are the same as without `gathered`, for every weight kind and source type.
+  // A row of a gathered table is packed, and then read like a row of a packed matrix.
+  // Its bits are therefore the same as without `gathered`, for every weight kind and source type.
   const void* from[kPanel] = {};
   for (int64_t c = 0; c < reads.size(); c++) {
     const SourceTensor& table = w.weights().table(reads[c].matrix);
@@ -135,8 +135,8 @@ void prepare(LinearOp& op, Program& p) {
   check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
                  "linear: ", m.out_width(), " columns from ", op.out_column,
                  " on do not fit value ", out.name, " of width ", out.width);
-  // Only f32 values can take some columns from one matrix and some from another: other formats have
-  // padding and groups, and one matrix would overwrite columns of the other.
+  // Only f32 values can take some columns from one matrix and other columns from another one:
+  // other formats have padding and groups, so one matrix would overwrite columns of the other.
   const bool part = m.out_width() != out.width;
   check_argument(out.format == ActFormat::f32 || (!part && !op.add),
                  "linear: adding and writing some columns need an f32 value");

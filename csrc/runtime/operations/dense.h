@@ -6,8 +6,8 @@
 
 namespace cpuserve {
 
-// Looks up the row of each token id in the matrix and multiplies it by `scale`. An id that is not
-// less than the number of rows gets row 0.
+// Looks up the row of each token id in the matrix and multiplies it by `scale`.
+// A token id that is not less than the number of rows gets row 0.
 struct EmbedOp {
   static constexpr const char* kName = "embed";
   Id out, matrix;
@@ -46,9 +46,9 @@ void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
-// Writes x in the format of out. If the vector `order` is set, column i of out is column order[i]
-// of x. If `routing` is set, x has one row for each token and chosen expert. `order` then has one
-// column order for each expert, one after another, and each row uses the order of its expert.
+// Writes x in the row format of out. If the vector `order` is set, column i of out
+// is column order[i] of x. If `routing` is set, x has one row for each token and chosen expert.
+// `order` then has one column order for each expert, and each row uses the order of its expert.
 struct ConvertOp {
   static constexpr const char* kName = "convert";
   Id x, out;
@@ -64,8 +64,8 @@ void prepare(const ConvertOp& op, Program& p);
 void run(const ConvertOp& op, Worker& w) noexcept;
 Accesses accesses(const ConvertOp& op, const Program& p);
 
-// Multiplies x by a matrix and writes to the columns of `out` from out_column on: q, k and v with
-// different weight kinds are separate matrices, but write to one value.
+// Multiplies x by a matrix and writes the result to the columns of `out` from out_column on.
+// Matrices of q, k and v with different weight kinds are separate, but write to one value.
 struct LinearOp {
   static constexpr const char* kName = "linear";
   Id x, out, matrix, bias;

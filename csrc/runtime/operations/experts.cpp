@@ -9,10 +9,10 @@
 namespace cpuserve {
 namespace {
 
-// The most experts of a route operation, and the most adapters. Ids are stored as floats, which
-// would be exact up to 2^24.
+// The most experts of a route operation, and the most adapters.
+// Routings store ids as floats, which are exact up to 2^24.
 constexpr int32_t kMostExperts = 4096;
-constexpr int64_t kClaims = 16;  // this many claims per thread balance the load
+constexpr int64_t kClaims = 16;  // claims per thread that are enough to keep threads evenly loaded
 
 // sums[i] += w * from[i]. The product is rounded before it is added (no fused multiply-add).
 void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
@@ -37,10 +37,10 @@ Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
   return first;
 }
 
-// Asks the system to read the weights of the chosen experts of this step, if they are mapped from a
-// file. The requests are in the order of the computation: while threads compute the first experts,
-// the system reads the other experts. Threads share the calls, because a call looks up every page
-// of a matrix, even if the matrix is in memory.
+// Asks the system to read the weights of the chosen experts of this step,
+// if they are mapped from a file. The requests are in the order of the computation: while threads
+// compute the first experts, the system reads the other experts. Threads share the calls,
+// because a call looks up every page of a matrix, even if the matrix is in memory.
 void fetch_experts(Worker& w) noexcept {
   const std::vector<Op>& ops = w.program().ops();
   int next = 0;
@@ -189,20 +189,20 @@ void prepare(ExpertLinearOp& op, Program& p) {
   op.bias = expert_biases(p, op.biases, one);
 }
 
-// The scratch of a thread has one int64 for each expert (the index after its last task), then the
-// scratch of a linear.
+// The scratch of a thread has one int64 for each expert (the index
+// after the last task of the expert), and after them the scratch of a linear.
 size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }
 
-// The tasks of all experts in use form one list, expert after expert, and the threads of a rank
-// claim tasks of this list. The rows of an expert are consecutive, so each expert is a linear with
-// its own LinearPlan. The plan is made for threads / experts in use (rounded up) threads, because
-// the experts share the threads.
+// The tasks of all experts in use form one list, expert after expert,
+// and the threads of a rank claim tasks of this list. The rows of an expert are consecutive,
+// so each expert is a linear with its own LinearPlan. The experts share the threads,
+// so a plan is made for (threads / experts in use) threads, rounded up.
 void run(const ExpertLinearOp& op, Worker& w) noexcept {
   const Routing& routing = w.routing();
-  // The index after the last task of each expert. The scratch of the kernel begins after this
-  // array.
+  // The index after the last task of each expert.
+  // The scratch of the kernel begins after this array.
   int64_t* ends = reinterpret_cast<int64_t*>(w.scratch);
   const int64_t taken = op.experts * static_cast<int64_t>(sizeof(int64_t));
   const Worker::Product p =
@@ -224,10 +224,10 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
     }
     ends[i] = tasks;
   }
-  // Between two claims a core writes results and reads no weights, so fewer and larger claims are
-  // faster. All experts together have enough work for claims that are twice as large: the operation
-  // then takes 1 to 3 % less time with 8 to 32 tokens.
-  const bool few = most_rows <= LinearPlan::kFewRows;  // each plan has one row block
+  // Between two claims a core writes results and reads no weights,
+  // so fewer and larger claims are faster. All experts together have enough tasks for claims
+  // that are twice as large: the operation then takes 1 to 3 % less time with 8 to 32 tokens.
+  const bool few = most_rows <= LinearPlan::kFewRows;  // the plan of each expert has one row block
   if (few && tasks >= 2 * kClaims * chunk * w.peers.size) chunk *= 2;
   w.drain(w.peers, tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
@@ -259,9 +259,9 @@ void run(const CombineOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = reinterpret_cast<float*>(row_of(out, t));
     const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
-    // Adds 256 columns of all routed rows of the token at a time: the sums stay in L1, and the core
-    // reads several rows at once. During a prompt the routed rows are no longer in the caches of
-    // the core.
+    // Adds 256 columns of all routed rows of the token in one pass:
+    // the sums stay in L1, and the core reads several rows in parallel.
+    // During a prompt the routed rows are no longer in the caches of the core.
     constexpr int64_t kColumns = 256;
     for (int64_t begin = 0; begin < out.width; begin += kColumns) {
       const int64_t n = std::min(kColumns, out.width - begin);

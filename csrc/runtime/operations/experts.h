@@ -9,8 +9,8 @@ struct Value;
 
 enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax };
 
-// Chooses the experts of each token from its router logits x. The following operations use this
-// routing until the next RouteOp or AdapterOp.
+// Chooses the experts of each token from its router logits x.
+// The following operations use this routing until the next RouteOp or AdapterOp.
 struct RouteOp {
   static constexpr const char* kName = "route";
   Id x, out;
@@ -19,8 +19,8 @@ struct RouteOp {
   bool renormalize;
   float scale;
   Id bias;
-  // The experts form `groups` equal groups. Only the `kept` best groups take part in the choice;
-  // the score of a group is the sum of the `best` highest scores of its experts.
+  // The experts form `groups` equal groups. The choice considers only the `kept` groups with the
+  // highest scores; the score of a group is the sum of the `best` highest scores of its experts.
   int32_t groups = 1, kept = 1, best = 1;
   Id factors = kNone;  // vector [experts]; its elements multiply the weights of the experts
 
@@ -40,9 +40,9 @@ inline Accesses accesses(const RouteOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out), any(kRouting)}};
 }
 
-// Routes each token to the LoRA adapter of its sequence, if the sequence has one. Row t of out has
-// the number of the adapter of token t (-1: none), and the product of the adapter's scale and the
-// sequence's scale.
+// Routes each token to the LoRA adapter of its sequence, if the sequence has one.
+// Row t of out has the number of the adapter of token t (-1:
+// none), and the product of the adapter's scale and the sequence's scale.
 struct AdapterOp {
   static constexpr const char* kName = "adapter";
   Id out;
@@ -60,8 +60,8 @@ inline Accesses accesses(const AdapterOp& op, const Program&) {
   return {{}, {any(op.out), any(kRouting)}};
 }
 
-// Copies the row of each token to its routed rows: there is one routed row for each expert of the
-// token.
+// Copies the row of each token to its routed rows;
+// a token has one routed row for each of its experts.
 struct DispatchOp {
   static constexpr const char* kName = "dispatch";
   Id x, routing, out;
@@ -78,8 +78,8 @@ inline Accesses accesses(const DispatchOp& op, const Program&) {
 }
 
 // Multiplies the routed rows of each expert by the matrix of that expert. `matrices` has one matrix
-// for each expert, with consecutive ids and equal shape and kind. `biases` has one vector for each
-// expert, or is empty. Expert e uses matrix `first` + e and vector `bias` + e.
+// for each expert, with consecutive ids and equal shape and kind. `biases` has one vector
+// for each expert, or is empty. Expert e uses matrix `first` + e and vector `bias` + e.
 struct ExpertLinearOp {
   static constexpr const char* kName = "expert_linear";
   Id x, routing, out;
@@ -105,12 +105,12 @@ inline Accesses accesses(const ExpertLinearOp& op, const Program&) {
 
 size_t scratch_bytes(const ExpertLinearOp& op);
 
-// Adds up the routed rows of each token, each multiplied by the weight of its expert. The row of
-// the best expert comes first.
+// Adds up the routed rows of each token, each multiplied by the weight of its expert,
+// in the order of the experts from best to worst.
 struct CombineOp {
   static constexpr const char* kName = "combine";
   Id x, routing, out;
-  bool add = true;  // whether the sum is added to out; false: it replaces out
+  bool add = true;  // true: the sum is added to out; false: it replaces out
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &CombineOp::x), field("routing", &CombineOp::routing),
@@ -123,15 +123,15 @@ inline Accesses accesses(const CombineOp& op, const Program&) {
   return {with({any(op.x), own(op.routing), any(kRouting)}, op.add, own(op.out)), {own(op.out)}};
 }
 
-// The number of experts (or adapters) of a routing, and how many of them each token uses.
+// The number of experts (or adapters) of a routing, and the number that each token uses.
 struct Experts {
   int32_t count, chosen;
 };
 // Returns the experts of value `routing`. Throws std::invalid_argument unless this value is the
 // output of the last RouteOp or AdapterOp in `p`, because operations use only the last routing.
 Experts experts_of(const Program& p, Id routing, const char* role);
-// Returns value `id`. Throws std::invalid_argument unless it has one row for each token and chosen
-// expert of the routing.
+// Returns value `id`. Throws std::invalid_argument unless it has one row
+// for each token and chosen expert of the routing.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
 using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;

@@ -21,13 +21,13 @@ void prepare(HeadLinearOp& op, const Program& p) {
                    "head_linear: matrices ", one.name, " and ", m.name, " differ in shape");
   }
   const Value &x = p.value(op.x), &out = p.value(op.out);
-  // The columns of two heads must not share a scale.
+  // The columns of two heads must not share a quantization scale.
   check_argument(x.format == p.table().linear[static_cast<int>(one.kind)].act &&
                      !quantized(x.format) && !quantized(out.format),
                  "head_linear: values ", x.name, " and ", out.name,
                  " must be f32 or bf16, as the matrices multiply them");
-  // Storing fp32 results writes only the columns of the head. Storing bf16 also writes zeros up to
-  // a multiple of 32 columns, which belong to the next head.
+  // A product stored as fp32 writes only the columns of the head. A product stored as bf16 also
+  // writes zeros, up to a multiple of 32 columns, and would overwrite columns of the next head.
   check_argument(one.n % 32 == 0 || out.format == ActFormat::f32, "head_linear: matrix ", one.name,
                  " has ", one.n, " rows, so value ", out.name, " must be f32");
   // A product reads round_up(k, 32) columns of x; the weights of the columns after k are 0.
@@ -39,8 +39,8 @@ void prepare(HeadLinearOp& op, const Program& p) {
                  " has width ", out.width, ", not ", op.heads * one.n);
 }
 
-// The tasks of all heads form one list, head after head. Each head is a linear with its own
-// LinearPlan, which is made for the part of the threads that computes the head.
+// The tasks of all heads form one list, head after head. Each head is a linear
+// with its own LinearPlan, which is made for the threads that compute the head.
 void run(const HeadLinearOp& op, Worker& w) noexcept {
   const Rows &x = w.value(op.x), &out = w.value(op.out);
   const Matrix& m = w.matrix(op.first);

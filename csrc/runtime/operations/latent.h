@@ -4,9 +4,9 @@
 
 namespace cpuserve {
 
-// Multiplies some columns of x by one matrix for each head. `matrices` have consecutive ids and
-// equal shape [n, k] and kind. Head h multiplies columns [h * step, h * step + k) of x by matrix
-// `first` + h, and writes columns [h * n, (h + 1) * n) of out.
+// Multiplies some columns of x by one matrix for each head. `matrices` have consecutive ids
+// and equal shape [n, k] and kind. Head h multiplies columns [h * step, h * step + k)
+// of x by matrix `first` + h, and writes columns [h * n, (h + 1) * n) of out.
 struct HeadLinearOp {
   static constexpr const char* kName = "head_linear";
   Id x, out;

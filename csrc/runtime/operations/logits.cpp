@@ -1,5 +1,5 @@
-// The two operations that write the results of a step. LogitsOp computes logits and samples from
-// them. HiddenOp copies hidden rows, the vectors of an embedding model.
+// The two operations that write the results of a step: LogitsOp computes logits and samples
+// from them, HiddenOp copies rows of the hidden states (the vectors of an embedding model).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kLogitPiece = 8192;  // logits that a thread claims: 32 KB, a few microseconds
+constexpr int64_t kLogitPiece = 8192;  // logits that a thread claims together: 32 KB
 
 void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
@@ -24,12 +24,12 @@ void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker&
 // The logit rows [first, first + count) of a step, which are sampled together.
 struct Batch {
   int64_t first, count;
-  // Whether several threads share the passes over the logits of one row, because there are fewer
-  // rows than threads; and whether they also share the cuts of top_p.
+  // shares: several threads process the logits of one row, because there are fewer rows
+  // than threads. cuts: they also share the search for the logits that top_p keeps.
   bool shares = false, cuts = false;
 };
 
-// Returns the ids with logprobs that replace the alternatives of a row; null if there are none.
+// Returns the ids that get logprobs instead of the usual alternatives of a row; null: none.
 const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
   const StepInput& in = w.input();
   const auto r = static_cast<size_t>(number);
@@ -38,8 +38,8 @@ const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
   return ids.empty() ? nullptr : &ids;
 }
 
-// Returns the arguments to sample row `row` of the batch. If threads share the passes over a row,
-// they use the scratch of thread `row`.
+// Returns the arguments to sample row `row` of the batch.
+// If threads share the logits of a row, all of them use the scratch of thread `row` for it.
 SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   const StepInput& in = w.input();
   const int64_t number = batch.first + row;
@@ -64,9 +64,9 @@ SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   return args;
 }
 
-// Sets how the threads share the work on the rows. All threads must come to the same result, so
-// they call this between two barriers and sample nothing meanwhile: sampling changes the parameters
-// of the rows.
+// Sets how the threads share the work on the rows.
+// All threads must get the same result, so they call this function between two barriers.
+// No thread may sample meanwhile, because sampling changes the parameters of the rows.
 void choose_shares(Batch& batch, Worker& w) noexcept {
   batch.shares = batch.count < w.threads && w.logits().width > kLogitPiece;
   for (int64_t row = 0; batch.shares && !batch.cuts && row < batch.count; row++) {
@@ -74,10 +74,10 @@ void choose_shares(Batch& batch, Worker& w) noexcept {
   }
 }
 
-// Prepares rows for sampling, with a barrier after each pass. All threads scale pieces of every
-// row: for a vocabulary of 256k, one thread would need as long for a row as all threads need for a
-// layer. If there are fewer rows than threads, all threads also share the passes of sampling that
-// visit every logit.
+// Prepares rows for sampling, with a barrier after each pass.
+// All threads scale pieces of every row: with a vocabulary of 256k, one thread would need
+// as long for a row as all threads need for a layer. If there are fewer rows than threads,
+// all threads also share the passes of sampling that visit every logit.
 void prepare_logits(const LogitsOp& op, const Batch& batch, Worker& w) noexcept {
   const bool scales = op.scale != 1.0f || op.softcap > 0.0f;
   const int64_t vocab = w.logits().width, block = sample_block(static_cast<int>(vocab));
@@ -122,10 +122,10 @@ void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
               static_cast<size_t>(w.logits().width) * sizeof(float));
 }
 
-// Samples a row. If the request has ids to score, their logits are kept in top_logprobs while the
-// row is sampled, because bans change the logits. Afterwards each becomes a logprob: the logarithm
-// of the sum of exp(logit), which is subtracted, is the logit of the sampled token minus its
-// logprob.
+// Samples a row. If the request has ids to score, their logits are saved in top_logprobs
+// before the row is sampled, because bans change the logits.
+// Afterwards each saved logit becomes a logprob: the function subtracts the logarithm of the sum
+// of exp(logit), which is the sampled token's logit minus its logprob.
 void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
   const int64_t number = batch.first + row;
   const auto r = static_cast<size_t>(number);
@@ -140,7 +140,7 @@ void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
   SamplerChain* chain = args.params ? w.sampler().chain(w.input().row_slot[r]) : nullptr;
   if (chain) {
     args.target = w.sampler().sample(w.input().row_slot[r], args.logits, args.mask, args.position);
-    args.params = nullptr;  // the kernel computes the logprob of the token
+    args.params = nullptr;  // null: the kernel only computes the logprob of the token
   }
   w.kernels().sample(args);
   if (chain && chain->reports() && args.num_top >= 0 && args.token >= 0) {
@@ -159,11 +159,11 @@ void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
   w.results().ranks[r] = args.rank;
 }
 
-// Samples a row and the following rows that verify its drafts. Each row is sampled with the state
-// of its slot after the tokens before it, so the tokens are the same as in steps of one token.
-// After the first draft that is not sampled, the other rows get no token. If the run of rows began
-// in the previous block of logit rows, the run continues here; the barriers between blocks make the
-// earlier results visible.
+// Samples a row and the following rows that verify its draft tokens.
+// Each row is sampled with the sampler state after the tokens before it,
+// so the tokens are the same as in steps of one token. After the first draft token
+// that is not sampled, the other rows get no token. A run of rows that began in the previous batch
+// of logit rows continues here; the barriers between batches make the earlier results visible.
 void sample_rows(const Batch& batch, int64_t row, Worker& w) noexcept {
   const StepInput& in = w.input();
   std::vector<int32_t>& tokens = w.results().tokens;
@@ -206,8 +206,8 @@ void run(const LogitsOp& op, Worker& w) noexcept {
     choose_shares(batch, w);
     w.barrier();
     prepare_logits(op, batch, w);
-    // No barrier is needed before the rows of the next block are gathered: gathering writes to
-    // logit_input_, which no thread reads any more.
+    // Gathering the rows of the next batch needs no barrier before it:
+    // it writes to logit_input_, which no thread reads any more.
     w.drain(w.everyone(), batch.count, 1,
             [&](int64_t row, int64_t) { sample_rows(batch, row, w); });
   }

@@ -1,4 +1,4 @@
-// The operations that produce the results of a step: logits and sampling, or hidden rows.
+// The operations that write the results of a step: logits and samples, or rows of hidden states.
 #pragma once
 #include "runtime/operations/operation.h"
 
@@ -19,7 +19,7 @@ void prepare(const LogitsOp& op, Program& p);
 void run(const LogitsOp& op, Worker& w) noexcept;
 inline Accesses accesses(const LogitsOp& op, const Program&) { return claimed({any(op.x)}, {}); }
 
-// Returns the rows of x that the step asks for, unchanged, as the vectors of an embedding model.
+// Copies the rows of x that the step asks for, as the vectors of an embedding model.
 struct HiddenOp {
   static constexpr const char* kName = "hidden";
   Id x;

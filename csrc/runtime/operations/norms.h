@@ -4,8 +4,8 @@
 
 namespace cpuserve {
 
-// Computes the RMS norm of each row, or of each of `groups` equal parts of a row. The mean square
-// of a part is computed from its own columns.
+// Computes the RMS norm of each row. With `groups`, a row has that many equal parts,
+// and the mean square of each part is computed from its own columns.
 struct RmsNormOp {
   static constexpr const char* kName = "rms_norm";
   Id x, out, weight;
@@ -41,8 +41,8 @@ inline Accesses accesses(const LayerNormOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// Applies RMS norm, in place, to `parts` consecutive parts of the columns of x from `column` on. A
-// part is as wide as `weight`, and its mean square is computed from its own columns.
+// Applies RMS norm, in place, to `parts` consecutive parts of the columns of x from `column` on.
+// A part is as wide as `weight`, and its mean square is computed from its own columns only.
 struct PartNormOp {
   static constexpr const char* kName = "part_norm";
   Id x, weight;
@@ -61,7 +61,7 @@ void run(const PartNormOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
 
 // Computes the RMS norm of x * silu(z). The gates z begin at column `column` of the value z. A row
-// consists of `groups` equal parts; the mean square of a part is computed from its own columns.
+// has `groups` equal parts, and the mean square of each part is computed from its own columns.
 struct GatedNormOp {
   static constexpr const char* kName = "gated_norm";
   Id x, z, out, weight;

@@ -1,5 +1,5 @@
-// An operation of a program has four parts, which are in the header and the source file of its
-// family:
+// An operation of a program has four parts,
+// which are in the header and the source file of its family:
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
@@ -26,8 +26,8 @@ struct Worker;
 using Id = int32_t;
 constexpr Id kNone = -1;
 
-// A field that the caller of an operation passes. The caller may leave it out if the struct
-// has a default for it.
+// Describes a field that the caller of an operation passes.
+// A field is optional if the struct has a default for it.
 template <class Op, class T, bool kDefault>
 struct Field {
   using Type = T;
@@ -47,19 +47,19 @@ constexpr Field<Op, T, true> optional(const char* name, T Op::*member) {
 // Ids of data that are not values of the program, but that operations read and write like values.
 constexpr Id kRouting = -2;  // the order of the routed rows (Routing)
 constexpr Id kCache = -3;    // keys and values
-constexpr Id kQueue = -4;    // the queue of tasks: between two barriers it serves one operation
+constexpr Id kQueue = -4;    // the queue of tasks, which serves one operation between two barriers
 
-// A value (or other data) that an operation reads or writes. If `rows` is not 0, the value has
-// `rows` rows for each token, and a thread touches only the rows of its own tokens. If it is 0, a
-// thread may touch any row.
+// A value (or other data) that an operation reads or writes.
+// `rows` is the number of rows of the value for each token,
+// if a thread touches only the rows of its own tokens. If `rows` is 0, a thread may touch any row.
 struct Access {
   Id id;
   int64_t rows;
 };
 using AccessList = std::vector<Access>;
 
-// The values that an operation reads and writes. Executor::tap returns the inputs in the order of
-// `reads`.
+// The values that an operation reads and writes.
+// Executor::tap returns the inputs in the order of `reads`.
 struct Accesses {
   AccessList reads, writes;  // a value that is changed in place is in both lists
 
@@ -72,14 +72,14 @@ struct Accesses {
 constexpr Access own(Id id) { return {id, 1}; }  // a thread touches only its own rows
 constexpr Access any(Id id) { return {id, 0}; }  // a thread may touch any row
 
-// Returns the accesses of an operation that reads `from`. In `to`, each thread changes only its own
-// rows, in place.
+// Returns the accesses of an operation that reads `from`.
+// In `to`, each thread changes only its own rows, in place.
 inline Accesses changes(AccessList from, Id to) {
   from.push_back(own(to));
   return {std::move(from), {own(to)}};
 }
 
-// Returns the accesses of an operation that consists of tasks, which threads claim.
+// Returns the accesses of an operation that consists of tasks claimed by threads.
 inline Accesses claimed(const AccessList& from, const AccessList& to) {
   Accesses out{from, to};
   out.writes.push_back(any(kQueue));
@@ -91,15 +91,15 @@ inline AccessList with(AccessList list, bool more, Access one) {
   return list;
 }
 
-// Returns the bytes of scratch that an operation needs on each thread. A family overloads this
-// function for operations that need more than the common minimum (most_scratch_bytes in
-// executor.cpp).
+// Returns the bytes of scratch that an operation needs on each thread.
+// A family overloads this function for operations
+// that need more than the minimum of all operations (most_scratch_bytes in executor.cpp).
 template <class Op>
 size_t scratch_bytes(const Op&) {
   return 0;
 }
 
-// A list of the operations of a family, as types.
+// The types of the operations of a family, as a list.
 template <class... Op>
 struct Family {};
 

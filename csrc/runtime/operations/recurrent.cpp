@@ -12,8 +12,8 @@ namespace {
 constexpr float kLengthEps = 1e-6f;  // added to the squared length of a query or key
 constexpr size_t kCarved = 6 * 64;   // most bytes that a Carver adds to align up to six arrays
 
-// Divides x by its Euclidean length and multiplies it by `scale`. There are 16 partial sums, so
-// that compilers use vectors, and they are added in a fixed order.
+// Divides x by its Euclidean length and multiplies it by `scale`.
+// The 16 partial sums, which compilers keep in vectors, are added in a fixed order.
 void to_length(float* x, int64_t n, float scale) noexcept {
   float sums[16] = {};
   for (int64_t i = 0; i < n; i++) sums[i % 16] += x[i] * x[i];
@@ -25,9 +25,9 @@ void to_length(float* x, int64_t n, float scale) noexcept {
 
 // Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
 //   num_open  the number of open rows of the chunk from earlier steps
-//   slot      the state slot with these rows, where the closed state is written when the chunk is
+//   slot      the state slot of these rows, to which the closed state is written when the chunk is
 //             full
-//   before    the slot of the last closed state, or -1 at the beginning of a sequence
+//   before    the state slot of the last closed state, or -1 at the beginning of a sequence
 //   last      whether these are the last tokens of the sequence in this step
 struct ChunkRows {
   int64_t t0, rows, num_open, slot, before;
@@ -59,16 +59,16 @@ template <class Recurrent>
 const float* closed_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   return r.before < 0 ? w.states().empty() : w.states().closed(op.state, unit, r.before);
 }
-// Returns the closed state of the next unit of the sequence, which the kernel prefetches because a
-// thread usually computes that unit next; or nullptr.
+// Returns the closed state of the next unit of the sequence, or nullptr.
+// The kernel prefetches it, because the same thread usually computes that unit next.
 template <class Recurrent>
 const float* next_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const bool goes_on = r.before >= 0 && r.last && unit + 1 < op.layer().units;
   return goes_on ? w.states().closed(op.state, unit + 1, r.before) : nullptr;
 }
 
-// Copies the `kept` inputs of a convolution that precede open row `first` to `known`. They are rows
-// of `inputs` (this chunk) or of `tail` (the inputs before the chunk).
+// Copies to `known` the `kept` inputs of a convolution before open row `first`.
+// They are rows of `inputs` (inputs of this chunk) or of `tail` (the inputs before the chunk).
 void copy_known(const float* inputs, const float* tail, int64_t first, int64_t kept,
                 int64_t channels, float* known) noexcept {
   for (int64_t i = 0; i < kept; i++) {
@@ -186,8 +186,8 @@ void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r,
   }
 }
 
-// Scales q and k in `mixed` to length 1, multiplies q by 1 / sqrt(key_width), and computes g and
-// beta for each row and value head. The kernel computes g from `gates` if there is a g by row.
+// Scales q and k in `mixed` to length 1, multiplies q by 1 / sqrt(key_width), and computes g
+// and beta for each row and value head. If `by_row` is set, the kernel computes g from `gates`.
 void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* mixed,
                       float* gates, Worker& w) noexcept {
   const int64_t d = op.key_width, heads = op.shape().heads, channels = op.channels();
@@ -206,7 +206,7 @@ void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
-// Writes rms_norm(results of a unit) * silu(z), or sigmoid(z), to the columns of its value heads.
+// Writes rms_norm(results of a unit) * silu(z), or * sigmoid(z), to the columns of its value heads.
 void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, const float* out,
                       Worker& w) noexcept {
   const Rows &x = w.value(op.x), &to = w.value(op.out);
@@ -215,7 +215,7 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   norm.x_stride = heads * width;
   norm.z_stride = float_stride(x);
   norm.weight = w.vector(op.norm);
-  norm.groups = op.tiled ? 1 : heads;  // value heads that are adjacent in z and out
+  norm.groups = op.tiled ? 1 : heads;  // number of value heads that are adjacent in z and out
   norm.width = width;
   norm.eps = op.eps;
   norm.shared_weight = true;
@@ -232,9 +232,9 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
-// Lets the kernel compute the decays g = bound sigmoid(rate (a + bias)) of a unit. It computes
-// -softplus(x) for x = log(exp(-g) - 1), which is written to `decays`, with a rate of 1 and a bias
-// of zeros.
+// Sets the arguments so that the kernel computes the decays g = bound sigmoid(rate (a + bias))
+// of a unit. The kernel computes -softplus(x), so x = log(exp(-g) - 1) is written to `decays`,
+// and the rate of the kernel becomes 1 and its biases 0.
 void set_bounded_decays(const GatedDeltaOp& op, int64_t rows, RecurrentArgs& args, float* decays,
                         const Worker& w) noexcept {
   const int64_t width = op.key_width;
@@ -320,7 +320,7 @@ void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& 
   const int64_t channels = op.channels, first = unit * channels, kept = op.kept();
   float* inputs = w.states().open(op.state, unit, r.slot);
   float* known = Carver(w.scratch).take<float>(kept * channels);
-  const float* tail = closed_of(op, unit, r, w);  // the inputs before the chunk
+  const float* tail = closed_of(op, unit, r, w);  // the inputs of tokens before the chunk
   const Rows &x = w.value(op.x), &out = w.value(op.out);
   for (int64_t i = 0; i < r.rows; i++) {
     const float* from = floats_of(x, r.t0 + i) + op.column + first;
@@ -336,7 +336,7 @@ void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& 
   args.channels = channels;
   args.out_stride = op.dilation * float_stride(out);
   args.x_stride = args.before_stride = op.dilation * channels;
-  // Rows that are `dilation` rows apart form a convolution of neighbouring rows.
+  // Input rows that are `dilation` apart form one convolution in which taps are neighbouring rows.
   for (int64_t i = 0; i < std::min<int64_t>(op.dilation, r.rows); i++) {
     args.x = inputs + (r.num_open + i) * channels;
     args.before = known + i * channels;
@@ -362,8 +362,8 @@ size_t scratch_bytes(const ShortConvOp& op) {
 
 namespace {
 
-// Mamba2 in terms of RecurrentArgs: k, q and v are B, C and x; beta is the time step dt, and g is
-// dt * A.
+// Mamba2 in terms of RecurrentArgs:
+// the arrays k, q and v are B, C and x of Mamba2, beta is the time step dt, and g is dt * A.
 void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const RecurrentShape shape = op.shape();
   const int64_t heads = op.together, head0 = unit * heads, width = op.value_width;
@@ -454,8 +454,8 @@ void prepare(NgramEmbedOp& op, Program& p) {
 
 namespace {
 
-// Returns the row of head `head` for the token at open[at]. Ids are stored plus 1; a
-// token before the sequence is 0. `kept` has the ids before the chunk.
+// Returns the row of head `head` for the token at open[at]. Stored ids are 1 + the token id,
+// or 0 for a token before the sequence. `kept` has the stored ids before the chunk.
 int64_t ngram_row(const NgramEmbedOp& op, int64_t head, const float* open, const float* kept,
                   int64_t at) noexcept {
   const int64_t orders = op.longest() - 1;

@@ -5,16 +5,16 @@
 
 namespace cpuserve {
 
-// The size of the state of one sequence in one recurrent layer. It consists of `units` independent
-// units (heads, or groups of heads or channels). Each unit has `closed` floats of state after a
-// multiple of 16 tokens, and `open` floats for the tokens since then (table/recurrent.h).
+// The size of the state of one sequence in one recurrent layer. The state consists of `units`
+// independent units (heads, or groups of heads or channels). Each unit has `closed` floats for the
+// state after a multiple of 16 tokens, and `open` floats for the later tokens (table/recurrent.h).
 struct StateLayer {
   int32_t units;
   int64_t closed, open;
 };
 
-// A gated delta rule layer (Qwen3-Next), with its convolution before and its norm after. A unit of
-// the state is one key head.
+// A gated delta rule layer (Qwen3-Next), with the convolution before it and the norm after it.
+// A unit of the state is one key head.
 //   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
 //   rates    a vector [value_heads] with -exp(A_log)
 //   tiled    value head v belongs to key head v % key_heads; otherwise the value heads of a key
@@ -72,9 +72,9 @@ inline Accesses accesses(const GatedDeltaOp& op, const Program&) {
   return claimed({any(op.x), any(op.gates)}, {any(op.out)});
 }
 
-// A causal convolution of each column of x, for as many columns from `column` on as `out` has. The
-// vector `weight` is [taps][columns of out]. Neighbouring taps are `dilation` tokens apart. A unit
-// of the state is one of `units` equal parts of the columns.
+// A causal convolution of columns of x: those from `column` on, as many as `out` has.
+// The vector `weight` is [taps][columns of out]. Neighbouring taps are `dilation` tokens apart.
+// A unit of the state is one of `units` equal parts of the columns.
 struct ShortConvOp {
   static constexpr const char* kName = "short_conv";
   Id x, out;
@@ -95,7 +95,7 @@ struct ShortConvOp {
                            optional("dilation", &ShortConvOp::dilation));
   }
 
-  int64_t kept() const { return int64_t{taps - 1} * dilation; }  // tokens before the first one
+  int64_t kept() const { return int64_t{taps - 1} * dilation; }  // tokens before the first
   StateLayer layer() const { return {units, kept() * channels, kStateChunk * channels}; }
 };
 void prepare(ShortConvOp& op, Program& p);
@@ -104,9 +104,9 @@ inline Accesses accesses(const ShortConvOp& op, const Program&) {
   return claimed({any(op.x)}, {any(op.out)});
 }
 
-// A Mamba2 layer without its convolution and norm. The vector `rates` [heads] is -exp(A_log). A
-// unit of the state is `together` consecutive heads of one group, which share their keys (B) and
-// queries (C).
+// A Mamba2 layer without its convolution and its norm. The vector `rates` [heads] is -exp(A_log).
+// A unit of the state is `together` consecutive heads of one group,
+// which use the same keys (B) and queries (C).
 struct Mamba2Op {
   static constexpr const char* kName = "mamba2";
   Id x, steps, out;
@@ -140,9 +140,9 @@ inline Accesses accesses(const Mamba2Op& op, const Program&) {
   return claimed({any(op.x), any(op.steps)}, {any(op.out)});
 }
 
-// Looks up a row of n-gram embeddings for each head of every token. The n-grams of a token end with
-// the token. `sizes` has the number of rows of each head. The heads form equal groups, for n = 2,
-// 3, ... With token ids t_0 (the token), t_1 (the token before) and so on, head h reads row
+// Looks up a row of n-gram embeddings for each head of every token. The n-grams of a token end
+// with the token. `sizes` has the number of rows of each head. The heads form equal groups, for
+// n = 2, 3, ... With token ids t_0 (the token), t_1 (the token before) and so on, head h reads row
 //   (t_0 m_0 ^ t_1 m_1 ^ ... ^ t_(n-1) m_(n-1)) mod sizes[h], after the rows of the heads before,
 // where m are the `multipliers`. Tokens before the sequence, and before the last `end` among t_1,
 // t_2, ..., count as `end` (Qwen4-Exp). The rows are in `matrices` of equal shape,

@@ -12,7 +12,7 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kColumns = 64;     // columns of each stream that SpreadStreamsOp mixes at a time
-constexpr float kLeastGate = 1e-6f;  // of GateStreamsOp, before the root
+constexpr float kLeastGate = 1e-6f;  // the minimum of |d| in GateStreamsOp
 
 // Checks that x consists of streams as wide as `part`, and returns their number.
 int64_t check_streams(const char* op, Id x, Id part, const Program& p) {
@@ -29,14 +29,14 @@ void check_weights(const char* op, Id weights, int64_t count, const Program& p) 
                  " has fewer than ", count, " weights");
 }
 
-// Divides n numbers, `step` apart, by their sum and `floor`.
+// Divides n numbers, which are `step` apart in memory, by (their sum + `floor`).
 void normalize(float* x, int64_t n, int64_t step, float floor) noexcept {
   float sum = floor;
   for (int64_t i = 0; i < n; i++) sum += x[i * step];
   for (int64_t i = 0; i < n; i++) x[i * step] /= sum;
 }
 
-// Replaces n numbers by their softmax plus `floor`.
+// Replaces n numbers by their softmax and adds `floor` to each.
 void soften(float* x, int64_t n, float floor) noexcept {
   const float most = *std::max_element(x, x + n);
   float sum = 0.0f;

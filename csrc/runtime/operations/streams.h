@@ -6,14 +6,14 @@ namespace cpuserve {
 
 constexpr int32_t kMaxStreams = 8;
 
-// Replaces a row of `weights`, which is the product of a matrix and the streams, by the weights of
-// the streams around a layer (mHC, Xie et al. 2026; GLM-5.3). The columns are: a weight of each
-// stream in the layer's input; a weight of the layer's output in each stream; and a matrix
-// [streams][streams], where row j has the weights of stream j in the new streams. The products are
-// divided by the root mean square of x, multiplied by one of three `scales`, and added to `base`.
-// The first columns are sigmoid + floor, the next 2 sigmoid. The rows of the matrix are softmax +
-// floor; then its columns and rows are divided by their sums in turn, until the columns were
-// divided `rounds` times.
+// Replaces a row of `weights`, which is the product of a matrix and the streams,
+// by the weights of the streams around a layer (mHC, Xie et al. 2026; GLM-5.3). The columns are:
+// a weight of each stream in the layer's input; a weight of the layer's output in each stream;
+// and a matrix [streams][streams], where row j has the weights of stream j in the new streams.
+// The products are divided by the root mean square of x, multiplied by one of three `scales`,
+// and added to `base`. The first columns are sigmoid + floor, the next 2 sigmoid.
+// The rows of the matrix are softmax + floor; then its columns
+// and rows are divided by their sums in turn, until the columns were divided `rounds` times.
 struct StreamWeightsOp {
   static constexpr const char* kName = "stream_weights";
   Id x, weights, scales, base;
@@ -34,7 +34,7 @@ inline Accesses accesses(const StreamWeightsOp& op, const Program&) {
   return changes({own(op.x)}, op.weights);
 }
 
-// out = scale * sum over i of weights[i] * stream i of x. Without `weights`, all weights are 1.
+// Writes out = scale * (the sum over i of weights[i] * stream i of x). No `weights`: each is 1.
 struct MergeStreamsOp {
   static constexpr const char* kName = "merge_streams";
   Id x, weights, out;
@@ -52,9 +52,9 @@ inline Accesses accesses(const MergeStreamsOp& op, const Program&) {
   return {with({own(op.x)}, op.weights != kNone, own(op.weights)), {own(op.out)}};
 }
 
-// Adds y to each of the n streams of x. With `mixed`, `weights` come from StreamWeightsOp, and
-// stream i becomes weights[n + i] * y + sum over j of weights[2 n + j n + i] * stream j. Otherwise
-// 2 sigmoid(weights[i]) * y is added to stream i.
+// Adds y to each of the n streams of x. With `mixed`, `weights` come from StreamWeightsOp,
+// and stream i becomes weights[n + i] * y + sum over j of weights[2 n + j n + i] * stream j.
+// Otherwise 2 sigmoid(weights[i]) * y is added to stream i.
 struct SpreadStreamsOp {
   static constexpr const char* kName = "spread_streams";
   Id y, weights, x;
@@ -72,9 +72,9 @@ inline Accesses accesses(const SpreadStreamsOp& op, const Program&) {
   return changes({own(op.y), own(op.weights)}, op.x);
 }
 
-// Stream i of out is sigmoid(g) * values, where d is the product of stream i of `keys` and stream i
-// of `queries`, divided by the root of their width, and g has the sign of d and the size
-// sqrt(max(|d|, 1e-6)); g is 0 if d is 0 (Qwen4-Exp).
+// Stream i of out is sigmoid(g) * values, where d is the product of stream i of `keys`
+// and stream i of `queries`, divided by the root of their width,
+// and g has the sign of d and the size sqrt(max(|d|, 1e-6)); g is 0 if d is 0 (Qwen4-Exp).
 struct GateStreamsOp {
   static constexpr const char* kName = "gate_streams";
   Id keys, queries, values, out;
