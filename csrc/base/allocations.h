@@ -5,6 +5,6 @@
 
 namespace cpuserve {
 
-int64_t allocations() noexcept;  // the number of allocations so far
+int64_t allocations() noexcept;  // the number of heap allocations so far
 
 }  // namespace cpuserve

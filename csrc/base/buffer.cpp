@@ -33,9 +33,9 @@ constexpr size_t kHuge = Buffer::kPage;
 size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge; }
 }  // namespace
 
-// Reserves 2 MB more than needed, so that the buffer can begin at a multiple of 2 MB. The rest
-// around the buffer stays inaccessible: it catches overruns, and the kernel cannot merge this
-// mapping with another one, which residency() relies on.
+// Reserves 2 MB more than needed, so that the buffer can begin at a multiple of 2 MB.
+// The unused bytes around the buffer stay inaccessible: they catch overruns,
+// and keep the kernel from merging this mapping with another one, which residency() relies on.
 void Buffer::reserve(size_t bytes) {
   size_ = round_to_huge(bytes);
   void* raw =
@@ -109,9 +109,9 @@ void Buffer::protect() noexcept {
 }
 
 void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
-  // For one call of madvise, Linux reads at most the read-ahead size of the disk, and ignores the
-  // rest of the range. The read-ahead size is 128 KB or more unless an administrator has reduced
-  // it.
+  // One call of madvise reads at most the read-ahead size of the disk,
+  // and Linux ignores the rest of the range.
+  // The read-ahead size is 128 KB or more unless an administrator has reduced it.
   constexpr size_t kMost = 128 << 10;
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
   const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
@@ -120,8 +120,8 @@ void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
   }
 }
 
-// The policy is not MPOL_BIND, because with MPOL_BIND the kernel kills the process when the node is
-// full. With MPOL_PREFERRED and MPOL_INTERLEAVE the kernel then takes memory of another node.
+// The policy is not MPOL_BIND: with MPOL_BIND the kernel kills the process when the node is full,
+// but with MPOL_PREFERRED and MPOL_INTERLEAVE it takes memory of another node.
 int Buffer::prefer_node(int node) noexcept {
   constexpr int kPreferred = 1;
   return set_policy(kPreferred, &node, 1);
@@ -142,7 +142,7 @@ int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
     mask[node / kBits] |= 1ul << (node % kBits);
   }
   if (!data_) return 0;
-  // The argument is kNodes + 1, because the kernel reads one bit fewer than it says.
+  // The argument is kNodes + 1, because the kernel reads one bit fewer than the argument says.
   const long failed = syscall(SYS_mbind, data_, size_, policy, mask.data(), kNodes + 1, 0u);
   return failed ? errno : 0;
 }
@@ -181,8 +181,8 @@ Residency Buffer::residency(const ResidencyOfProcess& process) const {
 }
 
 // Reads numa_maps, because containers that refuse the system call move_pages still have this file.
-// A line is "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4": the address, then
-// numbers of pages of kernelpagesize_kB KB. N0 is the number of pages on NUMA node 0.
+// An example of a line is "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4": an
+// address, then numbers of pages of kernelpagesize_kB KB. N0 is the number of pages on NUMA node 0.
 PagesOfProcess pages_of_process() {
   PagesOfProcess out;
   std::ifstream maps("/proc/self/numa_maps");

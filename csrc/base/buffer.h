@@ -1,7 +1,7 @@
-// Memory with one owner: anonymous memory or a mapped part of a file. The address space of
-// anonymous memory is reserved at once, and a page is allocated when it is first touched, on the
-// NUMA node of the thread that touches it. The pages of a file are in the page cache: the system
-// drops them when memory is short, and reads them again when they are used.
+// Memory with one owner: anonymous memory or a mapped part of a file.
+// Anonymous memory reserves its address space first; a page is allocated when a thread first
+// touches it, on the NUMA node of this thread. The pages of a file are in the page cache:
+// the system drops them when memory is short, and reads them again when they are used.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,8 @@ PagesOfProcess pages_of_process();
 struct Residency {
   int64_t resident = 0, huge = 0;
 };
-// A map from the start address of every mapping of this process to its resident bytes (empty on
-// systems other than Linux). For residency_of_process() the kernel walks all page tables as well.
+// A map from the start address of every mapping of this process to its resident bytes
+// (empty on systems other than Linux). residency_of_process() is slow, like pages_of_process().
 using ResidencyOfProcess = std::map<uintptr_t, Residency>;
 ResidencyOfProcess residency_of_process();
 
@@ -29,12 +29,12 @@ class Buffer {
   static constexpr size_t kPage = size_t{2} << 20;  // one huge page, if the system has huge pages
 
   Buffer() = default;
-  // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages. Reserving commits no
-  // memory. Throws std::runtime_error if the address space cannot be reserved.
+  // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages.
+  // Reserving commits no memory. Throws std::runtime_error if the address space cannot be reserved.
   explicit Buffer(size_t bytes);
-  // Maps `bytes` bytes of a file, rounded up to a multiple of 2 MB, from `offset` on, which must be
-  // a multiple of 2 MB. The file must contain all these bytes. If `writable`, writes go to the
-  // file. Throws std::runtime_error if the file cannot be mapped.
+  // Maps `bytes` bytes of a file, rounded up to a multiple of 2 MB, from `offset` on,
+  // which must be a multiple of 2 MB. The file must contain all these bytes.
+  // If `writable`, writes go to the file. Throws std::runtime_error if the file cannot be mapped.
   Buffer(size_t bytes, int fd, size_t offset, bool writable);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
@@ -43,8 +43,8 @@ class Buffer {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Allocates the pages of bytes [begin, end), rounded outward to whole pages, on the NUMA node of
-  // the calling thread. The contents stay. No other thread may write there at the same time.
+  // Allocates the pages of bytes [begin, end), rounded outward to whole pages, on the NUMA node
+  // of the calling thread. Contents stay, but no other thread may write to the pages meanwhile.
   void commit(size_t begin, size_t end) noexcept;
 
   // Makes the buffer read-only.
@@ -53,13 +53,13 @@ class Buffer {
   // Asks the system to read these bytes of a mapped file from disk, and does not wait for them.
   static void will_need(const uint8_t* begin, size_t bytes) noexcept;
 
-  // Places pages that have not been touched yet on NUMA node `node`, or on another node if that one
-  // is full. Returns 0, or the errno if the system does not allow this (the default in containers)
-  // or does not support it.
+  // Places pages that no thread has touched yet on NUMA node `node`,
+  // or on another node if it is full. Returns 0, or an errno
+  // if the system does not allow this (the default in containers) or does not support it.
   int prefer_node(int node) noexcept;
 
-  // Places pages that have not been touched yet on `nodes` in turn. Returns 0 or an errno, like
-  // prefer_node.
+  // Places pages that no thread has touched yet on the NUMA nodes `nodes` in turn.
+  // Returns 0 or an errno, like prefer_node.
   int interleave(const std::vector<int>& nodes) noexcept;
 
   // Returns the resident bytes of this buffer. `process` is the result of residency_of_process().
@@ -77,8 +77,8 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Divides memory into arrays that follow one another, each aligned to 64 bytes. Use it once with a
-// null base to find the total size, and again with the memory to place the arrays.
+// Divides memory into arrays that follow one another, each aligned to 64 bytes. A caller uses
+// it once with a null base to find the total size, and again with the memory to place the arrays.
 class Carver {
  public:
   explicit Carver(uint8_t* base) : base_(base) {}

@@ -1,6 +1,6 @@
-// The exceptions of this library; kernels and running steps throw none. They are
-// std::invalid_argument (ValueError in Python) for a wrong argument, and std::runtime_error
-// (RuntimeError) if the operating system refuses a request.
+// The exceptions of this library; kernels and running steps throw none. std::invalid_argument
+// (ValueError in Python) means a wrong argument,
+// and std::runtime_error (RuntimeError) that the operating system refuses a request.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -25,8 +25,8 @@ template <class... Parts>
   throw std::runtime_error(sentence(parts...));
 }
 
-// Throws std::invalid_argument unless `ok`. The message, which consists of `parts`, is formatted
-// only if the check fails.
+// Throws std::invalid_argument unless `ok`.
+// The message consists of `parts`, which are only formatted if the check fails.
 template <class... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) fail_argument(parts...);

@@ -1,5 +1,5 @@
-// A digest of bytes that detects damage (disk errors, a file that was cut off), but not
-// manipulation.
+// A digest of bytes that detects damage (disk errors, a file
+// that was cut off), but not manipulation.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace cpuserve {
 
-// Each 64-bit word changes the state of one of four lanes by a bijection, so a change of a single
-// word always changes the digest. There are four lanes because a core can begin four
-// multiplications in the time that one of them takes.
+// Each 64-bit word changes the state of one of four lanes by a bijection,
+// so a change of a single word always changes the digest. There are four lanes
+// because a core can begin four multiplications in the time that one of them takes.
 inline uint64_t digest(const uint8_t* bytes, size_t count, uint64_t seed) noexcept {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15u;  // 2^64 / the golden ratio
   const auto step = [](uint64_t state, uint64_t word) {

@@ -4,9 +4,9 @@
 
 namespace cpuserve {
 
-// While an object of this class exists, its thread rounds to nearest and does not flush denormals
-// to zero. A library that was linked with -ffast-math sets the thread that loads it to flush
-// denormals, and without this class the bits of a row would depend on the thread that computes it.
+// While an object of this class exists, its thread rounds to nearest and keeps denormals.
+// A library that was linked with -ffast-math makes the thread that loads it flush denormals
+// to zero: without this class, the bits of a row would depend on the thread that computes it.
 class PlainFloats {
  public:
   PlainFloats() noexcept : before_(read()) {

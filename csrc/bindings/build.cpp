@@ -15,8 +15,8 @@ constexpr const char* kArch = "x86_64";
 constexpr const char* kArch = "aarch64";
 #endif
 
-// Returns the C library that this build was compiled for. A system with an older C library may not
-// be able to load the extension.
+// Returns the C library that this build was compiled for.
+// A system with an older C library may not be able to load the extension.
 std::string c_library() {
 #if defined(__GLIBC__)
   return "glibc " + std::to_string(__GLIBC__) + "." + std::to_string(__GLIBC_MINOR__);

@@ -44,8 +44,8 @@ py::dict features_dict() {
 }
 
 // Returns a dict for each weight kind: the size of the register tile for many rows (tile_rows,
-// tile_columns), the largest number of rows that a linear multiplies in one pass over the weights
-// (pass_rows), and the elements of K in one K block of a matrix with K = `k` (block_k).
+// tile_columns), the most rows that a linear multiplies in one pass over the weights (pass_rows),
+// and the elements of K in one K block of a matrix with K = `k` (block_k).
 py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& given) {
   const KernelTable& table = runnable_kernels(isa);
   const WorkSizes sizes = work_sizes_of(given, WorkSizes{});
@@ -63,8 +63,8 @@ py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& giv
   return out;
 }
 
-// Returns the cache sizes of a core in bytes, and the block sizes of the kernels (WorkSizes) that
-// follow from them.
+// Returns the cache sizes of a core in bytes,
+// and the block sizes of the kernels (WorkSizes) that follow from them.
 py::dict sizes_of_cpu(int cpu) {
   const CacheSizes caches = read_cache_sizes(cpu);
   py::dict out;

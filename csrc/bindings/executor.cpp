@@ -52,7 +52,7 @@ py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssi
   return py::array_t<T>(std::move(shape), data.data(), self);
 }
 
-// Returns a list with one read-only numpy view for each rank: its memory of packed matrices.
+// Returns a list of read-only numpy views: for each rank, its memory of packed matrices.
 py::list arenas_view(const py::object& self) {
   py::list out;
   for (const Buffer& arena : self.cast<Executor&>().weights().matrix_arenas()) {
@@ -63,7 +63,7 @@ py::list arenas_view(const py::object& self) {
   return out;
 }
 
-// Returns a numpy view of the vectors of HiddenOp, fp32 [max_tokens, hidden_width].
+// Returns a numpy view of the vectors that HiddenOp copied, fp32 [max_tokens, hidden_width].
 py::array vectors_view(const py::object& self) {
   auto& e = self.cast<Executor&>();
   return view(self, e.results().vectors,
@@ -187,7 +187,7 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
   e.sampler().admit(slot, r);
 }
 
-// Defines a property that copies an array of int32.
+// Defines a property of a Python class that copies an array of int32.
 template <class Class>
 void define_ids(Class& settings, const char* name, std::vector<int32_t> ChainSettings::*member) {
   settings.def_property(
@@ -224,7 +224,7 @@ void define_chain(py::module_& m) {
 
 const auto free_gil = py::call_guard<py::gil_scoped_release>();
 
-// Methods that load weights.
+// Defines the methods that load weights.
 void define_loads(py::class_<Executor>& executor) {
   executor
       .def("load_matrices", &load_matrices, py::arg("matrices"),
@@ -252,9 +252,9 @@ void define_loads(py::class_<Executor>& executor) {
       .def_property_readonly("packed_arenas", &arenas_view);
 }
 
-// Methods that run steps, and their results.
+// Defines the methods that run steps, and the properties with their results.
 void define_steps(py::class_<Executor>& executor) {
-  const py::tuple empty;  // becomes an empty array in each call
+  const py::tuple empty;  // default argument, which becomes a new empty array
   executor
       .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
            py::arg("top_p"), py::arg("min_p"), py::arg("top_k"), py::arg("repetition"),
@@ -292,7 +292,7 @@ void define_steps(py::class_<Executor>& executor) {
       .def_property_readonly("vectors", &vectors_view);
 }
 
-// Methods that copy the bytes of KV blocks and of recurrent states.
+// Defines the methods that copy the bytes of KV blocks and of recurrent states.
 void define_blocks(py::class_<Executor>& executor) {
   executor.def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
       .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
@@ -304,7 +304,7 @@ void define_blocks(py::class_<Executor>& executor) {
       .def("grow_kv", &Executor::grow_kv, free_gil);
 }
 
-// Methods that return the operations of a step, their times, and the progress of the running step.
+// Defines the methods that return the operations of a step, their times, and its progress.
 void define_profile(py::class_<Executor>& executor) {
   executor.def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
@@ -327,7 +327,7 @@ void define_profile(py::class_<Executor>& executor) {
       .def_property_readonly("progress", &Executor::progress);
 }
 
-// Methods that measure bandwidth, products, barriers and linears.
+// Defines the methods that measure bandwidth, products, barriers and linears.
 void define_probes(py::class_<Executor>& executor) {
   executor.def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
       .def(
@@ -347,7 +347,7 @@ void define_probes(py::class_<Executor>& executor) {
           });
 }
 
-// Methods that return how much memory is used and on which NUMA nodes it is.
+// Defines the methods that return how much memory is used and on which NUMA nodes it is.
 void define_memory(py::class_<Executor>& executor) {
   executor.def_property_readonly("memory", &Executor::memory)
       .def_property_readonly("binding",

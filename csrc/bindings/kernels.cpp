@@ -15,7 +15,7 @@
 namespace cpuserve {
 namespace {
 
-// Allocates `memory` for `count` rows of `width` columns and returns these rows.
+// Allocates `memory` for `count` rows of `width` columns, and returns the rows.
 Rows place_rows(Buffer& memory, int64_t count, int64_t width, ActFormat format) {
   const size_t stride = row_bytes(format, width);
   memory = Buffer(stride * static_cast<size_t>(count));
@@ -193,9 +193,9 @@ void register_kernels(py::module_& m) {
         py::arg("w"), py::arg("n"), py::arg("k"), py::arg("x"), py::kw_only(),
         py::arg("threads") = 1, py::arg("activation") = "none", py::arg("glu") = false,
         py::arg("out_format") = "f32");
-  // The default of array arguments is an empty tuple, which becomes an empty array in each call. An
-  // array as a default would import numpy together with this module. This module must load on any
-  // CPU, because it reports missing CPU features, but numpy needs newer CPUs.
+  // The default of array arguments is an empty tuple, which becomes an empty array in each call.
+  // An array as a default would import numpy together with this module. This module must load
+  // on any CPU, because it reports missing CPU features, but numpy needs newer CPUs.
   const py::tuple empty;
   m.def("kernel_sample", &kernel_sample, py::arg("isa"), py::arg("logits"), py::kw_only(),
         py::arg("temperature") = 1.0f, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,

@@ -39,8 +39,8 @@ constexpr FieldSetter setter() {
           }};
 }
 
-// Sets the fields of an operation from the positional and keyword arguments of a call. Throws
-// TypeError if an argument is missing, unknown, given twice, or of another type.
+// Sets the fields of an operation from the positional and keyword arguments of a call.
+// Throws TypeError if an argument is missing, unknown, given twice, or of another type.
 void set_fields(const char* method, void* op, Span<const FieldSetter> fields, const py::args& args,
                 const py::kwargs& kwargs) {
   const auto refuse = [&](const std::string& why) {
@@ -82,8 +82,8 @@ void add_operation(Program& p, const py::args& args, const py::kwargs& kwargs,
   p.add(std::move(op));
 }
 
-// Defines the method that adds an operation. All of these methods have the same C++ type, because
-// the compiler needs 10 MB of memory for each type of a method.
+// Defines the method that adds an operation. All of these methods have the same C++ type,
+// because the compiler needs 10 MB of memory for each type of a method.
 void define_method(py::class_<Program>& program, const char* name,
                    void (*add)(Program&, const py::args&, const py::kwargs&)) {
   program.def(name, [add](Program& p, const py::args& args, const py::kwargs& kwargs) {

@@ -41,8 +41,8 @@ int64_t apple_value(const char* key) {
   return sysctlbyname(key, &value, &size, nullptr, 0) == 0 ? value : 0;
 }
 
-// Reads the cache sizes of the fast cores of an Apple CPU. All cores of a cluster share one L2, so
-// its size is divided by their number.
+// Asks macOS for the cache sizes of the fast cores of an Apple CPU.
+// All cores of a cluster share one L2, so its size is divided by the number of cores.
 void ask_system(CacheSizes& caches) {
   caches.l1d = apple_value("hw.perflevel0.l1dcachesize");
   caches.l2 = apple_value("hw.perflevel0.l2cachesize") /

@@ -5,8 +5,8 @@
 
 namespace cpuserve {
 
-// Sizes in bytes; 0 = unknown. l1d and l2 are for one core: if cores share such a cache, its size
-// is divided by their number.
+// Sizes in bytes; 0 = unknown. l1d and l2 are for one core:
+// the size of a shared cache is divided by the number of cores that share it.
 struct CacheSizes {
   int64_t l1d = 0, l2 = 0;
   int64_t l3 = 0;  // the size of the whole L3, even if other cores share it
@@ -16,7 +16,7 @@ struct CacheSizes {
 // uses sysconf of the C library, which reads CPUID of the current CPU.
 CacheSizes read_cache_sizes(int cpu, const std::string& root = "/sys/devices/system/cpu");
 
-// Returns the number of CPUs in a list like "0-3,8" of the kernel; 0 if the text is no such list.
+// Returns the number of CPUs in a kernel list like "0-3,8", or 0 if the text is no such list.
 int count_cpus(const std::string& list);
 
 }  // namespace cpuserve

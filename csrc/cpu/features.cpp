@@ -75,7 +75,7 @@ const std::vector<LevelNeeds>& levels() {
   static const std::vector<LevelNeeds> table = {
       {"scalar", nullptr, {}},
       {"avx2", "scalar", {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}},
-#ifdef CPUSERVE_MODELS  // C++ models replace the instructions of this level (cmake/Options.cmake)
+#ifdef CPUSERVE_MODELS  // C++ models replace these instructions (cmake/Options.cmake)
       {"avx_vnni", "avx2", {}},
 #else
       {"avx_vnni", "avx2", {"avx_vnni"}},
@@ -104,8 +104,8 @@ uint64_t saved_states() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Requests permission to use the tile registers of AMX, for all threads of the process. Without
-// this permission, Linux ends a process that uses them. Returns false if Linux refuses.
+// Requests permission to use the tile registers of AMX, for all threads of the process.
+// Linux ends a process that uses them without permission. Returns false if Linux refuses.
 bool allow_tiles() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h: ARCH_REQ_XCOMP_PERM
@@ -156,9 +156,9 @@ const std::vector<LevelNeeds>& levels() {
 }
 
 #if defined(__linux__)
-// The bit of a CPU feature in the auxiliary vector of Linux on Arm. The bit numbers are part of the
-// ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h). They are written out because older libc
-// headers lack the newer constants.
+// The bit of a CPU feature in the auxiliary vector of Linux on Arm.
+// The bit numbers are part of the ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h).
+// The constants are numbers here, because older libc headers lack the newer names.
 struct HwcapBit {
   const char* name;
   unsigned long type;
@@ -217,11 +217,11 @@ CpuInfo read_cpu() {
 std::vector<std::string> x86_features(const X86Source& source) {
   constexpr uint32_t kOsxsave = 1u << 27;
   const Regs leaf1 = source.cpuid(1, 0), leaf7 = source.cpuid(7, 0), leaf7_1 = source.cpuid(7, 1);
-  // The bits of CPUID are not enough: if the operating system does not save the registers that an
-  // instruction uses, the instruction faults or corrupts other processes.
+  // The bits of CPUID are not enough: if the operating system does not save the registers
+  // that an instruction uses, the instruction faults or corrupts data of other processes.
   const uint64_t saved = leaf1.ecx & kOsxsave ? source.saved_states() : 0;
-  const bool avx = (saved & 0x6) == 0x6;              // xmm, ymm
-  const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // mask registers, zmm
+  const bool avx = (saved & 0x6) == 0x6;              // saves xmm and ymm
+  const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // saves mask registers and zmm
   const bool tiles = (saved & 0x60000) == 0x60000 && leaf7.edx >> kTileBit & 1;
   std::vector<std::string> features;
   collect(leaf1, kLeaf1, true, features);
@@ -243,7 +243,7 @@ bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::
 
 std::vector<std::string> apple_features(bool (*has)(const char* key)) {
   std::vector<std::string> features{"asimd", "asimddp"};  // every Apple silicon has these
-  if (has("hw.optional.arm.FEAT_I8MM")) features.emplace_back("i8mm");  // since M2, as is bf16
+  if (has("hw.optional.arm.FEAT_I8MM")) features.emplace_back("i8mm");  // since M2, like bf16
   if (has("hw.optional.arm.FEAT_BF16")) features.emplace_back("bf16");
   return features;
 }

@@ -1,5 +1,5 @@
-// The features that the CPU and its operating system support. features.cpp is compiled for the
-// baseline of the architecture, so that it runs on any CPU.
+// The features that the CPU and its operating system support. features.cpp is compiled
+// for the baseline of the architecture, so that it runs on any CPU.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@ struct CpuInfo {
   std::string arch;                   // "x86_64" or "aarch64"
   std::string vendor;                 // as reported by CPUID or MIDR: "AuthenticAMD", "Arm" ...
   std::string model;                  // brand string, may be empty
-  std::vector<std::string> features;  // as lscpu spells them; only those that the OS supports
+  std::vector<std::string> features;  // spelled as by lscpu; only those that the OS supports
   bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
   int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // caches that one core uses; 0 = unknown
 
@@ -30,28 +30,28 @@ struct X86Source {
 };
 std::vector<std::string> x86_features(const X86Source& source);
 
-// Whether the CPU has AMX, but `features` (the result of x86_features) does not contain it, because
-// the OS does not save the tile registers or refused permission to use them.
+// Returns whether the CPU has AMX that this process may not use: `features` (the result
+// of x86_features) lacks it, because the OS does not save the tile registers or refused permission.
 bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::string>& features);
 
-// Returns the features of an Apple CPU. has(key) returns whether the sysctl value `key` exists and
-// is not 0.
+// Returns the features of an Apple CPU. has(key) returns
+// whether the sysctl value `key` exists and is not 0.
 std::vector<std::string> apple_features(bool (*has)(const char* key));
 
-// Returns the features of this CPU, which are read only once, at the first call. Any thread may
-// call this function.
+// Returns the features of this CPU, which are read only at the first call.
+// Any thread may call this function.
 const CpuInfo& cpu_info();
 
-// Returns all ISA levels of this architecture, lowest first ("scalar", "avx2", ...), including
-// those that this CPU does not support.
+// Returns all ISA levels of this architecture, lowest first ("scalar", "avx2", ...),
+// including levels that this CPU does not support.
 const std::vector<std::string>& known_isa_levels();
 
-// Returns the level that `level` extends: a CPU needs the features of both, and kernels that
-// `level` does not define are taken from the level that it extends. "" for "scalar" and for unknown
-// levels.
+// Returns the level that `level` extends, or "" for "scalar" and for unknown levels.
+// A CPU needs the features of both levels,
+// and kernels that `level` does not define are taken from the level that it extends.
 std::string isa_level_base(std::string_view level);
 
-// Returns the levels that `cpu` has all features for, lowest first. "scalar" is always one of them.
+// Returns the levels that `cpu` has all features for, lowest first. The list always has "scalar".
 std::vector<std::string> supported_isa_levels(const CpuInfo& cpu);
 
 }  // namespace cpuserve

@@ -1,7 +1,7 @@
-// Waiting with a time limit: a thread first spins with `pause`, may then yield, and finally sleeps
-// in a futex. Spinning without a limit is very slow if threads share cores, because the spinning
-// thread uses the CPU time that the late thread needs. Sleeping at once would cost tens of
-// microseconds at each of the hundreds of barriers of a step.
+// Waiting with a time limit: a thread first spins with `pause`, may then yield,
+// and finally sleeps in a futex. Spinning without a limit is very slow if threads share cores,
+// because the spinning thread uses the CPU time that the late thread needs. Sleeping without
+// spinning first would cost tens of microseconds at each of the hundreds of barriers of a step.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -37,17 +37,17 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
-// How long a thread spins and yields before it sleeps. `spin_ns` adapts between max_spin_ns / 4 and
-// max_spin_ns. If a wait outlasts spinning and yielding, the late thread probably does not run
-// because its core is shared, and spinning would only take CPU time from threads that could run on
-// this core. spin_ns does not fall below a quarter of max_spin_ns. With a lower limit and no
-// yields, spin_ns could not rise again, because even waits of some microseconds outlasted it, and
-// steps took 1.25 times as long.
+// How long a thread spins and yields before it sleeps.
+// `spin_ns` adapts between max_spin_ns / 4 and max_spin_ns. If a wait outlasts spinning
+// and yielding, the late thread probably does not run because its core is shared:
+// spinning would only take CPU time from it. spin_ns does not fall below max_spin_ns / 4.
+// With a lower limit and no yields, spin_ns could not rise again,
+// because even waits of some microseconds outlasted it, and steps took 1.25 times as long.
 struct alignas(64) WaitState {
   int64_t max_spin_ns = 0;
   int64_t yield_ns = 0;
   int64_t spin_ns = 0;
-  int64_t waited_ns = 0;  // total time of waits longer than a few pauses; includes asleep_ns
+  int64_t waited_ns = 0;  // total time of waits longer than a few pauses, with asleep_ns
   int64_t asleep_ns = 0;
 
   void configure(int64_t max_spin, int64_t yield) noexcept {
@@ -63,22 +63,22 @@ struct alignas(64) WaitState {
   }
 };
 
-// A counter that one thread advances while others wait for a change. It has 64 bits, so it never
-// wraps around. Waiting threads sleep (futex) on its lower 32 bits.
+// A counter that one thread advances while other threads wait for a change.
+// It has 64 bits, so it never wraps around. Waiting threads sleep (futex) on its lower 32 bits.
 class Signal {
  public:
   uint64_t load() const noexcept { return value_.load(std::memory_order_acquire); }
 
-  // The store here and the increment of sleepers_ in sleep_until_not are sequentially consistent.
-  // Therefore either this thread sees the sleeper and wakes it, or the sleeper (and the kernel, in
-  // FUTEX_WAIT) sees the new value.
+  // This store and the increment of sleepers_ in sleep_until_not are sequentially consistent.
+  // Therefore either this thread sees the sleeper and wakes it,
+  // or the sleeper (and the kernel, in FUTEX_WAIT) sees the new value.
   void advance() noexcept {
     value_.store(value_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all();
   }
 
-  // Waits until the value differs from `old`. After the return, all earlier writes of the advancing
-  // thread are visible.
+  // Waits until the value differs from `old`.
+  // After the return, all earlier writes of the advancing thread are visible.
   void wait_while(uint64_t old, WaitState& state) noexcept {
     for (int i = 0; i < 16; i++) {
       if (load() != old) return;
@@ -142,18 +142,18 @@ static_assert(sizeof(std::atomic<uint64_t>) == 8,
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the first four bytes must be the lower half");
 
-// A barrier for threads in groups. The last thread of a group that arrives counts as the arrival of
-// the group, and the last group advances the phase that all threads wait for. Threads of a group
+// A barrier for threads in groups. The last thread of a group that arrives counts as the arrival
+// of the group, and the last group advances the phase that all threads wait for. Threads of a group
 // should be on cores that share an L3: their counter is in a cache line that stays in this L3
 // (20-40 ns for an arrival), and only one arrival per group crosses the interconnect (100 ns and
 // more). With a single counter, 192 threads would need 20 us for their arrivals, one after another.
 class Barrier {
  public:
-  // groups: the number of groups; they are numbered from 0.
+  // groups: the number of groups of threads. Groups are numbered from 0.
   explicit Barrier(int groups) : groups_(new Group[static_cast<size_t>(groups)]), count_(groups) {}
 
-  // Sets the number of threads to wait for: arrivals[g] threads of group g. May be called only
-  // while no thread waits.
+  // Sets the number of threads to wait for: arrivals[g] threads of group g.
+  // May be called only while no thread waits.
   void expect(const std::vector<int>& arrivals) noexcept {
     int active = 0;
     for (int g = 0; g < count_; g++) {
@@ -165,16 +165,16 @@ class Barrier {
   }
 
   // Waits until all threads have arrived. The last thread to arrive calls last() before the others
-  // continue. It sees the earlier writes of all threads, and they see its writes.
+  // continue: last() sees the earlier writes of all threads, and they see its writes.
   template <class Last>
   void wait(int group, WaitState& state, const Last& last) noexcept {
     const uint64_t phase = phase_.load();
     if (!arrive(group, last)) phase_.wait_while(phase, state);
   }
 
-  // Counts this thread as arrived and returns at once, for a thread that does not need the results
-  // of the other threads. Returns true if this thread is the last to arrive. Arrivals use acq_rel:
-  // each of them publishes the writes of its thread, and the last thread sees all of these writes.
+  // Counts this thread as arrived and returns immediately, for a thread that does not need the
+  // results of the other threads. Returns true if this thread is the last to arrive. Arrivals use
+  // acq_rel: each publishes the writes of its thread, and the last thread sees all of these writes.
   bool arrive(int group) noexcept {
     return arrive(group, [] {});
   }
@@ -183,7 +183,7 @@ class Barrier {
   template <class Last>
   bool arrive(int group, const Last& last) noexcept {
     Group& of = groups_[static_cast<size_t>(group)];
-    // Both numbers are read before this thread arrives; afterwards expect() may change them.
+    // Both counts are read before this thread arrives, because expect() may change them afterwards.
     const int expected = of.expected.load(std::memory_order_relaxed);
     const int active = active_.load(std::memory_order_relaxed);
     if (of.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;

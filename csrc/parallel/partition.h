@@ -1,5 +1,5 @@
-// How work is divided among threads. The division never changes a result, because a task computes
-// the same bits on every thread.
+// How work is divided among threads.
+// The division never changes a result, because a task computes the same bits on every thread.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -17,21 +17,21 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Divides [0, items) into `parts` contiguous ranges, and returns range number `part`. The sizes of
-// the ranges differ by at most one, and larger and smaller ranges alternate evenly. So if there are
-// fewer items than threads, the items are spread over all ranks and over all cores that share an
-// L3.
+// Divides [0, items) into `parts` contiguous ranges, and returns range number `part`.
+// The sizes of the ranges differ by at most one, and larger and smaller ranges alternate evenly.
+// If there are fewer items
+// than threads, the items are therefore spread over all ranks and over all cores that share an L3.
 inline Range split(int64_t items, int part, int parts) {
   return {items * part / parts, items * (part + 1) / parts};
 }
 
-// The relative speeds of the threads of a team, for CPUs with unequal cores (P and E cores, big and
-// little cores). Only work that threads do not claim is divided by speed: threads that claim tasks
-// take as many tasks as they can compute.
+// The relative speeds of the threads of a team, for CPUs with unequal cores (P
+// and E cores, big and little cores). Only work that threads do not claim is divided by speed:
+// threads that claim tasks simply claim more of them on a fast core.
 class Speeds {
  public:
-  Speeds() = default;  // all threads are equal
-  // speeds: one number for each thread, in any unit; empty: all threads are equal.
+  Speeds() = default;  // all threads have the same speed
+  // speeds: one number for each thread, in any unit. Empty: all threads have the same speed.
   explicit Speeds(const std::vector<int>& speeds) {
     int64_t sum = 0;
     for (int speed : speeds) ends_.push_back(sum += speed);
@@ -39,10 +39,10 @@ class Speeds {
 
   bool equal() const { return ends_.empty(); }
   // Returns the part of [0, items) for `thread`. `threads` is the number of threads that take part;
-  // if it is not the number of speeds, all parts are equal.
+  // if it differs from the number of speeds, all parts are equal.
   Range share(int64_t items, int thread, int threads) const {
     if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);
-    const auto end = [&](int t) {  // rounded to nearest, so that a fast thread gets a single item
+    const auto end = [&](int t) {  // rounds to nearest: a fast thread gets a single item
       const int64_t before = t < 0 ? 0 : ends_[static_cast<size_t>(t)];
       return (2 * items * before + ends_.back()) / (2 * ends_.back());
     };
@@ -50,12 +50,12 @@ class Speeds {
   }
 
  private:
-  std::vector<int64_t> ends_;  // by thread: the sum of the speeds of threads 0 to this one
+  std::vector<int64_t> ends_;  // by thread: the sum of the speeds of threads 0 to this thread
 };
 
-// Divides the threads of a team into ranks, which are contiguous groups. The threads of a rank
-// share a NUMA node. Each rank owns a part of every matrix and of the KV heads, in proportion to
-// its number of threads.
+// Divides the threads of a team into ranks, which are contiguous groups.
+// The threads of a rank share a NUMA node. Each rank owns a part of every matrix
+// and of the KV heads, in proportion to its number of threads.
 class Ranks {
  public:
   Ranks(int threads) : ends_{threads} {}  // NOLINT: an int converts to a single rank
@@ -75,8 +75,8 @@ class Ranks {
     return rank;
   }
 
-  // Returns the items that the threads of a rank get together if [0, items) is split over all
-  // threads.
+  // Returns the items of all threads of a rank together,
+  // if [0, items) is divided among all threads.
   Range share(int64_t items, int rank) const {
     const Range t = threads_of(rank);
     return {split(items, static_cast<int>(t.begin), threads()).begin,
@@ -87,9 +87,9 @@ class Ranks {
     while (item >= share(items, rank).end) rank++;
     return rank;
   }
-  // Returns the rank that owns item `item` of `items`, for few items (KV heads) that several
-  // threads may share so that all threads get equal work: the rank of the thread that computes the
-  // middle of the item.
+  // Returns the rank that owns item `item` of `items`, for few items (KV heads)
+  // that several threads may share so that all threads get equal work.
+  // The owner is the rank of the thread that computes the middle of the item.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;
     while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;
@@ -100,47 +100,47 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The threads that claim the same items: the threads of one rank that take part in a call of the
-// team, or the threads of all ranks as if they were one rank. Their member numbers are [first,
-// first + size).
+// The threads that claim the same items: the threads of one rank
+// that take part in a call of the team, or the threads of all ranks as if they were one rank.
+// Their member numbers are `first` to first + size - 1.
 struct RankThreads {
   int rank, first, size;
 };
 
-// A queue of tasks with work stealing. Items are split into one contiguous share for each thread. A
-// thread first claims chunks of its own share, so that it reads one contiguous stream of memory,
-// which this thread touched first. Then it claims chunks from the shares of the other threads of
-// its rank, so that no thread waits long for a thread with a core that is busy with another
-// process.
+// A queue of tasks with work stealing. Items are split into one contiguous share for each thread.
+// A thread first claims chunks of its own share,
+// so that it reads one contiguous stream of memory, which it touched first.
+// Then it claims chunks from the shares of the other threads of its rank,
+// so that no thread waits long for a thread that shares its core with another process.
 //
-// A phase is the work between two barriers, and all threads number phases in the same way. Each
-// thread has three cursors, which count the items claimed from its share. Claims in phase p use the
-// cursors with index p % 3. At the start of phase p, each thread resets its cursor with index
-// (p + 1) % 3 for the next phase. No thread uses it then: its last claims were in phase p - 2. The
-// cursors of phase p - 1 keep their counts for claimed().
+// A phase is the work between two barriers, and all threads number phases in the same way.
+// Each thread has three cursors, which count the items claimed from its share.
+// Claims in phase p use the cursors with index p % 3. At the start of phase p, each thread resets
+// its cursor with index (p + 1) % 3 for the next phase. No thread uses that cursor then, because
+// its last claims were in phase p - 2. The cursors of phase p - 1 keep their counts for claimed().
 class WorkQueue {
  public:
   explicit WorkQueue(int threads)
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
-  // Resets all cursors. The caller does so between two calls of a team if the number of threads
-  // that claim work changes.
+  // Resets all cursors. If the number of threads that claim work changes,
+  // the caller resets them between two calls of the team.
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);
     }
   }
 
-  // Every thread calls this function once at the start of every phase, even if no work is claimed
-  // in the phase.
+  // Every thread calls this function once at the start of every phase, even
+  // if no work is claimed in the phase.
   void enter(int thread, int64_t phase) noexcept {
-    // relaxed, because the barrier between the phases publishes the store
+    // relaxed: the barrier between the phases publishes this store
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
   }
 
-  // Claims chunks of at most `chunk` items of [0, items) and calls run(begin, end) on each, until
-  // `peers` have claimed all items. `thread` is one of the peers. Each rank has items of its own,
-  // and never claims items of another rank.
+  // Claims chunks of at most `chunk` items of [0, items) and calls run(begin, end) on each chunk,
+  // until the threads `peers` have claimed all items. `thread` is one of the peers.
+  // Each rank has items of its own, which only its threads claim.
   template <class Run>
   void drain(int thread, RankThreads peers, int64_t phase, int64_t items, int64_t chunk,
              const Run& run) noexcept {
@@ -149,8 +149,8 @@ class WorkQueue {
         run);
   }
 
-  // Does the same as drain(), but for items of unequal cost: share(i) returns the range of items in
-  // the share of peer i.
+  // Does the same as drain(),
+  // but for items of unequal cost. share(i) returns the range of items in the share of peer i.
   template <class Share, class Run>
   void drain_shares(int thread, RankThreads peers, int64_t phase, const Share& share, int64_t chunk,
                     const Run& run) noexcept {
@@ -161,9 +161,9 @@ class WorkQueue {
     }
   }
 
-  // Returns the number of items claimed in this phase and the phase before it. The number only
-  // shows whether work proceeds: it grows within a phase and falls between phases. Any thread may
-  // call this function.
+  // Returns the number of items claimed in this phase and the phase before it.
+  // The number only shows whether work proceeds:
+  // it grows within a phase and may fall between phases. Any thread may call this function.
   int64_t claimed() const noexcept {
     int64_t sum = 0;
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
@@ -174,7 +174,7 @@ class WorkQueue {
 
  private:
   struct alignas(64) Cursor {
-    std::atomic<int64_t> next{0};  // number of claimed items of the owner's share
+    std::atomic<int64_t> next{0};  // number of items claimed from the share of this cursor
   };
   static constexpr int kSets = 3;
   static size_t size(int threads) { return static_cast<size_t>(threads); }
@@ -185,9 +185,9 @@ class WorkQueue {
 
   template <class Run>
   static void drain_share(Cursor& cursor, Range share, int64_t chunk, const Run& run) noexcept {
-    // relaxed, because only an index is claimed here, and the next barrier publishes the results.
-    // The load comes before fetch_add, because otherwise every thread would write to the cache line
-    // of a share without remaining items.
+    // relaxed: a claim only takes an index, and the next barrier publishes the results.
+    // The load comes before fetch_add, because without it every thread would write
+    // to the cache line of a share that has no items left.
     while (cursor.next.load(std::memory_order_relaxed) < share.size()) {
       const int64_t at = share.begin + cursor.next.fetch_add(chunk, std::memory_order_relaxed);
       if (at >= share.end) return;

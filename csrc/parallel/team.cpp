@@ -16,23 +16,23 @@
 namespace cpuserve {
 namespace {
 
-// Inside a step the next barrier is microseconds away, and a wake-up from the futex costs from 5 to
-// more than 50 us. So threads spin first, and sleep after 100 us. They do not yield: a background
-// thread that gets the core by a yield keeps it until the next timer tick of the kernel (up to 4
-// ms), and all threads of the team wait meanwhile. A thread that wakes up takes the core back at
-// once. While grammars compiled at the lowest priority, the times between tokens of 4 streams of
-// SmolLM2 were 1.35 times as long as normal with 50 us of yields, and 1.2 times without (2 cores,
-// Linux 6.18).
+// Inside a step the next barrier is microseconds away, and a wake-up from the futex costs
+// from 5 to more than 50 us. So threads spin first, and sleep after 100 us.
+// They do not yield inside a step: a background thread that gets the core by a yield keeps it until
+// the next timer tick of the kernel (up to 4 ms), while all threads of the team wait.
+// A thread that wakes up takes its core back immediately. While grammars compiled
+// at the lowest priority, the times between tokens of 4 streams of SmolLM2 were 1.35 times as long
+// as normal with 50 us of yields, and 1.2 times without (2 cores, Linux 6.18).
 // Between steps the engine thread needs 100-300 us for Python. Measured: after a call, a worker
 // that is awake starts within 3 us, but a sleeping one takes 50 us or more. So workers stay awake
 // between steps. They yield for most of this time, so that the front end can use their cores.
 constexpr int64_t kSpinInStepNs = 100'000;
-// Under a CFS quota of CPU time threads spin for a shorter time, because spinning uses up the quota
-// while the awaited thread is stopped by the quota.
+// Under a CFS quota of CPU time threads spin for a shorter time: while the quota has stopped
+// the thread that they wait for, spinning would only use up more of the quota.
 constexpr int64_t kSpinPassiveNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
-// If there are more threads than cores, threads yield instead of spinning: the thread that a
-// waiting thread waits for may need its core.
+// If there are more threads than cores, threads yield instead of spinning,
+// because the thread that they wait for may need their core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
 
 int checked_threads(int threads) {
@@ -53,7 +53,7 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
 }
 
 Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
-  constexpr int kMostSpeed = 1 << 20;  // so that products of speeds and items fit an int64
+  constexpr int kMostSpeed = 1 << 20;  // keeps speed times items in an int64
   check_argument(speeds.empty() || speeds.size() == static_cast<size_t>(threads), "a team of ",
                  threads, " threads needs one speed for each thread, but got ", speeds.size());
   for (int speed : speeds) {
@@ -84,8 +84,8 @@ const char* const kForked =
 #if defined(CPUSERVE_TEAM_STD_THREAD)
 void check_not_forked() {}
 #else
-// Refuses a team in a forked process. OpenMP keeps its threads for the next parallel region; a
-// forked child does not have these threads, but OpenMP would still wait for them.
+// Refuses a team in a forked process. OpenMP keeps its threads for the next parallel region:
+// a forked child has no such threads, but OpenMP would wait for them.
 void check_not_forked() {
   static std::atomic<int> first_process{0};
   int before = 0;
@@ -143,9 +143,9 @@ void Team::configure_waits() {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
     } else if (passive_waits_) {
-      // If a wait outlasts spinning, the quota has probably stopped the awaited thread. Between
-      // steps threads sleep at once: a wake-up takes little time compared with a step, but hundreds
-      // of microseconds awake between all steps would use up the quota.
+      // If a wait outlasts spinning, the quota has probably stopped the awaited thread.
+      // Between steps threads sleep without spinning: a wake-up takes little time compared
+      // with a step, but hundreds of microseconds awake between all steps would use up the quota.
       slot.in_step.configure(kSpinPassiveNs, 0);
       slot.between_steps.configure(0, 0);
     } else {
@@ -173,8 +173,8 @@ void Team::run(const std::function<void()>& main) {
 }
 
 #if defined(CPUSERVE_TEAM_STD_THREAD)
-// Runs the team on std::thread: for the thread sanitizer, which does not understand the
-// synchronization of OpenMP, and for systems without OpenMP.
+// Runs the team on std::thread, for systems without OpenMP, and for the thread sanitizer,
+// which does not understand the synchronization of OpenMP.
 int Team::open_region(const std::function<void()>& main) {
   std::vector<std::thread> others;
   for (int t = 1; t < threads_; t++) others.emplace_back([&, t] { member(t, main); });
@@ -210,8 +210,8 @@ void Team::member(int thread, const std::function<void()>& main) noexcept {
   }
 }
 
-// Runs `main` on thread 0. An exception must not leave a parallel region, so it is stored and
-// thrown again after the region.
+// Runs `main` on thread 0. An exception must not leave a parallel region,
+// so it is stored here and thrown again after the region.
 void Team::lead(const std::function<void()>& main) noexcept {
   try {
     main();
@@ -225,12 +225,12 @@ void Team::lead(const std::function<void()>& main) noexcept {
 
 void Team::work(int thread) noexcept {
   Slot& slot = slots_[static_cast<size_t>(thread)];
-  // Not epoch_.load(), because the first call may begin before this thread gets here.
+  // Not epoch_.load(), because the first call may already have begun when this thread gets here.
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
-    // If `call` is the last value of recall_ (see lead), no advance would end the wait below. stop_
-    // was stored before that advance, so this load sees it.
+    // If `call` is the last value of recall_ (see lead), no advance would end the wait below,
+    // but stop_ was stored before that advance, so this load sees it.
     if (stop_.load(std::memory_order_relaxed)) return;
     if (slot.joins.load(std::memory_order_acquire) == kNever) {
       recall_.wait_while(call, slot.between_steps);

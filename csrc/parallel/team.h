@@ -1,5 +1,5 @@
-// The compute threads of the engine: one OpenMP parallel region for the life of the engine, with
-// our own waits inside it.
+// The compute threads of the engine:
+// one OpenMP parallel region that lasts as long as the engine, with our own waits inside it.
 #pragma once
 #include <atomic>
 #include <exception>
@@ -31,17 +31,17 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Opens the parallel region and runs `main` on thread 0, the caller. The other threads wait for
-  // calls of run_on_all() until `main` returns or throws; an exception of `main` is thrown again to
-  // the caller. Threads are bound to their CPUs meanwhile. Throws std::runtime_error in a process
-  // that was forked after a team had run: OpenMP would wait for threads that exist only in the
-  // parent process.
+  // Opens the parallel region and runs `main` on thread 0, the caller.
+  // The other threads wait for calls of run_on_all() until `main` returns or throws;
+  // run() throws an exception of `main` again. During run() threads are bound to their CPUs.
+  // Throws std::runtime_error in a process that was forked after a team had run:
+  // OpenMP would wait for threads that exist only in the parent process.
   void run(const std::function<void()>& main);
 
-  // Runs f(member, members) on every thread that takes part, including the caller, and returns when
-  // all of them are done. Members are numbered from 0 to members() - 1. Only thread 0 inside run()
-  // may call this function, but a team of one thread works anywhere. f must not throw. Throws
-  // std::runtime_error in a forked child.
+  // Runs f(member, members) on every thread that takes part, including the caller,
+  // and returns when all threads are done. Members are numbered from 0 to members() - 1.
+  // Only thread 0 inside run() may call this function, but a team
+  // of one thread works anywhere. f must not throw. Throws std::runtime_error in a forked child.
   template <class F>
   void run_on_all(F&& f) {
     const auto function = [](void* context, int thread, int threads) noexcept {
@@ -54,8 +54,8 @@ class Team {
   void barrier(int member) noexcept {
     barrier(member, [] {});
   }
-  // Does the same as barrier(member), and the last member to arrive calls last() before any member
-  // returns.
+  // Does the same as barrier(member),
+  // and the last member to arrive calls last() before any member returns.
   template <class Last>
   void barrier(int member, const Last& last) noexcept {
     if (roster_.members().size() == 1) return last();
@@ -64,32 +64,32 @@ class Team {
   }
 
   // Thread 0 calls adapt() and call_all() between two calls of run_on_all(). adapt() records the
-  // times of the last call; a thread that keeps losing its core to other processes takes no part in
-  // the next calls (thread_roster.h). call_all() makes all threads take part again.
+  // times of the last call; a thread that keeps losing its core to other processes takes no part
+  // in the next calls (thread_roster.h). call_all() makes all threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;
 
-  // The number of threads that take part in the next call.
+  // Returns the number of threads that take part in the next call.
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
-  // Returns the first CPU of thread 0; 0 if threads are not bound.
+  // Returns the first CPU that thread 0 is bound to, or 0 if threads are not bound.
   int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front().front(); }
   const Ranks& ranks() const { return ranks_; }
   const Speeds& speeds() const { return speeds_; }
-  // Inside a call: returns the members that are in the same rank as `member`, including it.
+  // Inside a call: returns the members of the rank of `member`, including `member` itself.
   RankThreads rank_threads(int member) const noexcept {
     return rank_threads_[static_cast<size_t>(member)];
   }
-  // Inside a call: returns the part of [0, items) for `member`. The items are divided among the
-  // ranks, and the part of a rank among its members.
+  // Inside a call: returns the part of [0, items) for `member`.
+  // The items are divided among the ranks, and the part of a rank among its members.
   Range share(int64_t items, int member) const noexcept {
     const RankThreads c = rank_threads(member);
     const Range rank = ranks_.share(items, c.rank);
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if they are not
-  // bound to a single node. Only thread 0 inside run() may call this function.
+  // Returns for each rank the NUMA node that all its threads are bound to, or -1
+  // if they are not bound to a single node. Only thread 0 inside run() may call this function.
   std::vector<int> nodes_of_ranks();
 
   // Returns the CPU on which each thread finished its last call; -1 before its first one.
@@ -100,16 +100,16 @@ class Team {
     void (*function)(void* context, int thread, int threads) noexcept;
     void* context;
   };
-  // Each thread has its own cache lines, so that a waiting thread does not slow down the others.
+  // Each slot has cache lines of its own, so that a waiting thread does not slow down the others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
-    int member = 0;   // member number of this thread in a call; epoch_ publishes it
+    int member = 0;   // member number of this thread in a call; published by epoch_
     int complex = 0;  // number of its core complex (cores that share an L3)
-    // The first epoch (call) that this thread takes part in, or kNever while it does not take
-    // part. It is written before the epoch is advanced and read after the epoch (acquire), so a
-    // thread that is several epochs late reads a correct value.
+    // The first epoch (call) that this thread takes part in, or kNever while it does not take part.
+    // Thread 0 writes it before it advances the epoch, and the thread reads it after the epoch
+    // (acquire), so a thread that is several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    // The time in the last call during which the thread was ready but did not run.
+    // The time in the last call during which the thread was ready to run but had no core.
     std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };
@@ -133,20 +133,20 @@ class Team {
   const Ranks ranks_;
   const Speeds speeds_;
   const CpuSets cpus_;
-  const std::vector<int> complexes_;  // by thread, numbered from 0
+  const std::vector<int> complexes_;  // by thread: its core complex, numbered from 0
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
   Signal epoch_;   // advanced for each call, and once to stop; publishes call_ and members
-  Signal recall_;  // advanced when a thread that was left out shall take part again
-  uint64_t first_epoch_ = 0;  // epoch_ when run() began
+  Signal recall_;  // advanced when absent threads shall take part again
+  uint64_t first_epoch_ = 0;  // value of epoch_ when run() began
   Call call_{};
   int call_threads_ = 1;
   std::atomic<bool> stop_{false};
   ThreadRoster roster_;
-  std::vector<RankThreads> rank_threads_;  // by member; epoch_ publishes it
+  std::vector<RankThreads> rank_threads_;  // by member number; published by epoch_
   std::vector<int64_t> lost_;
-  std::vector<int> arrivals_;  // by core complex: threads that take part in the next call
+  std::vector<int> arrivals_;  // by core complex: number of threads in the next call
   int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;
   std::atomic<bool> running_{false};
   int process_ = 0;  // the process that opened the region; a forked child does not have its threads

@@ -9,18 +9,18 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten scheduler slices of 3 ms
-// A slow thread takes no part for 300 ms. If it is slow again soon after its return, this absence
-// is doubled, up to 2 s. With 2 s, trying the thread again (for a window of 30 ms) costs 1.5 %. The
-// absence must not be longer, because a prompt that arrives after the other process has stopped
-// runs at half the possible speed (on two cores) until the thread returns.
+// A thread that keeps losing its core takes no part for 300 ms. If this happens again soon
+// after its return, the absence is doubled, up to 2 s. With 2 s, trying the thread again
+// (for a window of 30 ms) costs 1.5 %. The absence must not be longer: when the other process
+// has stopped, a prompt runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
-constexpr int64_t kSoon = 500 * kMs;  // at most so long after its return
-// Without one of n threads, a step runs at (n - 1) / n of its speed, or faster if memory is the
-// limit. So a thread is left out if the others lose more than 0.8 / n of their time by waiting for
-// it.
+constexpr int64_t kSoon = 500 * kMs;  // "soon": at most this long after its return
+// Without one of n threads, a step runs at (n - 1) / n of its speed,
+// or faster if memory is the limit. So a thread is left out
+// if the other threads lose more than 0.8 / n of their time by waiting for it.
 constexpr double kWorthOfOne = 0.8;
 constexpr double kLosingItsCore =
-    0.15;  // part of the time without a core; a thread that loses less is merely the last to finish
+    0.15;  // part of the time without a core; a thread that loses less only arrives last
 
 }  // namespace
 
@@ -61,12 +61,12 @@ int ThreadRoster::members_of(int rank) const noexcept {
   return count;
 }
 
-// Leaves out the thread that lost the most time, if that thread costs the team more than it
-// contributes. Returns true if a thread was left out. The other members of its rank then compute
-// its share.
+// Leaves out the thread that lost the most time, if it costs the team more than it contributes.
+// Returns true if a thread was left out.
+// The other members of its rank then compute its share of the work.
 bool ThreadRoster::judge(int64_t now_ns) noexcept {
   size_t worst = 0;
-  int n = 0;  // number of members of the rank of `worst`
+  int n = 0;  // number of members in the rank of thread `worst`
   const auto lost = [&](size_t m) { return lost_[static_cast<size_t>(members_[m])]; };
   for (size_t i = 1; i < members_.size(); i++) {
     if (worst > 0 && lost(i) <= lost(worst)) continue;

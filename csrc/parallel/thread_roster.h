@@ -1,11 +1,11 @@
 // Decides which threads of the team take part in the next step.
 //
-// At a barrier all threads wait for the slowest one. If another process keeps a core busy, the
-// thread on this core runs half of the time, in slices of milliseconds, and all other threads wait
-// during the other half. With two cores, one of them shared, decode reached 35-41 % of its
-// undisturbed rate however the threads waited. One thread alone is faster than that, because decode
-// is limited by memory. Therefore a thread that keeps losing its core is left out of the next steps
-// for a while, and is then tried again.
+// At a barrier all threads wait for the slowest one. If another process keeps a core busy,
+// the thread on this core runs half of the time, in slices of milliseconds,
+// and all other threads wait during the other half. With two cores, one of them shared,
+// decode reached 35-41 % of its undisturbed rate, whatever the way of waiting.
+// One thread alone is faster than that, because decode is limited by memory. Therefore a thread
+// that keeps losing its core is left out of steps for a while, and is then tried again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,19 +17,19 @@ namespace cpuserve {
 
 class ThreadRoster {
  public:
-  // The last thread of a rank is never left out, because no other thread computes its part.
+  // The last thread of a rank is never left out, because no other thread can compute its part.
   explicit ThreadRoster(Ranks ranks);
 
-  // Records one step: its wall time, the time that thread 0 waited for other threads, and for each
-  // thread the time during which it was ready but did not run. Returns true if members() has
-  // changed. Allocates nothing.
+  // Records one step: its wall time, the time that thread 0 waited for other threads,
+  // and for each thread the time during which it was ready to run but had no core.
+  // Returns true if members() has changed. Allocates nothing.
   bool update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
               const std::vector<int64_t>& lost_ns) noexcept;
 
   // Makes all threads take part again. Returns true if members() has changed.
   bool call_all() noexcept;
 
-  // The numbers of the threads that take part, in ascending order. Thread 0 always takes part.
+  // Returns the threads that take part, in ascending order. Thread 0 always takes part.
   const std::vector<int>& members() const { return members_; }
 
  private:
@@ -41,9 +41,9 @@ class ThreadRoster {
   const Ranks ranks_;
   const int threads_;
   std::vector<int> members_;
-  std::vector<int64_t> lost_;  // by thread: time lost in this window
+  std::vector<int64_t> lost_;  // by thread: time without a core in this window
   int64_t wall_ = 0, waited_ = 0;
-  // When the threads that are left out return; when threads last returned; how long an absence is.
+  // When the absent threads return, when threads last returned, and how long an absence is (ns).
   int64_t back_at_ = 0, came_back_at_ = 0, away_for_ = 0;
 };
 

@@ -161,7 +161,7 @@ double SamplerChain::weigh() noexcept {
   return top + std::log(sum);
 }
 
-// Drops every candidate for which `keep` returns false. The order of the others does not change.
+// Drops a candidate if `keep` returns false for it. The order of the other candidates stays.
 template <class Keep>
 void SamplerChain::keep_if(const Keep& keep) noexcept {
   size_t kept = 0, in_order = 0;
@@ -421,7 +421,7 @@ void SamplerChain::infill(const ChainRow& row) noexcept {
   ordered_ = 1;
 }
 
-// For each pair of candidates of which one begins with the other, moves the probability
+// If one candidate begins with another one, moves the probability
 // of the less likely one to the other. Only the most likely candidates are compared,
 // because the number of pairs grows with the square of the number of candidates.
 void SamplerChain::merge_prefixes() noexcept {

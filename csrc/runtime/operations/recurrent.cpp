@@ -25,7 +25,7 @@ void to_length(float* x, int64_t n, float scale) noexcept {
 
 // Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
 //   num_open  the number of open rows of the chunk from earlier steps
-//   slot      the state slot of these rows, to which the closed state is written when the chunk is
+//   slot      the state slot of these rows; gets the closed state when the chunk is
 //             full
 //   before    the state slot of the last closed state, or -1 at the beginning of a sequence
 //   last      whether these are the last tokens of the sequence in this step
@@ -336,7 +336,7 @@ void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& 
   args.channels = channels;
   args.out_stride = op.dilation * float_stride(out);
   args.x_stride = args.before_stride = op.dilation * channels;
-  // Input rows that are `dilation` apart form one convolution in which taps are neighbouring rows.
+  // Input rows that are `dilation` apart form one convolution of neighbouring rows.
   for (int64_t i = 0; i < std::min<int64_t>(op.dilation, r.rows); i++) {
     args.x = inputs + (r.num_open + i) * channels;
     args.before = known + i * channels;
