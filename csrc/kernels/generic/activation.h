@@ -29,8 +29,8 @@ namespace CPUSERVE_NS {
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
 CPUSERVE_INLINE F relu2(F x) { return mul(relu(x), relu(x)); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
-// Returns max(x, -6) / 2, the first factor of GELU. Below x = -6 the other factor, 1 + erf or
-// 1 + tanh, is 0 except for a rounding error of 6e-8, which a large |x| would amplify.
+// Returns max(x, -6) / 2, the first factor of GELU. The limit keeps the product small for x < -6,
+// where the other factor (1 + erf or 1 + tanh) is 0 except for a rounding error of 6e-8.
 CPUSERVE_INLINE F gelu_half(F x) { return mul(set1(0.5f), max(set1(-6.0f), x)); }
 CPUSERVE_INLINE F gelu(F x) {
   const F h = gelu_half(x);
@@ -42,8 +42,8 @@ CPUSERVE_INLINE F gelu_tanh(F x) {
   return fma(h, tanh(mul(cubic, set1(0.79788456f))), h);
 }
 
-// swiglu_alpha and swiglu_limit of gpt-oss. NaN stays NaN, because min and max return their second
-// operand if one operand is NaN.
+// The constants swiglu_alpha and swiglu_limit of the model gpt-oss. A NaN input stays NaN,
+// because min and max return their second operand if one operand is NaN.
 constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
 CPUSERVE_INLINE F clamped_swish(F x) {
   const F g = min(set1(kSwigluLimit), x);
@@ -60,8 +60,8 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
 }
 
-// Calls run(map, up) with the vector functions of `act`. The activation of x is map(x); with a gate
-// it is map(gate) * up(x).
+// Calls run(map, up) with the vector functions of `act`. An activation without a gate is map(x),
+// and a gated activation (such as SwiGLU) is map(gate) * up(x).
 template <class Run>
 CPUSERVE_INLINE void with_activation(Activation act, Run run) {
   const auto same = [](F x) { return x; };

@@ -1,8 +1,8 @@
-// Paged attention. A row is one query head of one token, and a tile is some rows that are computed
-// together. A unit is one call of the kernel: some rows of one sequence and KV head, and some
-// chunks of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over one
-// chunk at a time, and the results of the chunks are merged in ascending order, here or by
-// attention_merge. Prefill and decode use the same code for tiles and for merging.
+// Paged attention. A row is one query head of one token, and a tile is a set of rows that are
+// computed together. A unit is one call of the kernel: rows of one sequence and KV head, and chunks
+// of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over one chunk,
+// and the results of chunks are merged in ascending order, here or by attention_merge.
+// Prefill and decode use the same code for tiles and for merging.
 //
 // The result of a row for some chunks has three parts: the maximum m of its scores, the sum l of
 // 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
@@ -24,9 +24,9 @@
 namespace CPUSERVE_NS {
 
 // Computes the factors that merge a running result (with maximum `before`) and the result of a
-// chunk (with maximum m). The maximum of the merged result is after = max(before, m), so the
-// running result is multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m -
-// after). If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
+// chunk (with maximum m). The merged maximum is after = max(before, m). The running result is
+// multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m - after).
+// If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
   store(x, exp2(sub(before, after)));
@@ -43,33 +43,33 @@ static inline void finish_row(const Rows& out, int64_t token, int head, int head
   store_row(out, token, static_cast<int64_t>(head) * head_dim, o, head_dim);
 }
 
-// The rows of a unit that are computed together: their queries and running results, in the scratch.
+// Rows of a unit that are computed together: their queries and running results in scratch memory.
 template <class Kv>
 struct RowBlock {
   static constexpr int kMaxRows = 256;
   typename Kv::Left* q;  // queries, tile after tile
-  float* o;              // [rows][hd], running results
-  float* chunk_o;        // [Kv::kMostRows][hd], the result of a tile for one chunk
-  float* m;              // [rows], running maxima
-  float* l;              // [rows], running sums
-  int rows;              // the most rows that fit the scratch
+  float* o;              // running results o, [rows][hd]
+  float* chunk_o;        // result of a tile for one chunk, [Kv::kMostRows][hd]
+  float* m;              // running maxima of the scores, [rows]
+  float* l;              // running sums of 2^(score - m), [rows]
+  int rows;              // how many rows fit in the scratch memory
   Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
-  uint16_t* widened;  // only on matrix tiles: 8-bit keys and values of a chunk, widened to bf16
+  uint16_t* widened;  // AMX tiles only: 8-bit keys and values of a chunk, widened to bf16
 };
 
-// Returns the number of elements from one row of q to the next: hd, rounded up to 32 for matrix
-// tiles, which read 32 dims at a time.
+// Returns the number of elements from one row of q to the next: hd, or on AMX tiles, which read
+// 32 dims at a time, hd rounded up to a multiple of 32.
 template <class Kv>
 CPUSERVE_INLINE size_t query_width(int hd) {
   return static_cast<size_t>(Kv::kMatrixTiles ? round_up(hd, 32) : hd);
 }
 
-// Divides the scratch into scores and probabilities of each tile that is being computed, the result
-// of a tile for one chunk, m and l, and as many rows of q and o as fit in the rest. On vectors,
-// scores and probabilities take 24 KB, and everything at most a.scratch_bytes, so that it stays in
-// L2 (256 KB hold 256 rows at hd 64, and 96 rows at hd 256). On matrix tiles, scores and
-// probabilities take 64 KB, widened keys and values up to 256 KB, and everything at most
-// kAttentionScratch.
+// Divides the scratch memory: scores and probabilities of each tile that is computed, the result of
+// a tile for one chunk, m and l, and in the remaining bytes as many rows of q and o as possible.
+// With vector kernels, scores and probabilities take 24 KB, and the whole scratch has at most
+// a.scratch_bytes, to stay in L2 (256 KB are enough for 256 rows at hd 64, or 96 rows at hd 256).
+// With AMX tiles, scores and probabilities take 64 KB, widened keys and values take up to 256 KB,
+// and the whole scratch has at most kAttentionScratch bytes.
 template <class Kv>
 static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   RowBlock<Kv> b;
@@ -85,9 +85,9 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   constexpr size_t kRows = Kv::kMostRows;
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
-    // On matrix tiles, the bf16 probabilities of a row overwrite its fp32 scores from front to
-    // back. The two tiles of rows that are computed at the same time then take 64 KB instead of 96,
-    // so that more of them stays in L1.
+    // On AMX tiles, the bf16 probabilities of a row overwrite its fp32 scores from front to back.
+    // The two tiles that are computed at the same time then take 64 KB instead of 96 KB, so that
+    // more of their data stays in L1.
     uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
                                            : take(kRows * kChunk * sizeof(typename Kv::Left));
     tile.p = reinterpret_cast<typename Kv::Left*>(left);
@@ -109,16 +109,16 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   return b;
 }
 
-// Returns the number of rows of the next tile if n rows remain: all n rows if they fit one tile,
-// half of them if they fit two tiles (on vectors), otherwise the rows of a full tile.
+// Returns the number of rows of the next tile if n rows remain: n if one tile is enough for n rows,
+// half of n if two tiles are enough (in vector kernels), otherwise the rows of a full tile.
 template <class Kv>
 static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
-  // If rows are multiplied in pairs (attention_pairs.h), a full tile has kTallRows (8) rows: 4
-  // pairs of rows by 4 operands take fewer loads and interleavings per product than 3 pairs by 8
-  // operands.
+  // If rows are multiplied in pairs (attention_pairs.h), a full tile has kTallRows (8) rows.
+  // A tile of 4 pairs of rows by 4 operands needs fewer loads and interleavings per product
+  // than a tile of 3 pairs by 8 operands.
   return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 
@@ -150,11 +150,11 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
   }
 }
 
-// The token and the query head of a row. Advancing from row to row is cheaper than dividing the
-// index of each row by a.group.
+// The token and the query head of a row. Loops advance it from row to row, which is cheaper
+// than dividing the index of each row by a.group.
 struct RowPlace {
-  int64_t token;  // index, counted from a.t0
-  int head;       // index, counted from the first query head of the KV head
+  int64_t token;  // index of the token, counted from a.t0
+  int head;       // index of the query head, counted from the first query head of the KV head
 };
 CPUSERVE_INLINE RowPlace place_of(const AttentionArgs& a, int64_t first) {
   const int64_t row = a.row0 + first;
@@ -167,8 +167,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n). The caller does so only for more rows than one
-// tile, because fewer queries are still in a cache near the core.
+// Prefetches the queries of rows [first, first + n). The caller prefetches only if n is more than a
+// tile: the queries of fewer rows are still in a cache near the core.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -204,9 +204,9 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// For MLA, where the keys are also the values: copies the keys of a block and changes their layout
-// to the layout of values. In bf16 this is from [hd / 2][kBlock][2] to [kBlock / 2][hd][2], in
-// other types from [hd][kBlock] to [kBlock][hd]. Slots that were never written may hold anything.
+// For MLA, where keys are also the values: copies the keys of a KV block to the layout of values.
+// In bf16 this changes [hd / 2][kBlock][2] to [kBlock / 2][hd][2], in other types [hd][kBlock] to
+// [kBlock][hd]. Token slots that were never written may contain any bytes.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;
@@ -228,8 +228,8 @@ static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typenam
   if constexpr (Kv::kScaled) memcpy(to + kBlock * hd, keys, kBlock * sizeof(float));
 }
 
-// Sets the addresses of the blocks of a chunk. Only its first `count` blocks exist; the addresses
-// of the others are never read.
+// Sets the addresses of the KV blocks of a chunk. Only its first `count` blocks exist:
+// the addresses of later blocks are never read.
 template <class Kv>
 static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, int count,
                                ChunkBlocks<Kv>& c) {
@@ -261,9 +261,9 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
 }
 
 // Selects the memory that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk, or
-// after the last chunk the first one of the unit's next KV head. The sequence has `blocks` blocks.
-// With `dense` (decode) the cache lines of this chunk come first, kLead pieces ahead of their use.
-// The chunk before has prefetched some of them already, so `f` continues at the line it reached.
+// after the last chunk the first chunk of the next KV head. The sequence has `blocks` KV blocks.
+// In decode (`dense`), `f` first prefetches cache lines of the current chunk, kLead pieces ahead of
+// their use, and continues at the line where the prefetches of the previous chunk stopped.
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
@@ -290,8 +290,8 @@ static inline int end_of_keys(const AttentionArgs& a, int position) {
   return a.window > 0 && a.window < a.keys - position ? position + a.window : a.keys;
 }
 
-// Sets t.lo and t.hi: which keys of the chunk each row of the tile sees. Returns false if no row
-// sees any key.
+// Sets t.lo and t.hi, the keys of the chunk that each row of the tile sees.
+// Returns false if no row sees a key.
 template <class Kv>
 static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first, int R, int chunk,
                               Tile<Kv>& t) {
@@ -311,9 +311,9 @@ static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first
   return any;
 }
 
-// Merges the result of a tile for one chunk into the running m, l and o of its rows. For a row
-// without a visible key in the chunk, y = 0 and x = 1: m and l do not change, and o is not updated,
-// because -0 + 0 would lose the sign.
+// Merges the result of a tile for one chunk into the running m, l and o of its rows.
+// For a row that sees no key of the chunk, the factors are y = 0 and x = 1: m and l do not change,
+// and o is not updated, because an update would turn -0 into 0 (-0 + 0 = 0).
 template <class Kv>
 static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float* l, float* o) {
   alignas(64) float x[Kv::kMostRows + 16], y[Kv::kMostRows + 16];
@@ -335,8 +335,8 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
   }
 }
 
-// Returns the address in a.partial of the partial result of a row of the unit for one chunk. The
-// partial results for the next chunks of the row follow. a.partial must not be null.
+// Returns the address in a.partial of the partial result of one row for one chunk.
+// The partial results of the row for later chunks follow it. a.partial must not be null.
 static inline float* partial_slots(const AttentionArgs& a, int64_t row, int chunk) {
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
   return a.partial + static_cast<size_t>(row * stride + chunk - a.chunk0) *
@@ -350,8 +350,8 @@ struct UnitRows {
   int64_t first;  // the block's first row, counted from the first row of the unit
 };
 
-// Prepares a tile for rows [r0, r0 + R) of the block and one chunk. Returns false if there is
-// nothing to compute: no row sees a key of the chunk, and the unit writes no partial results.
+// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if no row
+// sees a key of the chunk and the unit writes no partial results: then nothing is computed.
 template <class Kv>
 static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
                               Tile<Kv>& t) {
@@ -370,8 +370,8 @@ static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const
   return true;
 }
 
-// Ends a tile. Its result is merged into the running results of its rows. If the unit writes
-// partial results, o is already in their slots (begin_tile), and this function adds m and l.
+// Ends a tile: merges its result into the running results of its rows. If the unit writes partial
+// results, begin_tile has placed o in their slots, and this function stores m and l there.
 template <class Kv>
 static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>& b,
                             const Tile<Kv>& t) {
@@ -387,8 +387,8 @@ static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>
   }
 }
 
-// Computes rows [0, n) of the block of rows for one chunk. Only the first `count` KV blocks of the
-// chunk exist.
+// Computes rows [0, n) of the row block for one chunk.
+// Only the first `count` KV blocks of the chunk exist.
 template <class Kv>
 static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, bool dense, Fetch& f,
                                RowBlock<Kv>& b) {
@@ -404,7 +404,7 @@ static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, b
 }
 
 #ifdef CPUSERVE_UNIT_TILES
-// Does the same as visit_chunk, on matrix tiles.
+// Does the same as visit_chunk, on AMX tiles.
 template <class Kv>
 static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count, bool dense,
                                   Fetch& f, RowBlock<Kv>& b) {
@@ -438,7 +438,7 @@ static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t firs
                                RowBlock<Kv>& b) {
   const int keys = end_of_keys(a, a.pos0 + static_cast<int>((a.row0 + first + n - 1) / a.group));
   const int blocks = (keys + kBlock - 1) / kBlock;
-  const bool dense = n <= Kv::kMostRows;  // all rows are one tile
+  const bool dense = n <= Kv::kMostRows;  // all rows fit in one tile, as in decode
   Fetch f;
   f.idle = static_cast<const uint8_t*>(a.scratch);
   f.count = 0;
@@ -506,8 +506,8 @@ static constexpr AttentionKernel attention_kernel() {
   return kernel;
 }
 
-// Computes the factors x and y that merge `n` partial results of one row into a running result with
-// maximum m and sum l, and updates m and l.
+// Computes the factors x and y that merge `n` partial results of one row into a running result,
+// and updates the maximum m and the sum l of the running result.
 static inline void merge_row_factors(const float* partial, size_t slot, int n, float* m, float* l,
                                      float* x, float* y) {
   constexpr int kBatch = 64;
@@ -527,9 +527,9 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
   *l = reduce_max(sum);
 }
 
-// Merges the partial results of rows, with the same operations as merge_tile. It takes one row at a
-// time: first it computes the factors of many chunks, kLanes chunks in a vector, and then it adds
-// up each column of o in a register.
+// Merges the partial results of rows, with the same operations as merge_tile. For each row it first
+// computes the factors of many chunks, with kLanes chunks in a vector. Then it sums each column of
+// the output o over the chunks in a register.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

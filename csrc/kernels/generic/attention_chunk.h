@@ -1,13 +1,13 @@
-// The data of one tile of attention: the KV blocks of its chunk, its prefetches, and its rows. The
-// terms are in generic/attention.h.
+// The data of one tile of attention: the KV blocks of its chunk, its prefetches and its rows.
+// The header generic/attention.h explains the terms of attention kernels.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 
 namespace CPUSERVE_NS {
 
 constexpr int kChunkBlocks = kChunk / kBlock;
-constexpr int kSlack = 64;      // floats after the scores that the last strip of keys may write
-constexpr int kValueSpan = 64;  // decode: keys that PV adds to one strip of columns at a time
+constexpr int kSlack = 64;      // padding after the scores, in floats: the last strip may write it
+constexpr int kValueSpan = 64;  // in decode, PV adds this many keys to a strip of columns at a time
 constexpr float kLog2E = 1.44269504f;
 
 // The number of vectors of keys or columns in a register tile of R rows.
@@ -22,22 +22,22 @@ struct ChunkBlocks {
   int hd;  // head_dim padded to a multiple of 16
 };
 
-// Prefetches cache lines of K and V in the order of use, a few with every step of a tile, so that
-// memory is always busy. More lines at a time would be lost: a core drops prefetches that arrive
-// faster than memory delivers. Decode prefetches into L1, where the accesses of one sequence also
-// train the hardware prefetcher (6 to 9 % faster than into L2 with 8 query heads per KV head).
-// Prefill reads a chunk again with every tile, and prefetches into L2. A piece is the K or V half
-// of one block for one KV head. After the last piece, `at` stays on one line.
+// Prefetches cache lines of K and V in the order of use, a few per step of a tile to keep memory
+// busy. More would be lost: a core drops prefetches that arrive faster than memory delivers.
+// Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher (6 to
+// 9 % faster than into L2, with 8 query heads per KV head). In prefill every tile reads the chunk,
+// so prefill prefetches into L2. A piece is the K or V half of one KV block for one KV head.
+// After the last piece, the address `at` stays on one cache line.
 struct Fetch {
   const uint8_t* at;
   const uint8_t* stop;
-  size_t step;                             // bytes to the next line; 0: nothing left
+  size_t step;                             // bytes to the next line; 0 after the last piece
   const uint8_t* piece[4 * kChunkBlocks];  // pieces of this chunk, then of the next one
-  int index, count, now;                   // current piece; all pieces; pieces of this chunk
+  int index, count, now;                   // piece number; pieces in all; pieces of this chunk
   size_t bytes;                            // bytes of a piece
-  const uint8_t* idle;                     // a line to prefetch when nothing is left
+  const uint8_t* idle;                     // the cache line to prefetch after the last piece
 };
-constexpr int kLead = 2;  // number of pieces prefetched ahead of their use: one strip of keys
+constexpr int kLead = 2;  // prefetches are this many pieces ahead of their use: one strip of keys
 
 static inline void begin_piece(Fetch& f, int index, size_t into) {
   f.index = index;
@@ -53,8 +53,8 @@ static inline void begin_piece(Fetch& f, int index, size_t into) {
 }
 
 // How many cache lines a step of QK or PV prefetches.
-//   full   as many lines as the step reads, for decode (one tile reads a chunk)
-//   light  fewer lines, for prefill (many tiles read a chunk)
+//   full   as many lines as the step reads: in decode, only one tile reads a chunk
+//   light  fewer lines: in prefill, many tiles read a chunk
 enum class Ahead { light, full };
 
 template <Ahead kAhead>
@@ -73,14 +73,14 @@ static constexpr int step_lines(int vecs) {
   return lines > 1 ? lines : 1;
 }
 
-// Everything that a tile reads and writes except for the KV cache. Row r sees keys [lo[r], hi[r])
-// of the chunk; it sees no key if lo[r] == hi[r]. An exponent is a score times log2 e, so that
-// probabilities are powers of 2.
+// The data of a tile of attention, except for the KV cache. Row r sees keys [lo[r], hi[r]) of the
+// chunk, and no key if lo[r] == hi[r]. A score times log2 e is called an exponent, because 2 to
+// this power is a probability.
 template <class Kv>
 struct Tile {
-  const typename Kv::Left* q;  // [hd / side][R][side]; on matrix tiles [R][hd in whole tiles]
-  float* s;                    // [R][kChunk] scores, then kSlack floats
-  typename Kv::Left* p;        // probabilities; place_in_p returns the index of each
+  const typename Kv::Left* q;  // [hd / side][R][side], side = kQuerySide; AMX: [R][padded hd]
+  float* s;                    // scores [R][kChunk], then kSlack floats of padding
+  typename Kv::Left* p;        // probabilities, at the indexes that place_in_p returns
   float* o;                    // result: R rows of hd floats, ldo floats apart
   size_t ldo;
   int lo[Kv::kMostRows], hi[Kv::kMostRows];
@@ -88,7 +88,7 @@ struct Tile {
   float slope[Kv::kMostRows];
   // For each row: m is the largest exponent, and l is the sum of 2^(exponent - m).
   float m[Kv::kMostRows], l[Kv::kMostRows];
-  uint8_t* spare;  // memory of spare_bytes(hd), for matrix tiles
+  uint8_t* spare;  // scratch memory of spare_bytes(hd) bytes for AMX tiles
   float scale;     // softmax scale of the scores, without kLog2E
   float factor;    // converts a score, after softcap and ALiBi, to an exponent of 2
   float softcap;

@@ -1,5 +1,5 @@
-// How attention multiplies the elements of each KV cache type, and the layout of probabilities. The
-// terms are in generic/attention.h.
+// How attention multiplies the elements of each KV cache type, and the layout of probabilities.
+// The header generic/attention.h explains the terms of attention kernels.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
@@ -7,16 +7,16 @@
 
 namespace CPUSERVE_NS {
 
-// A register tile of attention is up to kTileRows rows by kWide vectors of keys (QK) or of columns
-// of values (PV), or up to kTallRows rows by kWide / 2 vectors. With 8 rows, a GQA group of 7 or 8
-// query heads reads each key from L1 only once. A step of 8 rows x 2 vectors has 10 loads (8 + 2)
-// for 16 multiply-adds. A core begins two multiply-adds a cycle, and 16 independent sums keep it
-// busy during the latency of each. kWide is a power of two, so that whole tiles cover the 32 keys
-// of a block.
+// A register tile of attention has up to kTileRows rows and kWide vectors of keys (in QK) or of
+// value columns (in PV), or up to kTallRows rows and kWide / 2 vectors. With tiles of 8 rows, a GQA
+// group of 7 or 8 query heads reads each key from L1 once. A step of 8 rows and 2 vectors has 10
+// loads (8 + 2) for 16 multiply-adds. A core begins two multiply-adds a cycle, and 16 independent
+// sums hide the latency of a multiply-add.
+// kWide is a power of two, so that whole tiles cover the 32 keys of a block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
-// The fewest rows that a tile can have if its rows need several tiles. The last two tiles share the
-// remaining rows equally (tile_rows in attention.h), so each has about half a tile or more.
+// The fewest rows of a tile where several tiles are needed: tile_rows() in attention.h divides the
+// remaining rows equally between the last two tiles, so each tile is about half full or more.
 constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
 // Whether tiles of two or more rows multiply the rows in pairs, with BFMMLA (attention_pairs.h).
@@ -28,11 +28,11 @@ constexpr bool kBf16Pairs = false;
 
 // One struct for each KvType defines how products are formed:
 //   kStep         how many dims (QK) or keys (PV) one lane of a multiply-add sums: 2 with pairs
-//   kSide         how many of these are adjacent in the KV block. If it is 1, the second one is
-//                 in the next row of the block, kBlock (K) or hd (V) elements later
+//   kSide         how many of these kStep elements are adjacent in the KV block. If it is 1, the
+//                 second element is kBlock (K) or hd (V) elements later, in the next row
 //   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
-//   kRowPairs     whether two or more rows are multiplied in pairs (attention_pairs.h); place_in_p
-//                 has the layout of their probabilities
+//   kRowPairs     whether tiles multiply two or more rows in pairs (attention_pairs.h);
+//                 place_in_p() then interleaves the probabilities of two rows
 //   kQuerySide    dims of a row of q that are stored side by side in a tile
 //   kMostRows     the most rows of a tile
 //   kScaled       whether keys and values are 8-bit codes with a scale for each token
@@ -41,7 +41,7 @@ struct KvBf16 {
   static constexpr bool kRowPairs = kBf16Pairs;
   static constexpr int kQuerySide = kBf16Pairs ? 4 : 2;
   static constexpr int kMostRows = kTallRows;
-  using Elem = uint16_t;  // cache element
+  using Elem = uint16_t;  // element of the KV cache
   using Left = uint16_t;  // element of the left operand: q, or probabilities (store_p)
   using Vec = P;
   static constexpr int kStep = 2, kSide = 2;
@@ -57,8 +57,8 @@ struct KvBf16 {
   CPUSERVE_INLINE void store_p(Left* p, F x) { store_bf16_normal(p, x); }
   CPUSERVE_INLINE void store_p2(Left* p, F x, F y) { store_bf16_normal2(p, x, y); }
 };
-// Products of single floats: a vector holds one dim of kLanes keys (QK), or kLanes columns of the
-// value of one key (PV).
+// Products of single floats: a vector holds one dim of kLanes keys in QK,
+// or kLanes columns of the value of one key in PV.
 struct SingleProducts {
   static constexpr bool kMatrixTiles = false;
   static constexpr bool kRowPairs = false;
@@ -89,10 +89,10 @@ struct KvF32 : SingleProducts {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
-// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a token's key multiplies
-// the score of the token. The scale of its value multiplies its probability, before the probability
-// is rounded to bf16. kLargest is the largest value of a code. load() returns the values of codes
-// divided by kWiden, and the stored scales are multiplied by kWiden in turn.
+// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies its
+// score. The scale of a value multiplies the probability before this is rounded to bf16.
+// kLargest is the largest value that a code can have. load() returns the values of codes divided by
+// kWiden, and the stored scales are multiplied by kWiden to compensate.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -117,7 +117,7 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) with one of the structs above: the struct for a cache of type `type`.
+// Calls run(products) with the struct above that matches KV caches of type `type`.
 template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
@@ -138,8 +138,8 @@ static inline void with_kv(KvType type, const Run& run) noexcept {
   }
 }
 
-// Returns the fp32 scales [kBlock] of the tokens in the K or V half of a block. They are stored
-// after the codes, which they multiply.
+// Returns the fp32 scales [kBlock], one per token, of the K or V half of a KV block.
+// The scales are stored after the 8-bit codes that they multiply.
 CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
   return reinterpret_cast<float*>(half + hd * kBlock);
 }
@@ -147,10 +147,10 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
   return reinterpret_cast<const float*>(half + hd * kBlock);
 }
 
-// Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk]. If
-// rows are multiplied in pairs, it is [R / 2][kChunk / 4][2][4]: four keys of one row, then the
-// same keys of the other row of the pair. On matrix tiles the bf16 probabilities of a row overwrite
-// its fp32 scores, so rows begin 2 kChunk elements apart.
+// Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk].
+// If rows are multiplied in pairs, the layout is [R / 2][kChunk / 4][2][4]: four keys of one row,
+// then the same four keys of the other row of the pair. On AMX tiles, the bf16 probabilities of a
+// row overwrite its fp32 scores, so rows begin 2 kChunk elements apart.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
   if (Kv::kMatrixTiles) return r * 2 * kChunk + k;

@@ -1,18 +1,18 @@
-// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16,
-// or 8-bit and widened to bf16 once for all rows that use a chunk. The terms are in
-// generic/attention.h.
+// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16:
+// 8-bit codes are widened to bf16 once for all rows that use a chunk.
+// The header generic/attention.h explains the terms of attention kernels.
 //
-// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one matrix tile
-// in PV), so a row's sums do not depend on its neighbours: for a block that only other rows see,
-// the row adds products with probabilities of 0, which are 0 as long as the values are finite. If a
-// block that some rows do not see whole holds an infinity or NaN, runs of rows that see the same
-// keys are multiplied separately. Values in the cache that no row sees may be stale, and are
-// replaced by zeros.
+// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one AMX tile in
+// PV), so the sums of a row do not depend on other rows of its tile. For a block that only other
+// rows see, a row adds products with probabilities of 0, which are 0 if all values are finite.
+// If a block that some rows do not see completely contains an infinity or NaN, rows that see the
+// same keys are multiplied separately. Values in the cache that no row of the tile sees may be
+// stale, so zeros replace them.
 //
-// The vector units take longer for the probabilities than the AMX unit for both products (with
-// heads of 64, for 32 rows and a chunk: about 3,500 cycles and 2,048 cycles). So if many tiles of
-// rows use a chunk, both units work at once: between the rows of one tile, the AMX unit multiplies
-// the values of the tile before it and the keys of the tile after it.
+// The vector units need more time for probabilities than the AMX unit for QK and PV: with heads of
+// 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles. If many tiles of rows use
+// a chunk, both units work in parallel: while vectors compute the softmax of one tile, the AMX
+// unit multiplies the values of the tile before it and the keys of the tile after it.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/matrix_job.h"
@@ -25,25 +25,25 @@ struct OnTiles : Kv {
   static constexpr bool kMatrixTiles = true;
   static constexpr int kMostRows = kJobRows;
 };
-// The widest head of an 8-bit cache. The widened keys and values of a chunk with wider heads do not
-// fit the scratch, so the level below multiplies such heads on vectors.
+// The widest head of an 8-bit cache on AMX tiles. For wider heads, the widened keys and values of a
+// chunk do not fit in the scratch memory, so the kernel of the ISA level below runs, on vectors.
 constexpr int kWidestScaledHead = 256;
 
-// The addresses of the blocks of a chunk as pairs of bf16: blocks in the cache, or widened copies
-// of 8-bit blocks.
+// The addresses of the KV blocks of a chunk as pairs of bf16:
+// blocks in the KV cache, or widened copies of 8-bit blocks.
 struct PairBlocks {
   const uint16_t* k[kChunkBlocks];
   const uint16_t* v[kChunkBlocks];
 };
 
-// The number of cache lines that a step of QK prefetches if many tiles of rows use a chunk: with
-// 256 rows at hd 64, 8 tiles of 16 steps each prefetch the 1,024 lines of the next chunk.
+// The number of cache lines that a step of QK prefetches if many tiles of rows use a chunk:
+// with 256 rows at hd 64, 8 tiles with 16 steps each prefetch the 1,024 lines of the next chunk.
 constexpr int kLightLines = 8;
 
-// The number of elements in the keys of a block, and in its values.
+// The number of elements in the K half of a KV block, and in its V half.
 inline size_t half_size(int hd) { return static_cast<size_t>(kBlock * hd); }
-// spare_bytes returns the bytes of memory for copies of two blocks of values (with zeros for keys
-// that no row sees), and for two tiles of keys with the last 16 dims.
+// spare_bytes returns the bytes of memory for copies of the values of two blocks (masked_values),
+// and for two AMX tiles of keys with the last 16 dims of a head.
 inline size_t value_copy_bytes(int hd) { return half_size(hd) * sizeof(uint16_t); }
 inline size_t spare_bytes(int hd) { return 2 * value_copy_bytes(hd) + kJobColumns * kTileBytes; }
 template <class Kv>
@@ -52,7 +52,7 @@ inline size_t widened_bytes(int hd) {
 }
 
 // Widens 8-bit codes [rows][width] to bf16 [rows / 2][width][2]. Decode prefetches one cache line
-// for every two lines that it reads here; the steps of the products prefetch the other lines.
+// for every two lines that are widened; the steps of QK and PV prefetch the other lines.
 template <class Kv, Ahead kAhead>
 static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t* to, Fetch& f) {
   int read = 0;
@@ -67,7 +67,7 @@ static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t
   }
 }
 
-// Returns the addresses of blocks [first, last) of a chunk. 8-bit blocks are widened into `to`.
+// Returns the addresses of KV blocks [first, last) of a chunk. 8-bit blocks are widened into `to`.
 template <class Kv, Ahead kAhead>
 static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int last, uint16_t* to,
                                      Fetch& f) {
@@ -87,18 +87,18 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
   return pairs;
 }
 
-// Returns the number of cache lines to prefetch with a step of products that reads `lines` lines of
-// bf16. 8-bit blocks have half as many lines in the KV cache. widen_half prefetches half of these
-// lines. The steps prefetch a little more than the other half, so that the prefetches of the first
-// chunk, which begin late, catch up.
+// Returns the number of cache lines that a step of QK or PV prefetches if it reads `lines` lines of
+// bf16. 8-bit blocks have half as many lines in the KV cache, and widen_half prefetches half of
+// them. The steps prefetch a little more than the other half, because the prefetches of the first
+// chunk begin late and have to catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
   if (kAhead == Ahead::light) return kLightLines;
   return Kv::kScaled ? lines * 3 / 8 : lines;
 }
 
-// The number of rows that the matrix tiles are configured for. Configuring them takes longer than a
-// step, so set() does it only if the number changes.
+// The number of rows that the AMX tiles are configured for. Configuring tiles takes longer than
+// a step of products, so set() configures them only if the number of rows changes.
 struct Shape {
   int rows = 0;
   void set(int n) {
@@ -108,7 +108,7 @@ struct Shape {
 };
 
 // Computes the scores of all rows of a tile for the keys of blocks [block, last). A step multiplies
-// 32 dims of one block. Each lane is one key, so a stale key spoils its own lane only.
+// 32 dims of one block. Each lane is one key, so a stale key spoils only its own lane.
 template <class Kv>
 struct KeySteps {
   const Tile<Kv>* t;
@@ -154,8 +154,8 @@ struct KeySteps {
   }
 };
 
-// Copies a block's values to `spare`, with zeros for keys outside [begin, end), which are counted
-// from the block's first key. Returns the address of the copy.
+// Copies the values of a block to `spare`, with zeros for keys outside [begin, end).
+// Keys count from the first key of the block. Returns the address of the copy.
 static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin, int end,
                                             uint8_t* spare) {
   uint16_t* to = reinterpret_cast<uint16_t*>(spare);
@@ -165,7 +165,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
       memcpy(to, v, pair * sizeof(*v));
     } else {
       memset(to, 0, pair * sizeof(*v));
-      // Key 0 or 1 of the pair, if only that key is in the range.
+      // Only one key of the pair is in the range: key 0, or key 1 if `one` is 1.
       const int one = begin == k + 1 && end > k + 1 ? 1 : 0;
       if ((begin <= k && end == k + 1) || one) {
         for (size_t i = static_cast<size_t>(one); i < pair; i += 2) to[i] = v[i];
@@ -175,12 +175,12 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
   return reinterpret_cast<const uint16_t*>(spare);
 }
 
-// Computes o = probabilities times values for `rows` rows from `row` on and a range of keys. A step
-// multiplies one block of keys and 32 columns.
+// Computes o = probabilities times values for `rows` rows from `row` on and a range of keys.
+// A step multiplies the values of one block in 32 columns.
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;
-  const uint16_t* v[kChunkBlocks];  // by block: its values, or a copy if the range cuts the block
+  const uint16_t* v[kChunkBlocks];  // values of each block, or a copy if the range cuts the block
   int row, rows, hd, first, last, block, column = 0;
 
   ValueSteps() = default;
@@ -238,20 +238,20 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
   while (!steps.done()) steps.template step<kAhead>(f);
 }
 
-// Sets the probabilities of keys that row r does not see to 0, for keys [begin, end), which are
-// whole blocks. exp_scores has already done so in the first and the last vector of the row's
-// visible keys.
+// Sets the probabilities of keys in [begin, end) that row r does not see to 0. The range consists
+// of whole blocks. exp_scores() has already cleared the masked lanes of the first and the last
+// vector of visible keys.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
-  if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
+  if (t.lo[r] >= t.hi[r]) return;  // all probabilities of the row are 0 already
   uint16_t* p = t.p + place_in_p<Kv>(r, 0);
   const int lo = t.lo[r] / kLanes * kLanes, hi = static_cast<int>(round_up(t.hi[r], kLanes));
   if (begin < lo) memset(p + begin, 0, static_cast<size_t>(lo - begin) * sizeof(*p));
   if (hi < end) memset(p + hi, 0, static_cast<size_t>(end - hi) * sizeof(*p));
 }
 
-// Returns whether the V vectors of key positions [begin, end) of a block are finite. v: the V half
-// of the block, where the vectors of positions 2j and 2j + 1 are interleaved.
+// Returns whether the value vectors of key positions [begin, end) of a block are finite.
+// v is the V half of the block; the vectors of positions 2j and 2j + 1 are interleaved.
 static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int end) {
   int found = 0;
   for (int k = begin; k < end; k++) {
@@ -261,8 +261,8 @@ static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int e
   return !found;
 }
 
-// Returns whether the R rows may be multiplied together, although some of them do not see all of
-// `keys`: the values that some row does not see must be finite, as 8-bit codes always are.
+// Returns whether the R rows may be multiplied together although some rows do not see all `keys`.
+// The values that a row does not see must then be finite; 8-bit codes always are.
 template <class Kv>
 static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R, KeyRange keys) {
   if (Kv::kScaled) return true;
@@ -282,8 +282,8 @@ static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R
   return true;
 }
 
-// Computes o of rows that must not be multiplied together: runs of rows that see the same keys are
-// multiplied one after another.
+// Computes o of rows that must not be multiplied together (may_mix):
+// each run of rows that see the same keys is multiplied separately.
 template <class Kv>
 static inline void value_runs(Tile<Kv>& t, const PairBlocks& c, int hd, int R, Shape& shape,
                               Fetch& f) {
@@ -312,8 +312,8 @@ static inline void attend_nothing(Tile<Kv>& t, int R, int hd) {
   clear_rows(t, R, hd, true);
 }
 
-// Computes m, l and o of the only tile of rows that uses a chunk (decode), which is bound by
-// memory.
+// Computes m, l and o of the only tile of rows that uses a chunk, as in decode.
+// Memory bandwidth limits this case, so the products and the softmax do not overlap.
 template <class Kv>
 static inline void attend_alone(Tile<Kv>& t, int R, const ChunkBlocks<Kv>& c,
                                 const PairBlocks& pairs, Fetch& f) {
@@ -340,11 +340,11 @@ struct TileSlot {
 };
 
 // The work of the AMX unit while the vector units compute the softmax of the tile in the other
-// slot, row by row: first PV of the tile in `slot`, then QK of the next tile, which takes its place
-// in the slot.
-//   begin(index, tile): prepares a tile and returns its number of rows, or 0 if there is nothing to
-//                       compute
-//   end(index, tile, rows): merges or stores a tile's m, l and o
+// slot, row by row. The AMX unit first computes PV of the tile in `slot`, then QK of the next tile,
+// which replaces the tile in the slot.
+//   begin(index, tile): prepares a tile and returns its number of rows,
+//                       or 0 if the tile has nothing to compute
+//   end(index, tile, rows): merges or stores m, l and o of a tile
 template <class Kv, class Begin, class End>
 struct Between {
   const ChunkBlocks<Kv>& c;
@@ -413,7 +413,7 @@ static __attribute__((noinline)) void soften_one(Tile<Kv>& t, const ChunkBlocks<
   clear_unseen(t, r, whole.begin, whole.end);
 }
 
-// Computes `count` tiles of rows for one chunk, two at a time.
+// Computes `count` tiles of rows for one chunk, two tiles at a time.
 template <class Kv, class Begin, class End>
 static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlocks<Kv>& c,
                                const PairBlocks& pairs, Fetch& f, const Begin& begin,

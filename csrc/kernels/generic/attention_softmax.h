@@ -51,10 +51,10 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Stores the probabilities of one row: p = 2^(s factor - m), multiplied by the scale of the value
-// if values are 8-bit, and rounded to Kv::Left. Returns l, the sum of the unrounded 2^(s factor -
-// m), which is one chain of additions per lane. Only the first and the last vector can have masked
-// lanes; their probabilities are 0.
+// Stores the probabilities p = 2^(s factor - m) of one row with scores s, rounded to Kv::Left. If
+// values are 8-bit, p is multiplied by the scale of the value before it is rounded. Returns l, the
+// sum of the unrounded 2^(s factor - m), computed as one chain of additions per lane. Only the
+// first and the last vector of keys can have masked lanes; their probabilities are 0.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   const F scale = set1(t.factor), below = set1(-t.m[r]);
@@ -86,7 +86,7 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
   };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
-  if constexpr (!Kv::kRowPairs) {  // packing two vectors together takes fewer operations
+  if constexpr (!Kv::kRowPairs) {  // storing two vectors together takes fewer operations
 #pragma GCC unroll 2
     while (k + kLanes < whole) {
       typename Kv::Left* to = p + k;
@@ -112,7 +112,7 @@ static inline void clear_p(const Tile<Kv>& t, int r) {
   }
 }
 
-// Computes m of a row, after it has scaled, adjusted and masked the row's scores in place.
+// Scales, adjusts and masks the scores of row r in place, then sets m to its largest exponent.
 template <class Kv>
 CPUSERVE_INLINE void find_top(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.m[r] = -INFINITY;
@@ -122,7 +122,7 @@ CPUSERVE_INLINE void find_top(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
 }
 
-// Computes l of a row and the probabilities of the keys that the row sees, from its scores and m.
+// Computes the probabilities of the keys that row r sees, and l (Tile::l), from its scores and m.
 template <class Kv>
 CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.l[r] = 0.0f;
@@ -133,11 +133,11 @@ CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   }
 }
 
-// Computes m, l and the probabilities of R rows from their scores.
+// Computes m and l (see struct Tile) and the probabilities of R rows from their scores.
 template <class Kv>
 CPUSERVE_INLINE void soften_scores(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R) {
-  // All maxima are computed before the first exponential, so that the reductions of different rows
-  // overlap.
+  // All maxima are computed before the first exponential,
+  // so that the reductions of different rows overlap.
   for (int r = 0; r < R; r++) find_top(t, c, r);
   for (int r = 0; r < R; r++) soften_row(t, c, r);
 }

@@ -1,5 +1,5 @@
-// The products of attention: R rows by a strip of keys (QK), and by a strip of columns of values
-// (PV).
+// The two products of attention: R rows by a strip of keys (QK),
+// and R rows by a strip of value columns (PV).
 #pragma once
 #include "kernels/generic/attention_chunk.h"
 
@@ -44,16 +44,16 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
   }
 }
 
-// Does the same as score_strip for two or more rows, which are multiplied in pairs with BFMMLA
-// (attention_pairs.h).
+// Does the same as score_strip for two or more rows:
+// multiplies the rows in pairs with BFMMLA (attention_pairs.h).
 template <class Kv, int R, int V, Ahead kAhead>
 static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
 
-// o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. The strip starts at
-// `column` of a row of values. If only one of the two keys of the first or last step belongs to the
-// range, the values of the other key may be stale and are set to zero. If `fresh` is set, sums
-// start from zero instead of from o.
+// Adds to o[r][0 .. V * kLanes) the sum of p[r][key] v[key] over keys [begin, end). The strip
+// begins at `column` of the values. If only one of the two keys of the first or last step is in the
+// range, the values of the other key may be stale and are set to zero.
+// If `fresh` is true, the sums start from zero instead of from o.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
                                                   const typename Kv::Left* p, int begin, int end,
@@ -111,15 +111,15 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   }
 }
 
-// Does the same as value_strip for whole groups of 4 keys and two or more rows, which are
-// multiplied in pairs with BFMMLA.
+// Does the same as value_strip for whole groups of 4 keys and two or more rows:
+// multiplies the rows in pairs with BFMMLA.
 template <class Kv, int R, int V, Ahead kAhead>
 static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
 
-// Computes the whole groups of 4 keys in [begin, end) with value_pairs, and the up to 3 keys before
-// and after them with value_strip. BFMMLA adds in the same order as two BFDOTs, so both functions
-// compute the same bits.
+// Multiplies the whole groups of 4 keys in [begin, end) with value_pairs, and the up to 3 keys
+// before and after these groups with value_strip. BFMMLA adds in the same order as two BFDOTs,
+// so value_pairs and value_strip compute the same bits.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
                                                            const typename Kv::Left* p, int begin,
@@ -138,9 +138,9 @@ static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>
   }
 }
 
-// The functions that multiply strips, compiled once for each number of rows R. The code around them
-// takes R as an argument instead: this costs an indirect call for each strip, and saves half of the
-// machine code of attention.
+// The functions that multiply strips, compiled separately for each number of rows R. Their callers
+// are compiled once and take R as an argument: this costs an indirect call for each strip, but
+// saves half of the machine code of attention.
 template <class Kv>
 struct Strips {
   using Score = void (*)(const typename Kv::Left* q, const typename Kv::Elem* a,

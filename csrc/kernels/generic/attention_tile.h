@@ -1,23 +1,23 @@
 // One tile of attention: R rows and one chunk of kChunk keys. Its result does not include earlier
-// chunks. The terms are in generic/attention.h.
+// chunks. The header generic/attention.h explains the terms.
 //
-// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm there. PV has
-// one lane per output column and sums over keys, so masked keys must be skipped: their values may
-// be stale. Keys that every row of the tile sees are multiplied with all R rows at once. The first
-// and last keys, which only some rows see, are multiplied before and after these, together for
-// neighbouring rows that see the same keys. Sums pass through memory between these three parts,
-// which is exact, so a row always sums its own keys in ascending order, whatever the tile.
+// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK. PV has
+// one lane per output column and sums over keys, so it skips masked keys, which may be stale.
+// PV multiplies the keys that every row of the tile sees with all R rows together. The first and
+// last keys, which only some rows see, are multiplied before and after the common keys, together
+// for neighbouring rows that see the same keys. Between these three parts, sums are in memory
+// without rounding, so a row sums its own keys in ascending order, whatever the tile.
 //
-// Exponents, maxima and sinks are stored multiplied by log2 e, so that exp2 can be used without
-// another multiplication.
+// Exponents, maxima and attention sinks are stored multiplied by log2 e,
+// so that exp2 computes probabilities without another multiplication.
 #pragma once
 #include "kernels/generic/attention_softmax.h"
 #include "kernels/generic/attention_strips.h"
 
 namespace CPUSERVE_NS {
 
-// Computes the scores of R rows for keys [begin, end), in whole strips that start at the block of
-// `begin`. The last strip is half as wide if that is enough for the last keys.
+// Computes the scores of R rows for keys [begin, end) in whole strips from the block of `begin` on.
+// The last strip is half as wide if a half strip has room for the last keys.
 template <class Kv, Ahead kAhead>
 static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int begin,
                               int end, Fetch& next) {
@@ -59,8 +59,8 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
 }
 
 // Computes PV for R rows and keys [begin, end). In decode, each strip of columns adds kValueSpan
-// keys, and then the next strip takes its turn. A strip that added all keys of the chunk at once
-// would read values that are not prefetched yet.
+// keys before the next strip adds the same keys. A strip that adds all keys of the chunk in one
+// loop would read values that are not prefetched yet.
 template <class Kv, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
                               int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
@@ -80,8 +80,8 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
                          t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
 }
 
-// The range of keys that every row sees, in whole steps of kStep keys. Rows that see no key of the
-// chunk do not count.
+// The range of keys that every row of a tile sees, in whole steps of kStep keys.
+// Rows that see no key of the chunk are left out.
 struct Common {
   int begin = 0, end = kChunk;
   bool any = false, same = true;  // any: a row sees keys; same: all rows see the same keys
@@ -102,9 +102,9 @@ static inline Common common_keys(const Tile<Kv>& t, int R) {
   return c;
 }
 
-// Computes PV for the keys in [from, to), where rows may see different keys. Neighbours that see
-// the same keys are computed together, except where the probabilities of two rows are stored
-// together: there each row is computed alone.
+// Computes PV for keys [from, to), where rows may see different keys. Neighbouring rows that see
+// the same keys are computed together. With kRowPairs each row is computed alone, because the
+// probabilities of two rows are interleaved.
 template <class Kv, Ahead kAhead>
 static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
                                bool fresh, Fetch& f) {
@@ -120,7 +120,7 @@ static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int 
   }
 }
 
-// Sets o to 0 for the rows that see no key of the chunk, or for all R rows.
+// Sets the output o to 0 for rows that see no key of the chunk, or for all R rows if `all` is true.
 template <class Kv>
 static inline void clear_rows(const Tile<Kv>& t, int R, int hd, bool all) {
   for (int r = 0; r < R; r++) {
@@ -151,8 +151,8 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R
   clear_rows(t, R, c.hd, false);
 }
 
-// Prefetches the scales of 8-bit values. They are used before the values but stored after them, so
-// prefetches in the order of memory (Fetch) would come too late.
+// Prefetches the scales of 8-bit values. Scales are used before the values but stored after them,
+// so prefetches in the order of memory (Fetch) would be too late.
 template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {
@@ -178,8 +178,8 @@ static inline KeyRange visible_keys(const Tile<Kv>& t, int R) {
   return keys;
 }
 
-// Computes m, l and o of R rows for one chunk. For a row that sees no key of the chunk, m = -inf, l
-// = 0 and o = 0.
+// Computes m, l and o (see struct Tile) of R rows for one chunk.
+// A row that sees no key of the chunk gets m = -inf, l = 0 and o = 0.
 template <class Kv, Ahead kAhead>
 static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, Fetch& f) {
   const KeyRange keys = visible_keys(t, R);

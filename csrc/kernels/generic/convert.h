@@ -55,8 +55,8 @@ struct QuantGroup {
   int32_t* sum;
 };
 
-// Returns the addresses of group `g` (its values are at x) in a row of `padded` columns with groups
-// of `size` columns.
+// Returns the addresses of group `g` in a row of `padded` columns with groups of `size` columns.
+// The fp32 values of the group are at x.
 CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, int64_t g,
                                     const float* x) {
   float* scales = reinterpret_cast<float*>(row + padded);
@@ -71,9 +71,9 @@ CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
 }
 
 // Returns amax / 127 and 127 / amax, where `bits` are the bits of amax, the largest magnitude of a
-// group. A NaN or infinity makes the scale NaN, so that a NaN reaches the logits and is detected
-// there, instead of becoming a plausible byte. If amax is below kLeastMagnitude, 127 / amax would
-// overflow, so the scale and the codes become zero.
+// group. A NaN or infinity in the group makes the scale NaN, because a plausible code would hide
+// the error: the NaN reaches the logits and is detected there. If amax is below kLeastMagnitude,
+// 127 / amax would overflow, so the scale and the codes become zero.
 constexpr float kLeastMagnitude = 4e-37f;
 struct GroupScale {
   float scale, inverse;
@@ -117,8 +117,8 @@ CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   }
 }
 constexpr int kGroupsAtOnce = 4;
-// Quantizes up to kGroupsAtOnce groups. If there are three groups, it quantizes the last group
-// twice.
+// Quantizes up to kGroupsAtOnce groups.
+// If there are three groups, the last group is quantized twice.
 template <int kGroup>
 static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n) {
   if (n >= 3) {
@@ -129,8 +129,8 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
 }
 
 // Quantizes one group of n columns, for any n, and stores it as `padded` (a multiple of 32) codes.
-// It computes two chains of maxima and two chains of sums, because a group can be a whole row, and
-// a single chain would be bound by the latency of its operations.
+// It computes two chains of maxima and two chains of sums: a group can be a whole row, where a
+// single chain would be bound by the latency of its operations.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
@@ -204,8 +204,8 @@ static __attribute__((noinline)) void quantize_block(uint8_t* row, int64_t padde
   memcpy(block_sums(row, padded, g), narrow, kBlockSums);
 }
 
-// Quantizes columns [column0, column0 + n) of a q8g256 or q8g256x2 row; column0 is a multiple of
-// 256.
+// Quantizes columns [column0, column0 + n) of a q8g256 or q8g256x2 row.
+// column0 is a multiple of 256.
 static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* row,
                                                       int64_t column0, const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -225,8 +225,8 @@ static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* 
   }
 }
 
-// Quantizes columns of a q8g128 or q8row row. The function is not inlined, because tiles never
-// write these formats, and gcc would warn about groups that tiles cannot write.
+// Quantizes columns of a q8g128 or q8row row. Tiles never write these formats, so this function is
+// not inlined into code that writes tiles: gcc would warn about groups that tiles cannot write.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -237,8 +237,8 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
   }
 }
 
-// Writes the second term of q8g32x2 for up to four whole groups of 32: the quantized rounding
-// errors of the first term. The second term begins `half` bytes after the first term.
+// Writes the second term of q8g32x2, the quantized rounding errors of the first term, for up to
+// four whole groups of 32. The second term begins `half` bytes after the first term.
 static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
   alignas(64) float left[kGroupsAtOnce][32];
   QuantGroup to[kGroupsAtOnce];
@@ -258,8 +258,8 @@ CPUSERVE_INLINE void quantize_32s(const Rows& out, const QuantGroup* groups, int
   if (out.format == ActFormat::q8g32x2) quantize_rest(groups, out.stride / 2, n);
 }
 
-// Quantizes columns [column0, column0 + n) of a q8g32 or q8g32x2 row. The last group is padded with
-// zeros.
+// Quantizes columns [column0, column0 + n) of a q8g32 or q8g32x2 row.
+// The last group is padded with zeros.
 static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row, int64_t column0,
                                                    const float* x, int n) {
   const int64_t padded = round_up(out.width, 32);
@@ -279,9 +279,9 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
   }
 }
 
-// Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
-// q8g32, of 128 for q8g128 and of 256 for q8g256. For q8row, column0 is 0 and n is the width. The
-// call that ends at out.width also sets the padding columns to 0, because operations read them.
+// Writes columns [column0, column0 + n) of one row from fp32. column0 is a multiple of 32 for
+// q8g32, of 128 for q8g128 and of 256 for q8g256; for q8row, column0 is 0 and n is the width.
+// The call that ends at out.width also sets the padding columns to 0, because operations read them.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {
   uint8_t* to = row_at(out, row);

@@ -7,8 +7,8 @@ namespace cpuserve {
 // RMS norm of each of `groups` groups of `width` columns of a row, with a gate z:
 //   gate_first   out = rms(x silu(z)) weight     Mamba2
 //   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
-// where rms(y) = y / sqrt(mean(y^2) + eps). With `sigmoid`, the factor is sigmoid(z) instead of
-// silu(z) (Kimi).
+// where rms(y) = y / sqrt(mean(y^2) + eps).
+// With `sigmoid`, the gate is sigmoid(z) instead of silu(z), as in Kimi models.
 struct GatedNormArgs {
   const float* x;
   int64_t x_stride;

@@ -24,8 +24,8 @@ static constexpr LaneSigns lane_signs() {
 }
 static constexpr LaneSigns kLaneSigns = lane_signs();
 
-// Multiplies the kLanes values at x by the matrix kLaneSigns, in place. This replaces the last
-// butterfly steps of mix_block, which combine lanes of one vector.
+// Multiplies the kLanes values at x by the matrix kLaneSigns, in place.
+// This replaces the last butterfly steps of mix_block, which combine lanes of one vector.
 static inline void mix_lanes(float* x) {
   F sum = mul(set1(x[0]), load(kLaneSigns.of[0]));
   for (int j = 1; j < kLanes; j++) sum = fma(set1(x[j]), load(kLaneSigns.of[j]), sum);
@@ -58,15 +58,15 @@ static inline void mix_block(float* x, int n) {
   }
 }
 
-// Multiplies each block of a key by H. A block has as many dims as the largest power of two that
-// divides hd: 64 dims at hd 64, 32 at hd 96, 16 at hd 80.
+// Multiplies each block of a key by the Hadamard matrix H.
+// The block size is the largest power of two that divides hd: 64 for hd 64, 32 for 96, 16 for 80.
 static inline void mix_key(float* x, int hd) {
   const int n = hd & -hd;
   for (int i = 0; i < hd; i += n) mix_block(x + i, n);
 }
 
-// Multiplies each block of a query by the transposed inverse of H, which is H / n for blocks of n
-// dims. So the product of a mixed query and a mixed key is q . k.
+// Multiplies each block of n dims of a query by the transposed inverse of H, which is H / n.
+// The product of a mixed query and a mixed key is then q . k.
 static inline void mix_query(float* x, int hd) {
   mix_key(x, hd);
   const float inverse = 1.0f / static_cast<float>(hd & -hd);

@@ -1,5 +1,5 @@
 // 8-bit keys and values: the key (or value) of one token and head is stored as codes and one fp32
-// scale, so that its largest magnitude becomes the largest code. Every code is exact in bf16.
+// scale, which maps its largest magnitude to the largest code. Every code is exact in bf16.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/math.h"
@@ -19,8 +19,8 @@ template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // The bits of a power of two. Its last mantissa bit has the value of the smallest step of the
-  // code, so adding it to a value below the normal numbers rounds the value to whole steps.
+  // The bits of a power of two; its last mantissa bit is worth the smallest step of the fp8 code.
+  // Adding it to a value below the normal numbers therefore rounds the value to whole steps.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;
@@ -45,8 +45,8 @@ CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
 // Writes the codes of n values, and zeros up to hd. Returns the scale: a value is the scale times
-// its code, as Kv::load reads the code. A NaN or infinity in x makes the scale NaN, because
-// otherwise results would be wrong without notice.
+// the number that Kv::load reads from its code. A NaN or infinity in x makes the scale NaN, because
+// results would otherwise be wrong without notice.
 template <class Kv>
 static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   F top = zero(), poison = zero();
@@ -64,8 +64,8 @@ static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   return largest / Kv::kLargest * Kv::kWiden + reduce_add(poison);
 }
 
-// Stores the key k and the value v of one head and token in slot `at` of a block. v is nullptr
-// where the keys are the values (MLA).
+// Stores the key k and the value v of one head and token in token slot `at` of a KV block.
+// v is nullptr where the keys are also the values (MLA).
 template <class Kv>
 static inline void store_head(const KvLayer& kv, uint8_t* block, int at, const float* k,
                               const float* v) {

@@ -1,8 +1,8 @@
 // Elementary functions on vectors. A NaN argument makes the result NaN: max and min return their
 // second operand if one operand is NaN, and constants are always the first operand.
-// tests/cpp/test_rowwise.cpp checks the error bounds below. The coefficients come from
-// least-squares fits with weights that were adjusted until all local maxima of the error were
-// equal, which makes the largest error the smallest possible.
+// tests/cpp/test_rowwise.cpp checks the error bounds below. The coefficients of the polynomials
+// come from weighted least-squares fits. The weights were adjusted until all local maxima of the
+// error were equal, which makes the largest error as small as possible.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -10,9 +10,9 @@ namespace CPUSERVE_NS {
 
 CPUSERVE_INLINE F clamp(F x, float lo, float hi) { return min(set1(hi), max(set1(lo), x)); }
 
-// Sets n = round(x / ln 2), and returns exp(f) for f = x - n ln 2 as 1 + f + f^2 p(f), within
-// 1.1e-7 for |f| <= ln(2) / 2. n ln 2 is subtracted in two steps, because ln 2 is the sum of two
-// constants: n times the first constant is exact.
+// Sets n = round(x / ln 2), and returns exp(f) for f = x - n ln 2, computed as 1 + f + f^2 p(f).
+// The error is below 1.1e-7 for |f| <= ln(2) / 2. The product n ln 2 is subtracted in two steps,
+// with ln 2 as the sum of two constants, because n times the first constant is exact.
 CPUSERVE_INLINE F exp_reduced(F x, F* n) {
   *n = round(mul(x, set1(1.44269504f)));
   const F f = fnma(*n, set1(-2.12194440e-4f), fnma(*n, set1(0.693359375f), x));
@@ -23,8 +23,8 @@ CPUSERVE_INLINE F exp_reduced(F x, F* n) {
   return fma(p, f, set1(1.0f));
 }
 
-// exp(x) for every x: infinity above 88.8, denormals and 0 below, relative error below 2.5e-7 in
-// the normal range.
+// Returns exp(x) for every x: infinity above 88.8, denormals and 0 for very negative x.
+// The relative error is below 2.5e-7 where the result is a normal number.
 CPUSERVE_INLINE F exp(F x) {
   F n;
   const F p = exp_reduced(clamp(x, -104.0f, 89.0f), &n);
@@ -40,7 +40,7 @@ CPUSERVE_INLINE F exp2_reduced(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// Returns 1 + f (c[0] + f (c[1] + ...)). Each coefficient has two values: `nearest` for f in [-1/2,
+// Returns 1 + f (c[0] + f (c[1] + ...)). A coefficient has the value `nearest` for f in [-1/2,
 // 1/2], and `down` for f in [0, 1], at ISA levels where split_exponent rounds down.
 struct Fit {
   float nearest, down;
@@ -53,9 +53,9 @@ CPUSERVE_INLINE F exp2_fit(F f, const Fit (&c)[N]) {
   return fma(p, f, set1(1.0f));
 }
 
-// 2^x for x <= 0, for softmax: fewer operations than exp. For x below -125 the result is 2^-125.
-// This does not change a sum that contains a 1, and results are never denormal. Relative error
-// below 2e-7.
+// Returns 2^x for x <= 0, for softmax, with fewer operations than exp. The relative error is below
+// 2e-7. For x below -125 the result is 2^-125, so that results are never denormal; this does not
+// change a sum that contains a 1.
 CPUSERVE_INLINE F exp2_nonpositive(F x) {
   constexpr Fit kFit[] = {{6.931469769e-1f, 6.931513119e-1f},
                           {2.402224111e-1f, 2.401644492e-1f},
@@ -67,8 +67,8 @@ CPUSERVE_INLINE F exp2_nonpositive(F x) {
   return add_exponent(exp2_fit(f, kFit), e);
 }
 
-// exp2_nonpositive with one operation fewer and a relative error below 3.2e-6, for results that are
-// rounded to bf16.
+// Does the same as exp2_nonpositive with one operation fewer. The relative error is below 3.2e-6,
+// which is enough for results that are rounded to bf16.
 CPUSERVE_INLINE F exp2_coarse(F x) {
   constexpr Fit kFit[] = {{6.931241932e-1f, 6.930448421e-1f},
                           {2.402409863e-1f, 2.412802265e-1f},
@@ -79,7 +79,7 @@ CPUSERVE_INLINE F exp2_coarse(F x) {
   return add_exponent(exp2_fit(f, kFit), e);
 }
 
-// 2^x for every x, with the range and accuracy of exp.
+// Returns 2^x for every x, with the range and accuracy of exp.
 CPUSERVE_INLINE F exp2(F x) {
   x = clamp(x, -151.0f, 129.0f);
   const F n = round(x);
@@ -88,8 +88,8 @@ CPUSERVE_INLINE F exp2(F x) {
 
 CPUSERVE_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 
-// log(1 + exp(x)), within 4e-7 of it: max(x, 0) + log(1 + y) for y = exp(-|x|), where log(1 + y) is
-// the series 2 s (1 + s^2 / 3 + s^4 / 5 + ...) for s = y / (2 + y), at most 1/3.
+// Returns log(1 + exp(x)) within 4e-7, as max(x, 0) + log(1 + y) for y = exp(-|x|).
+// log(1 + y) is the series 2 s (1 + s^2 / 3 + s^4 / 5 + ...) for s = y / (2 + y) <= 1/3.
 CPUSERVE_INLINE F softplus(F x) {
   const F y = exp(min(x, sub(zero(), x)));
   const F s = div(y, add(set1(2.0f), y)), u = mul(s, s);

@@ -1,5 +1,5 @@
-// How linears and attention use the eight matrix tiles: a job is up to two tiles of 16 rows by up
-// to two tiles of 16 columns, so that each tile that is loaded enters two products.
+// How linears and attention use the eight AMX tile registers. A job multiplies up to two tiles of
+// 16 rows by up to two tiles of 16 columns, so that two products use each tile that is loaded.
 #pragma once
 #include "kernels/vec/amx.h"
 
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kJobRows = 2 * kTileRows16, kJobColumns = 2;
 
-// Configures the tile registers for jobs of `rows` rows, with `lines` lines of 64 bytes in a tile
-// of columns.
+// Configures the tile registers for jobs of `rows` rows,
+// with `lines` lines of 64 bytes in each tile of columns.
 CPUSERVE_INLINE void configure_job(int rows, int lines) {
   TileShapes shapes;
   const int first = rows < kTileRows16 ? rows : kTileRows16, second = rows - first;
@@ -54,9 +54,9 @@ CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
   }
 }
 
-// Loads the operands of one tile of K: rows at x, and the lines of one or two tiles of columns at
-// w0 and w1. With kPassing, the rows are not used again soon and should not evict the columns from
-// L1.
+// Loads the operands for one tile of K: rows at x, and one or two tiles of columns at w0 and w1.
+// kPassing is for rows that are not used again soon: they are loaded so that they do not evict the
+// columns from L1.
 template <int RT, int NP, bool kPassing>
 CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {

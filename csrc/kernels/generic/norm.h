@@ -1,5 +1,5 @@
-// RMS and layer normalization. Each row is summed in the same four chains of kLanes columns. The
-// result is written in the format of the operation that reads it.
+// RMS and layer normalization. Every row is summed in the same four chains of kLanes columns.
+// The result is written in the format of the operation that reads it.
 #pragma once
 #include <stdint.h>
 

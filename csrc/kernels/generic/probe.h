@@ -72,9 +72,9 @@ struct DotBf16 {  // only for ISA levels with an instruction for dot2
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot2(c, a, b); }
 };
-// In each iteration, multiplies a whole register tile of operands that are in L1; no kernel can be
-// faster. Returns the number of operations; a multiply-add counts as two. The asm barrier hides the
-// operands from the compiler in each iteration, so that no part of an emulated product moves out of
+// Multiplies operands in L1 for a whole register tile in each iteration; no kernel can be faster.
+// Returns the number of operations; a multiply-add counts as two. In each iteration, an asm barrier
+// hides the operands from the compiler, so that it cannot move a part of an emulated product out of
 // the loop.
 template <class D>
 static inline double dot_loop(int64_t iterations) {
@@ -105,8 +105,8 @@ static inline double dot_loop(int64_t iterations) {
   return 2.0 * D::kDepth * kLanes * kTileRows * kTileVecs * static_cast<double>(iterations);
 }
 
-// Adds products over 32 elements of K to c, with the dot product of the kernel for quantized
-// weights W.
+// Adds products over 32 elements of K to the sums c,
+// with the dot product of the kernel for quantized weights W.
 template <class W, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
   // This loop is not unrolled, because gcc would then delay the additions and keep all products on
@@ -127,8 +127,8 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
 }
 
 // Does the same as dot_loop for quantized weights W, with as many sums as a register tile of their
-// kernel. 8-bit and 4-bit weights differ without dot-product instructions: only products of 4-bit
-// weights can be summed in 16 bits, and these sums are widened after 32 elements of K.
+// kernel. 8-bit and 4-bit weights differ on CPUs without dot-product instructions: only products of
+// 4-bit weights can be summed in 16 bits, and these sums are widened after 32 elements of K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;

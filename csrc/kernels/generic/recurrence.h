@@ -1,26 +1,26 @@
-// The memory of a unit of recurrent layers (recurrent.h): addresses, open rows and prefetching. The
-// terms are in kernels/table/recurrent.h.
+// The memory of a unit of recurrent layers (recurrent.h): addresses, open rows and prefetching.
+// The header kernels/table/recurrent.h explains the terms.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
 
-// The steps of a unit are separate functions: inlined into one function they would have too few
-// registers.
+// The steps of a unit are separate functions:
+// inlined into one function, they would have too few registers.
 #define CPUSERVE_NOINLINE __attribute__((noinline))
 
 namespace CPUSERVE_NS {
 
-// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory, so it reads
-// kStreams states in turn, some rows of each. A core has more cache lines on their way from memory
-// when it reads several pages at once: with 128 KiB at a time, 8 states are read 1.3 times as fast
-// as one, and 2 states 1.1 times (2 cores of an Ice Lake Xeon, November 2026). The sums of all
-// these states stay in L1.
+// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory. It therefore
+// reads kStreams states in turn, some rows of each, because a core that reads several pages has
+// more cache lines on their way from memory. Reading 8 states in turn is 1.3 times as fast as
+// reading one state, and 2 states 1.1 times (128 KiB at a time, 2 cores of an Ice Lake Xeon,
+// November 2026). The sums of all these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
 // The arguments of a unit, and the addresses and sizes that follow from them. C is kStateChunk (16
-// tokens). Row t is a token of this call, row i is any row of the chunk, and G_i is the sum of g
-// from the beginning of the chunk to row i. G_end is the sum over the whole chunk.
+// tokens). Row t is a token of this call, and row i is any row of the chunk. G_i is the sum of g
+// from the beginning of the chunk to row i, and G_end is the sum over the whole chunk.
 struct Recurrence {
   static constexpr int64_t C = kStateChunk;
 
@@ -35,11 +35,11 @@ struct Recurrence {
   float *kk, *kq;         // [rows][C] k_i . k_t and k_i . q_t
   float *to_u, *to_out;   // [rows][C] kk and kq times exp(G_t - G_i)
   float* fade;            // [C] exp(G_i), and then [C] exp(G_end - G_i); by_row: ones
-  float *faded, *ending;  // by_row: [2 * C][key_row] exp(G_t) k_t, then exp(G_t) q_t; and
-                          // [C][key_row] exp(G_end - G_i) k_i
+  float *faded, *ending;  // by_row: faded [2 * C][key_row] has exp(G_t) k_t, then exp(G_t) q_t;
+                          // ending [C][key_row] has exp(G_end - G_i) k_i
   float* row_fade;        // by_row: [key_row] exp(G_end)
   int vectors;            // number of vectors: k of all rows (delta only), then q of all rows
-  bool closes, whole;     // the call fills the chunk; the call consists of the whole chunk
+  bool closes, whole;     // closes: this call fills the chunk; whole: it has all rows of the chunk
   const float* vector[2 * kStateChunk];
 
   explicit Recurrence(const RecurrentArgs& args)
@@ -79,8 +79,8 @@ CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64
   for (int64_t i = width; i < row; i++) to[i] = 0.0f;
 }
 
-// exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125. It takes two thirds of
-// the operations of exp.
+// Returns exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125.
+// It takes two thirds of the operations of exp().
 CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
 // Computes G of the new rows, and their k and q times exp(G).
@@ -126,16 +126,16 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   }
 }
 
-// A part of the memory that a unit reads or writes, apart from its states: `rows` rows of `width`
-// floats, the first one at `at`. The rows begin `stride` floats apart.
+// A part of the memory that a unit reads or writes, apart from its states:
+// `rows` rows of `width` floats from `at` on, which begin `stride` floats apart.
 struct Piece {
   const float* at;
   int64_t rows, stride, width;
 };
 // Returns piece `index` of the memory that a unit prefetches, in the order of use: the open keys,
-// k, q, v, the results, and u of all heads. A whole chunk is probably part of a prompt, where the
-// next chunk follows it in memory. So the unit prefetches k, q, v and the results of the next
-// chunk; the unit of the chunk before has done so for this chunk.
+// k, q, v, the results, and u of all heads. A unit with a whole chunk probably belongs to a prompt,
+// where the next chunk follows in memory. Such a unit prefetches k, q, v and the results of the
+// next chunk; the unit before it has prefetched k, q, v and the results of this chunk.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
@@ -160,8 +160,8 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 class UnitFetch;
 static void begin_row(UnitFetch& f);
 
-// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile. So the
-// memory is always busy, but a core never has more requests than it can track at once.
+// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile. This keeps
+// memory busy without more requests than a core can track at the same time.
 class UnitFetch {
  public:
   __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {
@@ -176,7 +176,7 @@ class UnitFetch {
   }
 
  private:
-  static constexpr int64_t kSegment = 128;  // floats, 8 lines
+  static constexpr int64_t kSegment = 128;  // floats: 8 cache lines
   friend void begin_row(UnitFetch& f);
   static constexpr int64_t kPieces = 6;
   const Recurrence& r_;
@@ -185,8 +185,8 @@ class UnitFetch {
   int64_t index_ = 0, row_ = 0, segments_ = 0;
 };
 
-// Continues with the next row to prefetch, if there is one. The function is not a member, because
-// the symbol of a member that is not inlined would leak out of the ISA unit.
+// Continues with the next row to prefetch, if there is one. This is not a member function, because
+// the symbol of a member function that is not inlined would leak out of the ISA unit.
 static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
   while (f.row_ == f.piece_.rows || f.piece_.width == 0) {
     if (f.index_ == UnitFetch::kPieces) return;

@@ -15,7 +15,7 @@
 
 namespace CPUSERVE_NS {
 
-// Calls call(Height<n>) for 1 <= n <= kMost, so that n is a constant in the call.
+// Calls call(Height<n>) for an n in [1, kMost], so that n is a constant in the called function.
 template <int N>
 struct Height {
   static constexpr int value = N;
@@ -66,12 +66,12 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// Multiplies some columns of a state (W registers, from column c on) with vectors [first, first +
-// R).
+// Multiplies some columns of a state (W registers, from column c on) with R vectors,
+// from vector `first` on.
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
-  constexpr int64_t kAhead = 512;  // floats; the lines come from L2
+  constexpr int64_t kAhead = 512;  // how far ahead to prefetch, in floats; the lines come from L2
   const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width, row = r.value_row;
   const float* state = r.a.closed + head * depth * width + c;
   F sum[R][W];
@@ -90,8 +90,8 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Rows [begin, begin + rows) of one state. The products of these rows with all vectors are added to
-// `sums`.
+// Rows [begin, begin + rows) of one state.
+// The products of these rows with all vectors are added to `sums`.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;
@@ -118,7 +118,7 @@ static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows&
 }
 
 // over_columns calls call(c, Height<kWide>, Height<0>) for each kWide vectors of columns from c on
-// that fit in width, and returns the first column that is left. over_last_columns does the same for
+// that fit in `width`, and returns the first remaining column. over_last_columns does the same for
 // single vectors, and then calls call(c, Height<1>, Height<1>) for a tail of less than a vector.
 template <int kWide, class Call>
 CPUSERVE_INLINE int64_t over_columns(int64_t c, int64_t width, const Call& call) {
@@ -132,8 +132,8 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
 }
 
 // Multiplies many vectors with the state of one head, some columns (a panel) at a time. The first
-// tile of vectors brings the panel into L1, or at least L2, which is fast enough for the other
-// tiles.
+// tile of vectors brings the panel into L1 or at least L2, and reading it from L2 is fast enough
+// for the other tiles.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   const auto panel = [&](int64_t c, auto wide, auto tail) {
@@ -148,9 +148,9 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
   over_last_columns(over_columns<kTileVecs>(0, width, panel), width, panel);
 }
 
-// Multiplies few vectors with the states of heads [head, end) side by side: it takes some rows of
-// each state in turn. Near the end of these states, the lines to prefetch belong to the heads from
-// `end` on, or to the unit that is computed next.
+// Multiplies few vectors with the states of heads [head, end) in turn, some rows of each state at a
+// time. Near the end of these states, the cache lines to prefetch belong to the heads from `end`
+// on, or to the unit that is computed next.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
                                               UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
@@ -185,10 +185,10 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
   });
 }
 
-// Computes k_i . k_t (delta only) and k_i . q_t for rows t in [first, first + T) of this call and
-// all rows i of the chunk up to the last t, four rows i at a time. Where fewer than four rows are
-// left, the last row is repeated. With kByRow, each product is multiplied by exp(G_t - G_i) of its
-// row of the state. An element of a row i that comes after row t may have any value.
+// Computes k_i . k_t (delta rule only) and k_i . q_t for rows t in [first, first + T) of this call
+// and all rows i of the chunk up to the last row t, four rows i at a time (if fewer than four
+// remain, the last row is repeated). With kByRow, each product is multiplied by exp(G_t - G_i) of
+// its row of the state. The results for rows i after row t may have any value.
 template <bool kDelta, bool kByRow, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;
@@ -245,7 +245,7 @@ static inline void key_products(const Recurrence& r) {
   });
 }
 
-// Does the same as decay_products if the decay is a vector: kk, kq and the sums contain it already.
+// Does the same as decay_products if the decay is a vector, which kk, kq and the sums contain.
 static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   for (int64_t i = 0; i < 2 * kStateChunk; i++) r.fade[i] = 1.0f;
   for (int64_t i = 0; i < r.a.rows * kStateChunk; i += kLanes) {
@@ -263,8 +263,8 @@ static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   }
 }
 
-// Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out is not used if
-// row i of the chunk comes after row t, so it may have any value.
+// Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out may have any
+// value if row i of the chunk comes after row t, because it is not used.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   if (r.a.shape.by_row) return row_decay_products(r);
@@ -286,8 +286,8 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
 }
 
 // Computes u and the results of rows [first, first + T) of this call, for W registers of columns
-// from column c on. Both start from products with the closed state. Then the rows of the chunk
-// before the tile are added, and at last the earlier rows of the tile.
+// from column c on. Their sums start from products with the closed state. Then the rows of the
+// chunk before this tile are added, and at last the earlier rows of this tile.
 template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
                                          int64_t first, int64_t c) {
@@ -309,8 +309,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
       out[t][w] = mul(fade, load(out_sums + at));
     }
   }
-  // If the call has a whole chunk, no later call needs its u, which then overwrites the sums that
-  // it is computed from.
+  // If the call has a whole chunk, no later call needs its u:
+  // u then overwrites the sums that it is computed from.
   float *u = (r.whole ? sums : r.u + head * kStateChunk * row) + c,
         *closing = r.closing + before * row + c;
   for (int64_t i = 0; i < before; i++, u += row) {
@@ -350,8 +350,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
   }
 }
 
-// Computes a tile of the state after a full chunk (see close_state): rows [d, d + R), and W
-// registers of columns from column c on.
+// Computes a tile of the state after a full chunk (see close_state):
+// rows [d, d + R), and W registers of columns from column c on.
 template <int R, int W, bool kTail>
 static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
   const int64_t width = r.a.shape.value_width;
@@ -366,8 +366,8 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   }
   const float *u = r.closing + c, *k = (by_row ? r.ending : r.keys) + d;
   const int64_t u_step = r.value_row, k_step = r.key_row;
-  // Each of the kStateChunk steps prefetches an equal part (kSpan floats) of the next R rows of the
-  // state.
+  // Each of the kStateChunk steps prefetches kSpan floats,
+  // an equal part of the next R rows of the state.
   constexpr int64_t kSpan = R * W * kLanes / kStateChunk;
   const float* ahead = r.a.closed + (head * r.a.shape.key_width + d + R) * width + R * c;
   for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step, ahead += kSpan) {

@@ -1,5 +1,5 @@
-// For each token: normalizes and rotates q and k, writes q to rows of queries, and stores k and v
-// in their KV slot. With MLA, one compressed row is stored as both k and v.
+// Normalizes and rotates q and k of each token, writes q to rows of queries, and stores k and v in
+// a token slot of the KV cache. With MLA, one compressed row is stored as both k and v.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/hadamard.h"
@@ -60,8 +60,8 @@ CPUSERVE_INLINE void store_elements(KvBf16, uint16_t* p, F x) { store_bf16(p, x)
 CPUSERVE_INLINE void store_elements(KvF16, uint16_t* p, F x) { store_f16(p, x); }
 CPUSERVE_INLINE void store_elements(KvF32, float* p, F x) { store(p, x); }
 
-// Stores one key in slot `at` of a block. Dims from head_dim on are stored as zeros, because
-// attention multiplies them by the zero padding of q.
+// Stores one key in token slot `at` of a KV block. Dims from head_dim on are stored as zeros,
+// because attention multiplies them by the zero padding of q.
 template <class Kv>
 static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const float* x) {
   constexpr int S = Kv::kStep;
@@ -85,8 +85,8 @@ static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const 
   }
 }
 
-// Stores the key k and the value v of one head and token in slot `at` of a block. v is nullptr
-// where the keys are the values (MLA).
+// Stores the key k and the value v of one head and token in token slot `at` of a KV block.
+// v is nullptr where the keys are also the values (MLA).
 template <class Kv>
 static inline void store_key_and_value(const KvLayer& kv, uint8_t* block, int at, const float* k,
                                        const float* v) {
@@ -121,14 +121,14 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
   }
 }
 
-// Does the operation that table/attention.h describes at RopeStoreArgs. q and k are normalized and
-// rotated in place, in qkv.
+// Does the operation that table/attention.h describes at RopeStoreArgs.
+// q and k are normalized and rotated in place, in qkv.
 static inline void rope_store(const RopeStoreArgs& a) noexcept {
   with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
 }
 
-// Writes the a.rotary columns at x, rotated, to `to`: the first columns of all pairs, and then the
-// second columns.
+// Rotates the a.rotary columns at x and writes them to `to`:
+// the first column of each pair, and then the second column of each pair.
 static inline void turn_latent(const LatentStoreArgs& a, const float* x, float* to,
                                int32_t position) {
   const int half = a.rotary / 2;

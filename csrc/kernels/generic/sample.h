@@ -1,5 +1,5 @@
-// Samples an id from one row of logits, or scores a given id. table/sampling.h lists the steps. The
-// mass of an id is its probability without normalization, exp((logit - largest) / temperature).
+// Samples an id from one row of logits, or scores a given id. table/sampling.h lists the steps.
+// The mass of an id is its unnormalized probability, exp((logit - largest) / temperature).
 #pragma once
 #include <float.h>
 
@@ -14,9 +14,9 @@ struct SharedCut {
   Cut cut;
 };
 
-// The parts of the caller's scratch: a copy of the logits (for changes, if the unmodified logits
-// are still needed), the masses, the sum and the maximum of each block, ids for select.h, and the
-// shared cut. In rows with a shared cut, the tallies of the blocks take the memory of the copy.
+// The parts of the scratch memory: a copy of the logits (to change, if the unmodified logits are
+// still needed), the masses, the sum and the maximum of each block of ids, ids for select.h, and
+// the shared cut. In rows with a shared cut, the tallies of blocks replace the copy of the logits.
 struct SampleScratch {
   float* logits;
   float* mass;
@@ -44,9 +44,9 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. max(x, m) ignores a
-// NaN in x, so `bad` sums 0 * clamp(x): clamp keeps NaN (math.h), and 0 times a finite number adds
-// nothing.
+// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. Because max(x, m)
+// ignores a NaN in x, `bad` sums 0 * clamp(x): clamp keeps NaN (math.h), and a finite number
+// adds 0.
 static inline bool scan_blocks(const Row& r, int first, int last, float* block_max) {
   F bad = zero();
   for (int b = first; b < last; b++) {
@@ -82,8 +82,8 @@ static inline bool find_largest(const Row& r, const float* block_max, float* lar
   return numbers && top >= -FLT_MAX && top <= FLT_MAX;
 }
 
-// Computes the block maxima and the largest logit. Returns false if a logit is NaN or the largest
-// is not finite.
+// Computes the block maxima and the largest logit.
+// Returns false if a logit is NaN or the largest logit is not finite.
 static inline bool scan_row(const Row& r, float* block_max, float* largest) {
   const bool numbers = scan_blocks(r, 0, r.blocks, block_max);
   return find_largest(r, block_max, largest) && numbers;
@@ -186,8 +186,8 @@ static inline void adjust_logits(const SampleParams& p, const int32_t* mask, flo
   }
 }
 
-// Drops ids with a mass below min_p (the mass of the most probable id is 1). Returns the total mass
-// of the other ids.
+// Drops ids with a mass below min_p (the mass of the most probable id is 1).
+// Returns the total mass of the other ids.
 static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
                                      double* block_mass) {
   double total = 0;
@@ -224,8 +224,8 @@ static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block
   return sum_blocks(r, block_mass);
 }
 
-// Returns the first id where the running sum of masses, in id order, exceeds `at`. Blocks with
-// block_mass 0 are not read.
+// Returns the first id where the running sum of masses, in the order of ids, exceeds `at`.
+// Blocks with a block_mass of 0 are not read.
 static inline int32_t draw(const Row& r, const float* mass, const double* block_mass, double at) {
   double sum = 0;
   int32_t last = -1;
@@ -242,7 +242,7 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
       running += static_cast<double>(mass[i]);
       if (running > at) return i;
     }
-    sum += block_mass[b];  // in another order, the sum may be slightly smaller
+    sum += block_mass[b];  // `running`, added in another order, may stay slightly below `at`
   }
   return last;
 }
@@ -253,8 +253,8 @@ static inline int32_t draw_at(const SampleParams& p, const SampleScratch& s, con
   return draw(r, s.mass, s.block_mass, u * total);
 }
 
-// Steps 4 to 6 in table/sampling.h at a temperature above zero. `logits` is the same memory as
-// r.logits, but writable. If `weighed` is set, the scratch already has the masses at this
+// Does steps 4 to 6 of table/sampling.h at a temperature above zero. `logits` is the same memory as
+// r.logits, but writable. If `weighed` is true, the scratch memory already has the masses at this
 // temperature.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
                                  float* logits, float largest, int32_t position, bool weighed) {
@@ -333,9 +333,9 @@ static inline void answer_invalid(SampleArgs& a) {
   }
 }
 
-// Returns the greedy or sampled token, or -1 if bans and the mask leave none. `largest` is the
-// maximum of raw.logits. Bias, bans, mask and penalties change a.logits, or a copy of them if
-// logprobs are reported.
+// Returns the greedy or sampled token, or -1 if bans and the mask exclude every id. `largest` is
+// the maximum of raw.logits. Bias, bans, mask and penalties change a.logits, or a copy of the
+// logits if logprobs are reported.
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;
@@ -389,7 +389,7 @@ static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end)
   weigh_blocks(r, first, last, largest, inverse, s.mass, s.block_mass);
 }
 
-// Starts the search for the cut of top_p in a row that can share it, after sample_weigh.
+// Starts the shared search for the cut of top_p (if shares_cut() holds), after sample_weigh.
 static inline void sample_guess(const SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   Row r = row_to_sample(a, s);
@@ -402,7 +402,7 @@ static inline void sample_guess(const SampleArgs& a) noexcept {
   s.shared->search = start_search(r, largest, -FLT_MAX, a.params->temperature, total, target);
 }
 
-// Tallies the thresholds of the search in ids [begin, end).
+// Counts the ids in [begin, end) at or above each threshold of the search, and sums their masses.
 static inline void sample_tally(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;
@@ -435,8 +435,8 @@ static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) 
               s.block_mass);
 }
 
-// Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution: one of them is NaN,
-// the largest is infinite, or bans and the mask leave no id.
+// Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution: a logit is NaN,
+// the largest logit is infinite, or bans and the mask exclude every id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const Row r = row_to_sample(a, s);

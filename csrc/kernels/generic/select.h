@@ -1,13 +1,13 @@
-// Finds the ids of a row of logits that a sampling filter (top_k, top_p) keeps, without sorting the
-// row.
+// Finds the ids that a sampling filter (top_k, top_p) keeps in a row of logits,
+// without sorting the row.
 //
-// Ids are in the order of descending logits, and equal logits in the order of ascending ids. Each
-// filter keeps the first ids of this order, so its result is one Cut. The search narrows a band of
-// logits that contains the last kept id. For each of four thresholds, a pass over the row sums up
-// the weights of the ids at or above the threshold. It skips blocks with a maximum below all four
-// thresholds. When the ids of the band fit a small list, a quickselect finds the cut. Loops in
-// plain C are written so that the compiler can vectorize them (fixed inner trip counts, no early
-// exits).
+// Ids are ordered by descending logits, and ids with equal logits by ascending id. A filter keeps
+// the first ids of this order, so its result is one Cut. The search narrows a band (a range of
+// logits) that contains the last kept id: for each of four thresholds, a pass over the row sums the
+// weights of the ids at or above the threshold, and skips blocks with a maximum below all four
+// thresholds. When the list of kBandIds has room for the ids of the band, a quickselect finds the
+// cut. Loops in plain C have fixed inner trip counts and no early exits, so that the compiler can
+// vectorize them.
 #pragma once
 #include <float.h>
 
@@ -67,9 +67,9 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
   ids[b] = x;
 }
 
-// Partitions ids [lo, hi) as quicksort does, around the median of the first, middle and last id:
-// the ids that are better (`before`) come first, then the median, then the others. Returns the
-// index of the median.
+// Partitions ids [lo, hi) around the median of the first, middle and last id, as quicksort does:
+// first the ids with a higher logit than the median (`before`), then the median, then the other
+// ids. Returns the index of the median.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -87,10 +87,10 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// Finds the fewest best ids with a total mass of at least `target` (> 0): for top-p the mass is a
-// probability, and for top-k (`mass` is null) each id has the mass 1. They become the first ids,
-// and the worst of them is the last one among them. Returns the index of this id, or the index of
-// the last of all ids if their mass is below `target`.
+// Finds the fewest best ids with a total mass of at least `target` (> 0). For top-p the mass is a
+// probability; for top-k (`mass` is null) each id has the mass 1. Moves these ids to the beginning
+// of `ids`, with the worst of them last, and returns the index of this worst id. If the mass of all
+// ids is below `target`, returns the index of the last id.
 static inline int quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                             double target) {
   int lo = 0, hi = n;
@@ -110,8 +110,8 @@ static inline int quick_cut(const float* logits, const float* mass, int32_t* ids
   return lo;
 }
 
-// For each of kThresholds descending thresholds: the total weight and the number of the ids with at
-// least this logit. BlockTally counts one block. Tally counts a row, and adds the blocks in order.
+// For each of kThresholds descending thresholds, the total weight and the number of ids with logits
+// at or above it. A BlockTally counts one block; a Tally counts a row and adds its blocks in order.
 struct BlockTally {
   float weight[kThresholds];
   int32_t count[kThresholds];
@@ -121,8 +121,8 @@ struct Tally {
   int64_t count[kThresholds];
 };
 
-// Vectors of kLanes lanes, as vector types of the compiler: their comparisons return masks at any
-// ISA level.
+// Vectors of kLanes lanes, as vector types of the compiler,
+// because comparisons of these types return masks at any ISA level.
 typedef float TallyFloats __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t TallyInts __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
@@ -198,9 +198,9 @@ struct Band {
 };
 
 // Chooses thresholds strictly inside the band, at equal distances of the logit. This may narrow the
-// band slowly if logits differ much in magnitude. So after five rounds, every other round chooses
-// them at equal distances of key_of(logit). Keys number the floats, so such a round divides the
-// floats of the band into equal parts.
+// band slowly if logits differ much in magnitude. After five rounds, every other round therefore
+// chooses thresholds at equal distances of key_of(logit). Keys number the floats, so such a round
+// divides the floats of the band into equal parts.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
@@ -215,8 +215,8 @@ static inline void spread_thresholds(const Band& b, int round, float* t) {
   }
 }
 
-// Narrows the band by the tally of the thresholds t: it then lies between two of these thresholds,
-// or between a threshold and an end of the band.
+// Narrows the band with the tally of the thresholds t. The new band is between two of these
+// thresholds, or between a threshold and an end of the old band.
 static inline void narrow_band(const Tally& tally, const float* t, double target, Band& band) {
   int a = 0;
   while (a < kThresholds && tally.weight[a] < target) a++;
@@ -231,8 +231,8 @@ static inline void narrow_band(const Tally& tally, const float* t, double target
   }
 }
 
-// Writes the ids of the band to r.ids in ascending order, and returns their number; it returns
-// kBandIds + 1 if they may not fit.
+// Writes the ids of the band to r.ids in ascending order, and returns their number.
+// Returns kBandIds + 1 if r.ids may be too small for them.
 static inline int gather_band(const Row& r, const Band& band) {
   const F lo = set1(band.lo), hi = set1(band.hi);
   int found = 0;
@@ -284,9 +284,9 @@ static inline Cut cut_band(const Row& r, Band band, double target) {
 
 CPUSERVE_INLINE float above(float x) { return float_of_key(key_of(x) + 1); }
 
-// Returns the cut after the first `k` (>= 1) ids, or a cut that keeps all ids that are not -inf if
-// there are fewer. At least k blocks contain an id at or above the k-th largest block maximum, so
-// the band starts at this maximum, and most searches need no narrower band.
+// Returns the cut after the first `k` (>= 1) ids. If fewer than k logits are above -inf, the cut
+// keeps all of these. The band starts at the k-th largest block maximum, because at least k blocks
+// contain an id at or above this maximum; most searches need no narrower band.
 static inline Cut cut_count(Row r, float largest, int k) {
   r.mass = nullptr;
   Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
@@ -310,7 +310,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     }
     narrow_band(tally_row(r, t), t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = 1;  // the ids of the band fit the list, so cut_band can gather them at once
+    band.count_lo = 1;  // r.ids has room for the whole band, so cut_band gathers it immediately
   }
   return cut_band(r, band, k);
 }
@@ -331,12 +331,12 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
   return found;
 }
 
-// Finds the cut of a sample of the row, and chooses four thresholds near it: the logits that are
-// 0.4 and 1.5 % of the sample before and after the cut. Because this is only a sample, the rank of
-// its cut in the whole row deviates from the rank of the row's cut by about 1 % of the row (one
-// standard deviation). So the row's cut is probably between two thresholds, and the ids between
-// these two nearly always fit the list of kBandIds. Returns false if the sample is too small, or
-// if few ids have most of the mass, because a sample may miss them.
+// Finds the cut in a sample of the row, and chooses four thresholds near it: the logits at ranks
+// that are 0.4 % and 1.5 % of the sample before and after the cut. The cut of the sample misses the
+// cut of the row by about 1 % of the ids of the row (one standard deviation). The cut of the row is
+// therefore probably between two thresholds, and r.ids nearly always has room for the ids between
+// them. Returns false if the sample is too small, or if few ids have most of the mass, because a
+// sample may miss these ids.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
   if (n < kSampleIds / 2 || n * 16 > r.n) return false;
@@ -367,9 +367,9 @@ struct MassSearch {
 };
 
 // Starts the search for the cut of top-p: the fewest best ids with a mass of at least `target`, in
-// a row with the mass `total`. The mass of an id is exp((logit - largest) / temperature), which is
-// 0 if the logit is more than 104 temperatures below the largest. Logits below `least` are not
-// read.
+// a row with the mass `total`. The mass of an id is exp((logit - largest) / temperature), which
+// rounds to 0 for logits more than 104 temperatures below the largest logit.
+// Logits below `least` are not read.
 static inline MassSearch start_search(const Row& r, float largest, float least, float temperature,
                                       double total, double target) {
   MassSearch s;
@@ -386,7 +386,7 @@ static inline MassSearch start_search(const Row& r, float largest, float least, 
   return s;
 }
 
-// Returns the cut. `tally` is the tally of the thresholds of the search.
+// Ends the search and returns the cut. `tally` counts the row at the thresholds of the search.
 static inline Cut end_search(const Row& r, MassSearch s, const Tally& tally) {
   narrow_band(tally, s.thresholds, s.target, s.band);
   return cut_band(r, s.band, s.target);

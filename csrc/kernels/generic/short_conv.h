@@ -4,7 +4,7 @@
 
 namespace cpuserve {
 
-// The causal convolution of each channel before a recurrent layer, then silu if `silu`:
+// The causal convolution of each channel before a recurrent layer, followed by silu if `silu`:
 //   out[t][c] = bias[c] + sum_j weight[j][c] x[t - taps + 1 + j][c]
 // The terms are added to bias[c] one after another, with j ascending.
 // A task may compute only some of the channels. Then all pointers point to its first channel, and
@@ -32,8 +32,8 @@ struct ShortConvArgs {
 
 namespace CPUSERVE_NS {
 
-// Computes columns [c, c + n) of an output row, where n <= kLanes. tap[j] is the input row that
-// weight j multiplies.
+// Computes columns [c, c + n) of an output row, where n <= kLanes.
+// tap[j] is the input row that row j of the weights multiplies.
 template <bool kTail>
 CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* const* tap,
                                        int64_t weight_stride, int64_t c, int n, float* out) {
@@ -44,8 +44,8 @@ CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* cons
   kTail ? store_n(out + c, sum, n) : store(out + c, sum);
 }
 
-// Computes all rows for some columns at a time, so that the weights stay in L1: 8 taps of 512
-// columns are 16 KB.
+// Computes all rows for kColumns columns at a time, so that the weights stay in L1:
+// 8 taps of 512 columns are 16 KB.
 static inline void short_conv(const ShortConvArgs& a) noexcept {
   constexpr int64_t kColumns = 512;
   const int64_t before_stride = a.before_stride ? a.before_stride : a.channels;

@@ -15,12 +15,12 @@ constexpr int kChunk = 256;  // keys of one chunk; chunk c has positions 256 c t
 // head_dim rounded up to 16.
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
-//   int8, e4m3, e5m2   like f16, but the elements are bytes; then fp32 scale[kBlock], one for each
-//                      token (e4m3 codes are read as 1/256 of their value, so scales are 256 times
-//                      larger)
+//   int8, e4m3, e5m2   like f16, but with elements of 1 byte, followed by fp32 scale[kBlock] with a
+//                      scale for each token (e4m3 codes are read as 1/256 of their value, so
+//                      their scales are 256 times larger)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
-// Whether rope_store mixes the dimensions of q and k, so that int8 codes lose less precision: it
+// Whether rope_store mixes the dimensions of q and k, so that int8 codes lose less precision. It
 // multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q by H / n, where n
 // is the largest power of two that divides head_dim. Scores do not change.
 inline bool kv_mixed(KvType t) { return t == KvType::int8; }
@@ -32,9 +32,9 @@ inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
 
-// The number of blocks of a slab. A slab is stored head by head, with K of all blocks before V of
-// all blocks. If the blocks of a sequence are consecutive, attention reads contiguous data for a
-// head.
+// The number of KV blocks of a slab. A slab is stored head by head: for each head, K of all blocks
+// and then V of all blocks. If the blocks of a sequence are consecutive, attention reads
+// contiguous memory for a head.
 constexpr int kSlabBlocks = 8;
 
 // Where the keys and values of one layer are.
@@ -60,8 +60,8 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
 // [max_position][rotary/2], which already contain any scaling (Llama 3, YaRN, linear).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
-  Rows q;  // [T, q_heads * hd_pad]: rotated (and mixed) q, padded with zeros; f32, or bf16 if kv is
-           // bf16 or has a scale (kv_scaled)
+  Rows q;    // [T, q_heads * hd_pad]: rotated (and mixed) q, padded with zeros;
+             // f32, or bf16 if the KV cache is bf16 or has scales (kv_scaled)
   KvLayer kv;
   int32_t q_heads;
   int32_t rotary;    // dimensions to rotate; 0 = none
@@ -73,14 +73,14 @@ struct RopeStoreArgs {
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T] the KV slot of each token: block * kBlock + offset in the block
   int64_t m0, m1;            // tokens [m0, m1) are processed
-  // [kv_heads]: the location of each KV head, if a layer is divided among ranks. If null, all heads
-  // are in `kv`.
+  // [kv_heads] the location of each KV head, if a layer is divided among ranks;
+  // nullptr: all heads are in `kv`.
   const KvLayer* pieces = nullptr;
 };
 
 // Stores the compressed rows of latent attention (MLA). The row of a token is both key and value of
-// the only KV head of the layer. It consists of the first `rank` columns of kv, normalized (RMS
-// norm), and the other `rotary` columns of kv, rotated. The query of a head consists of `rank`
+// the only KV head of the layer. The row consists of the first `rank` columns of kv, normalized
+// (RMS norm), and the other `rotary` columns of kv, rotated. The query of a head consists of `rank`
 // columns of `latent` and the last `rotary` columns of the head in q, rotated. Unlike rope_store,
 // this kernel does not mix rows before it rounds them to int8 (see kv_mixed).
 struct LatentStoreArgs {
@@ -123,23 +123,23 @@ struct AttentionArgs {
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
   // The result. If `partial` is null, the unit merges its chunks and writes rows of `out`, in the
   // input format of the output projection. Otherwise it writes one partial result for each row and
-  // chunk: the floats { m, l, 14 unused, o[hd_pad] }, where m, l and o are as in
-  // generic/attention.h. Row row0 + r and chunk c have result r * stride + c - chunk0 (stride: see
-  // partial_stride), and attention_merge computes `out` from the results.
+  // chunk: the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
+  // The partial result of row row0 + r and chunk c has the index r * partial_stride + c - chunk0.
+  // The kernel attention_merge computes `out` from the partial results.
   Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // the partial result of the first row and chunk0
   void* scratch;   // kAttentionScratch bytes
-  // The number of partial results from one row of `partial` to the next, if several units share the
-  // chunks of one sequence; 0: chunk1 - chunk0.
+  // The number of partial results from one row to the next in `partial`, if several units share
+  // the chunks of one sequence; 0 means chunk1 - chunk0.
   int64_t partial_stride;
   int32_t heads = 1;  // computes KV heads [kv_head, kv_head + heads); 1 if `partial` is set
-  // The bytes of scratch to use for rows, so that they stay in L2 (WorkSizes::attention_bytes).
+  // Bytes of scratch to use for rows, so that these stay in L2 (WorkSizes::attention_bytes).
   int32_t scratch_bytes = kAttentionScratch / 2;
-  // Only for MLA, where the keys are also the values: memory for a chunk of values in the layout of
-  // V (kv_chunk_bytes() bytes, aligned to 64 bytes).
+  // Only for MLA, where the keys are also the values: memory for the values of a chunk in the
+  // layout of V (kv_chunk_bytes() bytes, aligned to 64 bytes).
   void* values = nullptr;
-  // If 0, attention is causal: a row sees the keys up to its own position. Otherwise (encoders)
-  // this is the number of keys of the sequence, and a row sees keys after its own position as well.
+  // If 0, attention is causal: a row sees the keys up to its own position. Otherwise (in encoders)
+  // the number of keys of the sequence; a row then sees keys after its own position as well.
   int32_t keys = 0;
 };
 constexpr int kMaxHeadDim = 576;  // the largest hd_pad

@@ -22,9 +22,9 @@ enum class Activation : int32_t {
   clamped_swiglu
 };
 
-// The steps after the sums of a tile. In this order, a linear adds the bias, applies the
-// activation, with glu multiplies the activated gate by up, then stores the result in out.format,
-// or adds it to an f32 `out`.
+// The steps after the products of a tile, in this order: a linear adds the bias, applies the
+// activation, multiplies the activated gate by up (only with glu), and then stores the result in
+// out.format or adds it to an f32 `out`.
 struct Epilogue {
   const float* bias;  // [panels * 16] in packed column order, or nullptr
   Activation act;
@@ -40,43 +40,43 @@ struct LinearArgs {
   const void* x;    // rows of activations, in LinearKernel::act format
   size_t x_stride;  // bytes from row to row
   int64_t m;        // number of rows
-  // The call computes panels [panel0, panel1). These must be whole pairs with glu (gate and up) or
-  // if the output is quantized (32 results share a scale), and whole strips of 4 panels with both.
+  // The call computes panels [panel0, panel1): whole pairs of panels with glu (gate and up) or with
+  // quantized output (32 results share a scale), and whole strips of 4 panels if both apply.
   int64_t panel0, panel1;
   Epilogue ep;        // ep.out.data is row 0; columns are counted from panel 0 of the matrix
   void* scratch;      // kLinearScratch bytes, 64-byte aligned, used by this thread only
-  int32_t terms = 1;  // int8 rows of each row of activations (two_terms): 1 or 2
+  int32_t terms = 1;  // number of int8 rows for one row of activations: 1, or 2 (two_terms)
   WorkSizes sizes = {};
 };
 constexpr size_t kLinearScratch = 640 << 10;
 
-// Whether the activations of `rows` rows stay in L2 while weights are multiplied by them. They may
-// take four times the bytes of a K block of a strip: 1 MB by default, half of an L2 of 2 MB.
+// Returns whether activations of `rows` rows stay in L2 while weights are multiplied by them:
+// whether they take at most 4 K blocks of a strip (1 MB by default, half of an L2 of 2 MB).
 constexpr bool rows_stay_in_l2(int64_t rows, size_t x_stride, const WorkSizes& sizes) {
   return static_cast<size_t>(rows) * x_stride <= 4 * static_cast<size_t>(sizes.strip_bytes);
 }
 
 struct LinearKernel {
   ActFormat act;
-  // panel_bytes, pack and row are null in an ISA unit that uses the packed panels of the level
-  // below.
+  // panel_bytes, pack and row are null in an ISA unit
+  // that uses the packed panels of the level below.
   size_t (*panel_bytes)(int64_t k) noexcept;
   void (*pack)(const PackArgs&) noexcept;
   void (*product)(const LinearArgs&) noexcept;
   // Writes row n of W to out[0 .. k) as fp32 (to look up embeddings in a tied matrix).
   void (*row)(const PackedWeight&, int64_t n, float* out) noexcept;
   // The geometry of the kernel, which determines the division into tasks (runtime/linear_plan.h).
-  // tile_rows and tile_columns: the register tile for many rows.
+  // tile_rows and tile_columns are the size of the register tile for many rows.
   int tile_rows = 1, tile_columns = kPanel;
   int tile_panels = 1;  // panels that one tile computes, or that share prepared rows
-  int pass_rows = 1;    // up to this many rows (int8 or float) take one pass over the weights
+  int pass_rows = 1;    // one pass over the weights multiplies up to this many rows (int8 or float)
   // Returns the number of elements of K in one K block, for linears with many rows.
   int64_t (*block_k)(int64_t k, const WorkSizes&) noexcept = nullptr;
   int32_t column_bytes = 4;        // adjacent bytes of one column in a panel
-  int span_panels = kStripPanels;  // largest width of a task if its rows do not stay in L2
+  int span_panels = kStripPanels;  // widest task, in panels, if its rows do not stay in L2
   bool sizes_cut_passes = false;   // whether WorkSizes::float_pass_rows limits pass_rows
   // Linears with up to few_rows int8 rows use few_product, the function of the level below, which
-  // computes the same bits. So a level with matrix tiles need not compile the vector loops again.
+  // computes the same bits. A level with AMX tiles then needs no vector loops of its own.
   int few_rows = 0;
   void (*few_product)(const LinearArgs&) noexcept = nullptr;
 

@@ -7,22 +7,22 @@
 
 namespace cpuserve {
 
-// Recurrent layers, all in fp32. Each head has a state S [key_width, value_width], where (x) is the
-// outer product:
+// Recurrent layers, all in fp32. Each head has a state S [key_width, value_width].
+// In the formulas, t is a token, k, q and v are its rows, and (x) is the outer product:
 //   S_t = exp(g_t) S_{t-1} + k_t (x) u_t     out_t = S_t^T q_t
 //   u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)   gated delta rule
 //   u_t = beta_t v_t                              Mamba2: k = B, q = C, v = x, beta = dt, g = dt A
-// In Kimi's delta attention each row of the state has a g of its own: g_t is a vector [key_width],
-// and exp(g_t) multiplies the rows of S_{t-1}.
-// The state is computed only after each kStateChunk tokens of the sequence; this state is called
-// closed. The tokens since then form a chunk. Each of them has an open row: k, u and G_t, the sum
-// of g since the chunk began. A token reads the closed state S once and adds the open rows in
-// ascending order:
+// In the delta attention of Kimi models, each row of the state has its own g: g_t is a vector
+// [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
+// The state is computed only after each kStateChunk tokens of the sequence, and is then called the
+// closed state. Tokens after it form a chunk. Each token of the chunk has an open row: k, u and
+// G_t, the sum of g since the chunk began. A token reads the closed state S once and adds the open
+// rows in ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i
 // u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t, and
-// exp(G_t - G_i) the elements of k_i. So the bits of a row do not depend on the division of tokens
-// into calls, and the last tokens can be forgotten by dropping their rows.
-constexpr int64_t kStateChunk = 16;  // tokens of a closed chunk
+// exp(G_t - G_i) multiplies the elements of k_i. The bits of a row therefore do not depend on how
+// tokens are divided into calls, and dropping the open rows of the last tokens undoes these tokens.
+constexpr int64_t kStateChunk = 16;  // tokens of a full chunk, after which the state is closed
 
 struct RecurrentShape {
   int32_t key_width, value_width;
@@ -40,9 +40,9 @@ struct RecurrentArgs {
   float* open;             // recurrent_open_floats() floats; rows after num_open may hold anything
   int64_t num_open;        // open rows before this call, 0 to 15
   int64_t rows;            // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
-  const float *k, *q, *v;  // row t of k: k + t * k_stride; v rows [heads][value_width]
+  const float *k, *q, *v;  // row t of k is at k + t * k_stride; a row of v is [heads][value_width]
   int64_t k_stride, q_stride, v_stride;
-  const float *g, *beta;  // of token t, head h: at index t * stride + h; g is <= 0, finite
+  const float *g, *beta;  // token t and head h have the index t * stride + h; g is finite and <= 0
   int64_t g_stride, beta_stride;
   // by_row: g of row d is -rate softplus(g[t * g_stride + d] + bias[d]).
   const float* bias = nullptr;
@@ -50,13 +50,13 @@ struct RecurrentArgs {
   float* out;  // row t: [heads][value_width] at out + t * out_stride
   int64_t out_stride;
   uint8_t* scratch;  // recurrent_scratch_bytes() bytes
-  // The closed state of the unit that this thread computes next (the kernel prefetches the
-  // beginning of it), or nullptr.
+  // The closed state of the unit that this thread computes next, or nullptr.
+  // The kernel prefetches the beginning of this state.
   const float* next = nullptr;
 };
 
-// Returns the number of floats of a row of k or u. Rows are padded to whole vectors of every ISA
-// level.
+// Returns the number of floats of a row of k or u.
+// Rows are padded to whole vectors of every ISA level.
 inline int64_t recurrent_row_floats(int32_t width) { return round_up(width, 16); }
 
 // Returns the number of floats of the open rows of a unit: k [16][padded key_width],
@@ -67,14 +67,14 @@ inline int64_t recurrent_open_floats(const RecurrentShape& s) {
   return kStateChunk * (row + (s.by_row ? key : int64_t{s.heads}));
 }
 
-// Returns the bytes of scratch:
+// Returns the bytes of scratch memory of a unit, which has these parts:
 // - q [16][padded key_width]
 // - u of the chunk [16][padded value_width]
 // - kRecurrentSums rows of products of a state and a vector
 // - five matrices [16][16] with a number for each pair of rows
 // - if by_row, 49 rows [padded key_width]: 16 rows each of exp(G_t) k_t, exp(G_t) q_t and
 //   exp(G_end - G_t) k_t, then exp(G_end), where G_end is G at the end of the chunk
-// - a cache line, to align all of this
+// - a cache line, so that the other parts can be aligned
 constexpr int64_t kRecurrentSums = 48;
 inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
   const int64_t key_rows = kStateChunk + (s.by_row ? 3 * kStateChunk + 1 : 0);

@@ -14,14 +14,14 @@ namespace cpuserve {
 //          then int32 sum(q) for each group. scale = amax / 127, where amax is the largest
 //          magnitude of the group, and q = x * (127 / amax) rounded to nearest even; if amax is 0,
 //          scale and q are 0. The width is padded with zeros to a multiple of 32.
-//   q8g128 the same in groups of 128; the width is padded to a multiple of 128.
-//   q8g256 the same in groups of 256. The sums of a group are int16: first 16 sums of 16 q each,
-//          then 8 sums of 32 q each.
-//   q8row  the same; one group is the whole row. Operations that write a row piece by piece (the
-//          epilogue of a linear, attention) cannot write q8g128, q8g256 and q8row; convert can.
+//   q8g128 like q8g32, in groups of 128; the width is padded to a multiple of 128.
+//   q8g256 like q8g32, in groups of 256, but the sums of a group are int16: first 16 sums of 16 q,
+//          then 8 sums of 32 q.
+//   q8row  like q8g32, but the whole row is one group. Operations that write a row piece by piece
+//          (epilogues of linears, attention) cannot write q8g128, q8g256 and q8row; convert can.
 //   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another, each half of the row stride.
-//          The first row (term) is the quantized value, the second is the quantized rounding error
-//          of the first: together about 15 bits. A linear multiplies both and adds the results.
+//          The first row (term) has the quantized values, the second has the quantized rounding
+//          errors of the first: together about 15 bits. A linear adds the products of both terms.
 enum class ActFormat : int32_t { f32, bf16, q8g32, q8g32x2, q8g128, q8row, q8g256, q8g256x2 };
 
 constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
@@ -51,7 +51,7 @@ inline ActFormat term_format(ActFormat f) {
 }
 
 // Returns the number of bytes from one row to the next: a multiple of 64, but never of 4096. Rows
-// at a distance of 4 KB would share a set of L1 (48 KB in 12 ways are 64 sets of 64-byte lines).
+// 4 KB apart would share a set of L1 (48 KB in 12 ways are 64 sets of 64-byte lines).
 inline size_t row_bytes(ActFormat f, int64_t width) {
   int64_t p = padded_width(f, width), bytes = 0;
   switch (f) {

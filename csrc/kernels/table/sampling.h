@@ -17,19 +17,19 @@ struct ScaleLogitsArgs {
 
 // Sampling of one row of logits. The steps, in order (the torch executor does the same):
 //  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
-//  2. bias[i].value is added to logits[bias[i].id]. Then the logits of these ids become -inf: ids
-//     that are not in `allowed` (if num_allowed >= 0), banned ids (the stop ids, until min_tokens
-//     tokens are generated), and ids with bit 0 in the mask.
-//  3. Penalties. The logits of ids in prompt or output are divided by `repetition` if positive, and
-//     multiplied by it otherwise. Then frequency * count + presence * (count > 0) is subtracted,
-//     where count is how often the id occurs in the output.
+//  2. bias[i].value is added to logits[bias[i].id]. Then the logits of excluded ids become -inf:
+//     ids that are not in `allowed` (if num_allowed >= 0), banned ids (the stop ids, until
+//     min_tokens tokens are generated), and ids with bit 0 in the mask.
+//  3. Penalties. For ids in the prompt or the output, a positive logit is divided by `repetition`,
+//     and any other logit is multiplied by it. Then frequency * count + presence * (count > 0) is
+//     subtracted, where count is how often the id occurs in the output.
 //  4. If temperature < 1e-5, the result is the id of the largest logit (if several are equal, the
 //     lowest of their ids). Otherwise logits are divided by the temperature.
-//  5. Ids are dropped by min_p (p < min_p * p_max), then by top_k (all but the k largest), then by
-//     top_p (all but the shortest run of ids, in descending order of p, with at least top_p of the
-//     mass that top_k kept). Of equal logits, the lower id is kept first.
-//  6. u = uniform(seed, position) * kept mass. The result is the first kept id, in order of ids, at
-//     which the running sum exceeds u. Sums are in double and in order of ids.
+//  5. Filters drop ids: min_p drops ids with p < min_p * p_max, then top_k keeps the k most
+//     probable ids, then top_p keeps the shortest run of ids, in descending order of p, with at
+//     least top_p of the mass that top_k kept. Of equal logits, the lower id is kept first.
+//  6. u = uniform(seed, position) * the mass of the kept ids. The result is the first kept id, in
+//     the order of ids, where the running sum of masses exceeds u. Sums are in double.
 struct TokenBias {
   int32_t id;
   float value;
@@ -53,20 +53,20 @@ struct SampleParams {
   const TokenCount* counts;
   int32_t num_counts;  // number of different ids seen so far; 0 if there are no penalties
 };
-// Returns the number of ids in a block: the ids of a row are divided into at most kMaxBlocks
-// blocks.
+// Returns the number of ids in a block:
+// the ids of a row are divided into at most kMaxBlocks blocks.
 constexpr int kMaxBlocks = 2048;
 constexpr int sample_block(int vocab) {
   return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
 }
 // The kernel `sample` does all steps for a row of logits. Threads can share its passes over all
-// ids. They first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
-// holds for the row, they may also share the cut of top_p: one thread calls sample_guess, all call
-// sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids. At
-// the end one thread calls `sample` with `prepared` set (and `cut`, if these four have run for the
-// row), so that `sample` leaves out these passes. A call for ids [begin, end), which must be whole
-// blocks, writes its results for these ids to the scratch. The sums of blocks are added in a fixed
-// order, so the result does not depend on the number of threads.
+// ids: they first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
+// is true for the row, threads may also share the cut of top_p: one thread calls sample_guess, all
+// call sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids.
+// At the end one thread calls `sample` with `prepared` set (and `cut`, if these four functions have
+// run for the row), so that `sample` leaves out these passes. A call for ids [begin, end), which
+// must be whole blocks, writes its results for these ids to the scratch memory.
+// The sums of blocks are added in a fixed order, so results do not depend on the number of threads.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
   int32_t vocab;
@@ -82,19 +82,19 @@ struct SampleArgs {
   float* top_logprobs;    // out [num_top]
   void* scratch;          // vocab * 8 + 65536 bytes, 64-byte aligned
   bool prepared = false;  // sample_scan and sample_weigh have filled the scratch
-  bool cut = false;       // and so have sample_guess, sample_tally, sample_cut and sample_drop
+  bool cut = false;       // sample_guess, sample_tally, sample_cut and sample_drop have run as well
 };
 
 inline bool is_greedy(const SampleParams& p) { return p.temperature < 1e-5f; }
 
-// Whether steps 2 and 3 change logits for these parameters, without the mask.
+// Whether steps 2 and 3 (bias to penalties) change logits, apart from the mask of step 2.
 inline bool adjusts(const SampleParams& p) {
   return p.num_bias > 0 || p.num_allowed >= 0 || p.num_banned > 0 ||
          (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
 }
 
 // Whether threads can share the cut of top_p: no other filter comes before it, no logit changes,
-// and the masses are needed for nothing else.
+// and no other step needs the masses.
 inline bool shares_cut(const SampleArgs& a) {
   if (a.target >= 0 || !a.params || a.mask || a.num_top >= 0) return false;
   const SampleParams& p = *a.params;

@@ -37,7 +37,7 @@ namespace cpuserve {
 //     Activations are quantized in groups of 32, even if the groups of weights are larger.
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
-//     w = s * (q - zero), in planes of bits as for GGUF types.
+//     w = s * (q - zero), with codes in planes of bits as in the GGUF types.
 // In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j) of q[..][16][4] holds k = 8 r + j in its
 // low nibble and k = 8 r + 4 + j in its high nibble. w8_g32, w4_g32 and w4m_g32 take as many bytes
 // as in a GGUF file: 34, 18 and 20 for 32 weights.
@@ -60,13 +60,13 @@ namespace cpuserve {
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 //
-// The list of the kinds, with one line for each. The enums, block shapes and kernels follow from
-// it.
+// The list of the weight kinds, with one line for each kind.
+// The enums, block shapes and kernels are generated from this list.
 //   X(name, family)     a kind that can be packed from several types of source rows
 //   OWN(name, source, weights, bytes, family)
-//     a kind that keeps the codes of the only source type from which it is packed. A source row
-//     consists of whole blocks of `weights` weights in `bytes` bytes. No other kind has this
-//     source.
+//     a kind that is packed from one source type only and keeps the codes of it. A source row
+//     consists of whole blocks of `weights` weights in `bytes` bytes.
+//     No other kind is packed from this source type.
 // family: the class with the kernels of the kind, which only units of ISA levels have
 // (kernels/linear/kinds.h).
 // clang-format off: so that a new line does not move the columns of the others
@@ -113,18 +113,18 @@ namespace cpuserve {
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
-// Float codes, each for the kind of the same name only (nibbles as in u4m_g128):
+// Float codes, packed only to the kind of the same name (nibbles as in u4m_g128):
 //   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may have 32, 64 or 96 codes
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
 //   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }; k is a multiple of 32
-// Integer zero points, w = scale * (q - zero), which only kinds with the same bits and groups are
-// packed from. Codes are a stream of bits, the lowest bit first, so 4-bit codes are as in u4m_g128:
+// Integer zero points, w = scale * (q - zero), packed only to kinds with the same bits and groups.
+// Codes are a stream of bits, the lowest bit first, so 4-bit codes are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 //   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
 //
-// X(name, weights of a block, bytes of a block): the source types from which several kinds may be
-// packed. In addition, a row of s8_channel or nvfp4 begins with a scale of 4 bytes, and so does
-// each block of 128 weights of e4m3_g128.
+// X(name, weights of a block, bytes of a block): source types that several kinds are packed from.
+// In addition to its blocks, a row of s8_channel or nvfp4 begins with a scale of 4 bytes,
+// and so does each block of 128 weights of e4m3_g128.
 #define CPUSERVE_SHARED_SOURCES(X) \
   X(f32, 1, 4)                     \
   X(f16, 1, 2)                     \
