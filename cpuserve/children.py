@@ -11,7 +11,7 @@ def python_command(code: str, *arguments: str) -> list[str]:
     Python searches the working directory first, so a model's file json.py there would be imported
     instead of the standard module. The command therefore sets the path before it imports anything.
     """
-    path = [entry for entry in sys.path if isinstance(entry, str)]  # imports skip other entries
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # imports skip other types
     end = len(path) + 1
     begin = f"import sys; sys.path[:] = sys.argv[1:{end}]; del sys.argv[1:{end}]\n"
     return [sys.executable, "-c", begin + code, *path, *arguments]

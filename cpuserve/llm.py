@@ -108,7 +108,7 @@ class LLM(PoolingMethods):
             self.close()
             raise
         self._context = self._context_of(self._template, NO_TEMPLATE)
-        self._chats: dict[str | None, ModelContext] = {}  # by template; None = the model's template
+        self._chats: dict[str | None, ModelContext] = {}  # by chat template; None = the model's own
         self._num_requests = 0
         self._adapters = {*config.adapters}
 

@@ -130,12 +130,12 @@ def is_record(line: str) -> bool:
 
 
 def get_logger(component: str) -> logging.Logger:
-    """Return the logger of a component ("engine", "api"); before `configure`, it only warns."""
+    """Return the logger of a component ("engine", "api"); it shows warnings before `configure`."""
     return logging.getLogger(f"cpuserve.{component}")
 
 
 def limited_as(kind: str) -> dict[str, str]:
-    """Return the `extra` of records that share one limit on their rate; see Limited."""
+    """Return the `extra` of log records that share one limit on their rate; see Limited."""
     return {"limit": kind}
 
 

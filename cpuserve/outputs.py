@@ -78,7 +78,7 @@ class BeamSearchSequence:
     """One of the best texts that `LLM.beam_search` has found.
 
     tokens, text: the prompt and its continuation.
-    logprobs: the logprob of each token after the prompt, with the alternatives.
+    logprobs: for each token after the prompt, its logprob and the alternatives.
     finish_reason: "stop" or "length".
     stop_reason: None, because a text ends only at the end of text.
     """
@@ -140,7 +140,7 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """The number of labels."""
+        """The number of labels of the classifier."""
         return len(self.probs)
 
     @property

@@ -32,7 +32,7 @@ MAY_BE_0 = ("min_replicas", "upscale_delay_s", "downscale_delay_s")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The options that Ray uses.
+    """The options of Ray Serve: CPUs, and how the number of replicas follows the load.
 
     num_cpus: logical CPUs of a replica, which has its own cores.
     num_replicas: a fixed number of replicas. None: between min_replicas and max_replicas, so that
@@ -170,7 +170,7 @@ def _ignore(report: StageProgress) -> None:
 class _Forward:
     """The ASGI application that Ray calls. It forwards all calls to the replica of this process.
 
-    It is an object, because Ray calls a function to create an application.
+    It is an object and not a function, because Ray calls functions to create an application.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

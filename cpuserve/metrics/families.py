@@ -108,7 +108,7 @@ def _one(
     labels: Mapping[str, str],
     value: float,
 ) -> Metric:
-    """Return a family with one sample."""
+    """Return a metric family with one sample."""
     family = kind(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family

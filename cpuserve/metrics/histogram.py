@@ -33,7 +33,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count `value` in the first bucket with a bound not below it."""
+        """Count `value` in the first bucket with an upper bound of at least `value`."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-MAX_PATTERN = 1024  # tokens; each generated token is compared with this number of earlier ones
+MAX_PATTERN = 1024  # tokens; each generated token is compared with this many earlier tokens
 MAX_COUNT = 1 << 16
 ROLE = "repetition_detection"
 
@@ -46,7 +46,7 @@ class RepetitionDetection(
     def finds(self, ids: Sequence[int], num_output: int) -> bool:
         """Return whether the last of `num_output` generated tokens completes a repetition.
 
-        ids: the prompt and the output.
+        ids: the token ids of the prompt and of the output.
         """
         end = len(ids)
         for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
@@ -62,10 +62,10 @@ class RepetitionDetection(
 
 
 def repetition_from(fields: Any) -> RepetitionDetection:
-    """Return the detection that a client's object asks for; RepetitionDetection is unchanged.
+    """Return the detection that a client's object describes, or `fields` if it is a detection.
 
     Raises:
-        InvalidRequest: it has an unknown member, or one with a wrong type or value.
+        InvalidRequest: the object has an unknown member, or one with a wrong type or value.
     """
     if isinstance(fields, RepetitionDetection):
         return fields

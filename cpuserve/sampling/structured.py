@@ -34,7 +34,7 @@ _ANY_OBJECT = '{"type":"object"}'
 class StructuredOutputs(
     msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A JSON schema, a regular expression, a choice, a grammar, any JSON object, or tags.
+    """The structure of a response: JSON of a schema, or a text that a choice or grammar allows.
 
     grammar: Lark or GBNF.
     structural_tag: see structural_tags.py; an object, or its JSON.
@@ -42,7 +42,7 @@ class StructuredOutputs(
       the members that the schema lists.
     calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
       as well, the response matches either.
-    role: the part of the request that it comes from, for errors: "structured_outputs" or "tools".
+    role: the part of the request that asks for it, for errors: "structured_outputs" or "tools".
     later: the structure begins after a thought, in the next request of the response; the grammar is
       compiled now, so that errors come before the thought.
 
@@ -173,10 +173,10 @@ def if_possible(grammar: str, functions: Collection[str]) -> str:
 
 
 def structured_from(fields: Any) -> StructuredOutputs:
-    """Return the structure that a client's object asks for; StructuredOutputs are unchanged.
+    """Return the structure that a client's object asks for, or `fields` if it is a structure.
 
     Raises:
-        InvalidRequest: it has an unknown member, or one with a wrong type or value.
+        InvalidRequest: the object has an unknown member, or one with a wrong type or value.
     """
     if isinstance(fields, StructuredOutputs):
         return fields

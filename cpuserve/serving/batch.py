@@ -80,7 +80,7 @@ def decision_items(
 ) -> tuple[list[BatchItem], list[BatchItem]]:
     """Return the item of the beginning that all prompts share, and the items of the questions.
 
-    The first list must have ended before the second one runs.
+    The first item must have ended before the items of the questions run.
 
     Raises:
         InvalidRequest: the call is invalid, or this model cannot serve it.
@@ -153,7 +153,7 @@ class _Sequence:
 
 
 class _Batch:
-    """The sequences that run now, by the id of the engine request of each."""
+    """The sequences that run now, by the id of their current engine request."""
 
     def __init__(self, client: InlineClient, ended: Ended) -> None:
         self.running: dict[int, _Sequence] = {}

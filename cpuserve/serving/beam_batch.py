@@ -51,4 +51,4 @@ def search_batch(
 
 
 def _ended(position: int, choice: object) -> None:
-    """Do nothing: the items keep their choices."""
+    """Do nothing, because `run_batch` stores the choices in the items."""

@@ -99,7 +99,7 @@ class _Run:
         self._search = BeamSearch(num_prompt, rules, ends, params.max_tokens or 0)
 
     async def best(self) -> list[Beam]:
-        """Search, and return a beam for each sequence."""
+        """Run the search, and return a beam for each sequence."""
         search, is_first = self._search, True
         while not search.done:
             steps = [

@@ -56,7 +56,7 @@ class Prompt:
       thought, if the model thinks.
     rendered: the messages as the chat template wrote them.
     opening: the beginning of the response, which follows `rendered` in the prompt.
-    labels: the labels of a decision's question.
+    labels: the labels of the options, if the prompt is a question of a decision.
     shared: how many tokens at the beginning are the same in all prompts of the call, in whole KV
       blocks, if they are to be computed once; else 0.
     """
@@ -88,7 +88,7 @@ class CommonFields(SamplerFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
     response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a
-      structured output in another field set response_format to StructuredOutputs.
+      structured output in another field set response_format to a StructuredOutputs object.
     truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context
       length less max_tokens.
     truncation_side: "left" (the default if text is generated) or "right".

@@ -258,7 +258,7 @@ class WholeResponse:
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0, 0))
 
     def add(self, events: list[Event]) -> None:
-        """Add the next list of events."""
+        """Add the next list of events to their choices."""
         for event in events:
             if isinstance(event, TokenUsage):
                 self.usage = event

@@ -99,8 +99,8 @@ def fan_out(
     a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
-      InvalidRequest: there are too many sequences, or their lists or prompt logprobs have too
-        many items.
+      InvalidRequest: there are too many sequences, or too many list items or prompt logprobs in
+        them.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
@@ -287,7 +287,7 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
     completion = sum(sequence.completion_tokens for sequence in sequences)
     cached: dict[int, int] = {}
     for sequence in sequences:
-        # Another sequence counts the tokens that all prompts of the call share.
+        # The prompt tokens that all prompts of the call share are counted by another sequence.
         found = max(0, sequence.cached_tokens - sequence.prompt.shared)
         known = cached.get(id(sequence.prompt), found)
         # Of the n sequences of a new prompt, the later ones find the blocks that the first one has

@@ -189,7 +189,7 @@ def _said(context: ModelContext, earlier: RecentPrompt, text: str) -> tuple[obje
 
 
 def _arguments(written: str) -> str:
-    """Return JSON arguments of a call in one spelling, in their order; other texts unchanged."""
+    """Return JSON arguments of a call in a uniform spelling, and other texts unchanged."""
     try:
         return repr(json.loads(written, object_pairs_hook=tuple))  # repr, as 1 == True in Python
     except (ValueError, RecursionError):

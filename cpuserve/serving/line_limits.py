@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class LineRules(NamedTuple):
-    """When a response ends at a line, for suggestions of code; 0 switches a rule off.
+    """Rules that end a response at a line, for suggestions of code; 0 switches a rule off.
 
     min_indent: the first later line with fewer spaces and tabs at its start, and other text after
       them, ends the response and is left out.

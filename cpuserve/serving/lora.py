@@ -70,7 +70,7 @@ async def unload_adapter(models: ModelRegistry, name: str) -> None:
             loaded = ", ".join(context.adapters) or "none"
             msg = f"The lora adapter {name!r} cannot be found. Those that are loaded: {loaded}"
             raise NotFound(msg, param="lora_name")
-        del context.adapters[name]  # so that no request finds it any more
+        del context.adapters[name]  # from now on requests do not find the adapter
         if context.default_adapter == name:
             context.default_adapter, context.default_scale = None, 1.0
         async with models.first_loaded():

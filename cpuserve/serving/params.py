@@ -150,7 +150,7 @@ def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, Any]:
 
 
 def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
-    """Raise InvalidRequest with the first id outside of the vocabulary."""
+    """Raise InvalidRequest if a token id is outside of the vocabulary; it quotes the first one."""
     for start in range(0, len(ids), _IDS_AT_ONCE):
         some = ids[start : start + _IDS_AT_ONCE]
         if min(some) < 0 or max(some) >= vocab_size:

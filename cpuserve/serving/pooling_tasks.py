@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def embedding_tasks(context: ModelContext) -> tuple[str, ...]:
-    """Return the tasks of an embedding model; () for another model."""
+    """Return the tasks of an embedding model; () for a model that makes no embeddings."""
     if context.pooling == "splade" or not context.embeds:
         return ("embed",) if context.pooling == "splade" else ()
     heads = context.token_widths
@@ -112,7 +112,7 @@ def token_weights(
 
     Special tokens of BGE-M3, and token ids without a weight, are left out.
 
-    weights: one for each token of the prompt, or with SPLADE for each token id.
+    weights: the weight of each token of the prompt; with SPLADE, of each token id.
     """
     if context.pooling == "splade":
         return {token: value for token, value in enumerate(weights) if value > 0}

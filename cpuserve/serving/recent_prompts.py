@@ -86,7 +86,7 @@ class RecentPrompt:
     ids: the tokens of the prompt and of the response, int32.
     thinks, continues: the prompt ends within a thought, or with the beginning of the response's
       text.
-    response_id: the id that the client knows.
+    response_id: the id of the response, which the client knows.
     session: the id of the client's session, "" = none.
     difference: the first difference from the most similar earlier prompt of the caller.
     repeated: if there is no difference, how many tokens the earlier prompt has, all of them
@@ -138,10 +138,10 @@ class RecentPrompt:
 
 
 class RecentPrompts:
-    """The last prompts: at most MAX_PROMPTS and MAX_BYTES, MAX_PROMPTS_OF_CALLER of one caller."""
+    """The last prompts: at most MAX_PROMPTS in MAX_BYTES, and MAX_PROMPTS_OF_CALLER of a caller."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[int, RecentPrompt] = OrderedDict()  # by id(), oldest first
+        self._prompts: OrderedDict[int, RecentPrompt] = OrderedDict()  # key: id(); oldest first
         self._num_bytes = 0
 
     def __len__(self) -> int:

@@ -92,7 +92,7 @@ class Lease:
 
 
 class ModelRegistry:
-    """Finds the model that a request asks for.
+    """Finds and loads the model that a request asks for.
 
     Models are loaded one at a time, because each must know what memory the others have taken. If
     one does not fit, the others that no request uses are unloaded, the least recently used first.
@@ -331,7 +331,7 @@ class ModelRegistry:
     # --- idle models --------------------------------------------------------------------------
 
     def watch_idle(self) -> None:
-        """Count the time without requests from now; the first model has been loaded."""
+        """Start to count the time without requests, after the first model has been loaded."""
         self._first.used = self._clock()
         self._on_release(self._first)
 
@@ -495,7 +495,7 @@ class _Slot:
         self._failure: _Failure | None = None
 
     def set_loaded(self, context: ModelContext, now: float) -> None:
-        """Use `context`, which is ready to serve requests."""
+        """Set the context of the model, which is ready to serve requests."""
         self.context = context
         self.most_body_bytes = context.limits.max_body_bytes
         self.used = now
@@ -521,7 +521,7 @@ class _Slot:
 
     @property
     def holds_room(self) -> bool:
-        """Whether the model has memory that unloading it would free."""
+        """Whether unloading the model would free memory."""
         return self.context is not None and self.can_stop
 
     def is_idle(self) -> bool:

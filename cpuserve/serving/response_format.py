@@ -54,7 +54,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
 
 
 def _json_object(schema: Any) -> StructuredOutputs:
-    """Return the output for any JSON object, or for the schema that llama.cpp clients may add."""
+    """Return the output structure of any JSON object, or of a schema that the client has added."""
     if schema is None:
         return StructuredOutputs(json_object=True)
     if not isinstance(schema, dict):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 MAX_BREAKERS = 64
-# Limits of llama.cpp for one sequence breaker (DRY): its characters, and the tokens that may follow
-# the token with its beginning.
+# Limits of llama.cpp for one sequence breaker (DRY): its characters, and the number of tokens that
+# may follow the token with the beginning of the breaker.
 MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TOKENS = 20
 # The table of prefixes has 4 bytes for each id of the vocabulary. The message that sends a sequence
@@ -49,7 +49,7 @@ def reads_vocabulary(fields: SamplerFields) -> bool:
 
 
 def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, vocab: int) -> None:
-    """Set the token ids that samplers need in all `params`, from the fields of the first.
+    """Set the token ids that samplers need in all `params`, from the fields of the first one.
 
     All of them have the same sampler fields.
 

@@ -44,7 +44,7 @@ class SequenceRun:
         self._tokens: list[int] = []  # all tokens of the response so far
         self._opening: list[int] = []  # the forced beginning, which the model did not generate
         self._held: list[Event] = []  # events kept until it is known whether the model thinks
-        self._num_held = 0  # the number of tokens of the held events
+        self._num_held = 0  # the number of tokens in the events of `_held`
         waits = sequence.after_thought is not None
         self._processor = self._begin("" if waits or tools is None else tools.opening)
         if tools is not None:

@@ -127,7 +127,7 @@ class NextTurn(Enum):
 
 
 def check_failed(output: Output) -> None:
-    """Raise the error of an output that reports one.
+    """Raise the error that an output reports, if it reports one.
 
     Raises:
       InvalidRequest: a field of the request was the cause.
@@ -353,14 +353,14 @@ class TextProcessor:
         return self._passed(text, event)
 
     def _passed(self, text: str, event: Text) -> list[Piece]:
-        """Return the pieces of the part of a text that LineLimits lets through."""
+        """Return the pieces of the text that LineLimits lets through."""
         if self._calls is not None:
             return self._calls.push(text)
         event.text += text
         return []
 
     def _has_ended(self) -> bool:
-        """Whether a stop string, a line or the last call that is allowed ended the response."""
+        """Whether a stop string, a line limit or the last allowed call has ended the response."""
         stopped = self._stops is not None and self._stops.matched is not None
         stopped = stopped or (self._lines is not None and self._lines.ended)
         return stopped or (self._calls is not None and self._calls.is_full)

@@ -55,7 +55,7 @@ class ToolSearch:
 
     @property
     def function(self) -> dict[str, Any]:
-        """The function that the model calls."""
+        """The definition of the search function that the model calls."""
         described = _BY_PATTERN if self.by_pattern else _BY_WORDS
         shown = "\n".join(filter(None, (described, self.about)))
         query = {

@@ -76,7 +76,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the messages, the variables or the template cannot be rendered.
-            ServiceUnavailable: the process cannot be started.
+            ServiceUnavailable: the process that renders templates cannot be started.
         """
         source = self.tool_source if tools else self.source
         if source is None:

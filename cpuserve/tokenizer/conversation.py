@@ -108,7 +108,7 @@ def join_texts(parts: Sequence[ContentPart], gap: str = "\n") -> Content:
         given = list(group)
         found += [gap.join(map(str, given))] if is_text else given
     if all(isinstance(part, str) for part in found):
-        return "".join(map(str, found))  # one text or none
+        return "".join(map(str, found))  # `found` has one text, or is empty
     return found
 
 

@@ -15,7 +15,7 @@ class Cut(NamedTuple):
     left: bool = False
 
     def apply(self, ids: list[int]) -> list[int]:
-        """Return the kept tokens of `ids`."""
+        """Return `ids` after the cut."""
         return ids[max(0, len(ids) - self.most) :] if self.left else ids[: self.most]
 
 

@@ -58,7 +58,7 @@ def directory_parts(path: Path) -> Parts:
 def find_tokenizer(path: Path) -> Path:
     """Return the directory or GGUF file with the tokenizer of `path`; ModelError if unsupported.
 
-    The files of a tokenizer in a directory come before a GGUF file there.
+    If a directory has files of a tokenizer and a GGUF file, the files of the tokenizer are used.
     """
     path = path.expanduser()
     return path if path.is_dir() and _has_files(path) else find_model(path)

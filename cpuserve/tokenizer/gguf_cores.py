@@ -11,7 +11,7 @@ from cpuserve.tokenizer.splits import PreTokenizer, splitter
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# The llama_token_type of llama.cpp.
+# The types of tokens in GGUF files (llama_token_type in llama.cpp).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # what SentencePiece writes for a space
 # _merges tries every cut of every piece, so this limit on characters bounds its time. The longest

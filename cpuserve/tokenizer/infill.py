@@ -42,7 +42,7 @@ class InfillTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> InfillTokens | None:
-        """Return the tokens of a model; None = it cannot fill in."""
+        """Return the fill-in-the-middle tokens of a model; None = it has no such tokens."""
         partial = None
         for names in _FAMILIES:
             ids = [tokenizer.token_id(name) if name else None for name in names]

@@ -19,7 +19,7 @@ def template_messages(
 ) -> list[ConversationMessage]:
     """Return checked copies of the messages; InvalidRequest with the path of an invalid field.
 
-    The content of each is a text or a list of content parts.
+    The content of each message is a text or a list of content parts.
 
     keeps_developer: whether the template supports the role "developer"; if not, it becomes
       "system".

@@ -77,7 +77,7 @@ def _threes(digit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The rules of a `tokenizer.ggml.pre` value.
+    """The rules for splitting texts that a value of `tokenizer.ggml.pre` selects.
 
     splits: regular expressions; each one cuts the pieces that the previous one made into its
       matches and the texts between them.
@@ -172,7 +172,7 @@ _TABLE: dict[str, PreTokenizer] = {
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)
     ),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
-    # The last expression is the original one. It cuts other numerals than digits, at most 297.
+    # The last expression is the original one, for numbers with numerals that are not digits.
     "superbpe": PreTokenizer((r"\p{N}+", _threes(r"\d"), r"(?=(?:\d{3}){1,99}(?!\d))")),
     "spark2_5": PreTokenizer((
         r"\p{N}{1,3}",

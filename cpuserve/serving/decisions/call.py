@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The most characters in all prompts of a call, each with the state. They make a quarter as many
 # tokens, which take 40 bytes each in this process, so 160 MB.
 MAX_CHARS = 1 << 24
-# A decision is the distribution of the next token, and the most likely token.
+# A decision needs one token: the most likely token, and the distribution of all tokens.
 GREEDY: dict[str, Any] = {
     "n": 1,
     "max_tokens": 1,
@@ -102,7 +102,7 @@ async def decision_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question in the words of its prompts.
+    """The text of a question in its prompts, and the labels of its options.
 
     text: the question with its labels.
     labels: one entry for each prompt of the question: tokens that follow the question, and the

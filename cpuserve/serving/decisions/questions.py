@@ -22,7 +22,7 @@ MAX_TEXTS = 256  # options of a choice that are scored as texts
 LEAST_LEVELS, MAX_LEVELS = 2, 10  # levels of a score, because its labels are digits
 # The last character of a question, which comes before the end of the user's turn.
 BEFORE = "."
-# Messages quote at most so many characters of an id or a name.
+# Error messages quote at most this number of characters of an id or a name.
 _SHOWN_CHARS = 60
 
 

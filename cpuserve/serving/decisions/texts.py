@@ -1,4 +1,4 @@
-"""Options as texts: an option that is no single token has the logprob of its text.
+"""Options as texts: the logprob of an option is the logprob of its text of several tokens.
 
 The logprob of a text is the sum of the logprobs of its tokens after the question. The texts of a
 question form a tree of tokens. Each inner node is a prompt, and the labels of this prompt are the

@@ -39,7 +39,7 @@ class ToolParser(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether most_calls are complete."""
+        """Whether `most_calls` calls are complete."""
 
     @property
     def in_thought(self) -> bool:
@@ -58,7 +58,7 @@ class ToolParser(Protocol):
     def ends_with_call(self) -> bool:
         """Whether the last call is complete, and only white space and markers have followed it.
 
-        This is known after `flush`.
+        The result is known only after `flush`.
         """
 
     @property
@@ -96,7 +96,7 @@ class ToolFormat(Protocol):
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts of tokens that the parser must see."""
+        """The texts of special tokens that the parser must get as text."""
 
     def asks_for_calls(self, instructions: str) -> bool:
         """Return whether a prompt with tools instructs the model to write this format."""
@@ -179,7 +179,7 @@ class WholeFormat(ToolFormat, Protocol):
     thought_end: ThoughtEnd
 
     def begins_texts(self, before: str) -> bool:
-        """Return whether `before`, the template's text before a response's text, is this format."""
+        """Return whether `before`, which a template writes before a text, is of this format."""
 
     def without_calls(self) -> ToolFormat:
         """Return the format of responses to requests without tools."""
@@ -224,7 +224,7 @@ def _one_rule(number: int) -> str:
 def marked_calls_rule(
     found: ToolFormat, number: int, function: str | None, close: str, *, several: bool, whole: bool
 ) -> str:
-    """Return calls_rule for a format with calls from an opening to `close`.
+    """Return calls_rule for a format where calls begin with `opening` and end with `close`.
 
     The other arguments are as for ToolFormat.grammar.
     """

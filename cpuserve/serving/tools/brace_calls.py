@@ -40,7 +40,7 @@ class Braces:
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:
-        """Not implemented: there is no grammar for this writing."""
+        """Raise NotImplementedError: this way of writing has no grammar."""
         raise NotImplementedError
 
     def parser(

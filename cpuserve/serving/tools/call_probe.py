@@ -20,7 +20,7 @@ class CallProbe:
 
     one, two: the text of a response with one call, and with two calls ("" = the template cannot
       write two).
-    ids: the ids of the calls.
+    ids: the ids of the two calls.
     """
 
     one: str

@@ -61,7 +61,7 @@ class CustomCalls:
 
     @property
     def most_calls(self) -> int | None:
-        """After this many calls the parser ignores the rest; None = never."""
+        """The number of complete calls after which the parser ignores text; None = no limit."""
         return self._parser.most_calls
 
     @most_calls.setter
@@ -70,7 +70,7 @@ class CustomCalls:
 
     @property
     def is_full(self) -> bool:
-        """Whether most_calls are complete."""
+        """Whether `most_calls` calls are complete."""
         return self._parser.is_full
 
     @property
@@ -129,7 +129,7 @@ class CustomCalls:
         return found
 
     def _end(self) -> list[Piece]:
-        """Return the rest of the text of the last call."""
+        """Return the rest of the input of the last custom call."""
         given, last = self._input, self._last
         self._input = self._last = None
         if given is None or last is None or not (text := given.flush()):

@@ -39,7 +39,7 @@ def written(value: Any, tags: TagTexts) -> str:
 
 
 def element(key: str, value: Any, tags: TagTexts) -> str:
-    """Return a value in the tag of its key."""
+    """Return a value between the tags of its key, as a template writes it."""
     inner = tags.inner.of_key(key)
     return f"{inner.open}{key}{inner.heads[0][1]}{written(value, tags)}{inner.tail}"
 
@@ -71,7 +71,7 @@ def _nodes(text: str, tags: TagTexts) -> list[TagNode] | None:
 
 
 def _json(nodes: list[TagNode], tags: TagTexts, schema: Any, root: JsonSchema) -> str:
-    """Return tags as a JSON list or object."""
+    """Return the JSON list or object that tags represent."""
     types = types_of(schema, root)
     is_list = all(node[0] == tags.item for node in nodes) and (
         "array" in types or "object" not in types
@@ -87,7 +87,7 @@ def _json(nodes: list[TagNode], tags: TagTexts, schema: Any, root: JsonSchema) -
 
 
 def _plain(text: str, schema: Any, root: JsonSchema) -> str:
-    """Return a value without tags inside; an empty text may be an empty list or object."""
+    """Return JSON for a value without tags inside; "" may be an empty list or object."""
     types = types_of(schema, root)
     if not text.strip() and "string" not in types and types & {"array", "object"}:
         return "[]" if "array" in types else "{}"

@@ -180,7 +180,7 @@ REASONING: dict[str, ThinkTags] = {
         THINK,
     ),
 }  # fmt: skip
-# Tags that no text of a model contains.
+# Tags that no response contains, for models without thoughts.
 NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
 
 

@@ -31,7 +31,7 @@ _FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
 _RECIPIENT = re.compile(r"\bto=")
-_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # beginnings of headers; START may be in the prompt
+_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # how headers begin; START may be in the prompt
 _LONGEST_HEADER = 1024
 
 
@@ -141,7 +141,7 @@ class HarmonyParser(CallParser):
         is_header = any(b.startswith(begun) or begun.startswith(b) for b in _BEGINNINGS)
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False
-        if not is_header:  # the model does not write the format: this is text
+        if not is_header:  # the model does not write the format, so this is text
             self._shows, self._thinks, self._state = True, False, self._in_body
             return True
         self._held = rest

@@ -104,7 +104,7 @@ class Writing(Protocol):
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts of tokens that the parser must see, besides the texts of the layout."""
+        """The texts of special tokens that the parser must get as text, besides the layout's."""
 
     def fixed(self, text: str) -> list[str]:
         """Return the chunks of a text of the layout, without JSON that belongs to a call."""
@@ -179,7 +179,7 @@ class LayoutFormat:
 
     @cached_property
     def markers(self) -> frozenset[str]:
-        """The texts of tokens that the parser must see."""
+        """The texts of special tokens that the parser must get as text."""
         layout = self.layout
         texts = (layout.section, layout.begin, layout.middle, layout.end, layout.between,
                  layout.close)  # fmt: skip

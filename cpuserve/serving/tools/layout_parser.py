@@ -73,7 +73,7 @@ class LayoutParser(CallParser):
             self._state = then
 
     def _in_fixed(self) -> bool:
-        """Read the next of the chunks that must follow."""
+        """Read the first of the chunks `_todo`, which must follow now."""
         self._skip_space()
         held, chunk = self._held, self._todo[0]
         if chunk == NAME:

@@ -150,7 +150,7 @@ def _tags(
 ) -> tuple[ThinkTags | None, str]:
     """Return the tags around thoughts (None = the template has none), and how they were found.
 
-    probe: None = a format of whole responses finds the thoughts, so no tags are learned.
+    probe: None = a whole format (LearnedFormat.whole) finds thoughts, so no tags are learned.
     """
     if reasoning == "none":
         return NO_THOUGHTS, "--reasoning-parser none"

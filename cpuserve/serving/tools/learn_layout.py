@@ -181,7 +181,7 @@ def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None
 
 
 def _named_json(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
-    """Find a JSON object of the arguments after the name."""
+    """Find arguments after the name, written as a JSON object."""
     found = _object_behind(text, at + len(probe.names[0]), dict(probe.arguments))
     return None if found is None else FoundArguments(*found, NAMED_JSON)
 

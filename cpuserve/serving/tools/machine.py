@@ -63,7 +63,7 @@ class CallParser(ABC):
         # True: a thought has ended, and no text or call has followed. Line breaks at the beginning
         # of the next text are then dropped.
         self._follows_thought = False
-        self._in_thought_words = False  # the thought has more than white space
+        self._in_thought_words = False  # whether the thought so far has more than white space
         self._thought_blanks: list[str] = []  # white space that is dropped if the thought ends
         self._pieces: list[Piece] = []
         self._unsaid = ""
@@ -104,7 +104,7 @@ class CallParser(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether most_calls are complete."""
+        """Whether `most_calls` calls are complete."""
         return self.most_calls is not None and self.num_closed >= self.most_calls
 
     @property
@@ -138,7 +138,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def _at_marker(self, marker: str) -> None:
-        """Go on after one of `markers`."""
+        """Set the next state after `marker`, one of `markers`."""
 
     def _at_start(self) -> bool:
         """Drop the end of a thought that the response begins with: the model has not thought."""

@@ -64,7 +64,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         super()._at_marker(marker)
 
     def _at_call(self) -> bool:
-        """Go on with a list, or with an object."""
+        """Read the beginning of a list or of an object."""
         self._skip_space()
         if not self._held:
             return False
@@ -124,7 +124,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         return super()._after_call()
 
     def _between(self) -> bool:
-        """Begin another object; without one, the comma before it is text."""
+        """Begin another object after a comma; if none follows, report the comma as text."""
         self._skip_space()
         if not self._held:
             return False

@@ -35,7 +35,7 @@ class Python:
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:
-        """Not implemented: there is no grammar for this writing."""
+        """Raise NotImplementedError: this way of writing has no grammar."""
         raise NotImplementedError
 
     def parser(

@@ -100,7 +100,7 @@ QWEN3_CODER = Qwen3Coder()
 
 
 def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
-    """Return the Lark rules of calls; named: a rule begins with the name, else after it."""
+    """Return the Lark rules of calls; named: a rule begins with the name, not after it."""
     rules = []
     for i, (name, schema) in enumerate(schemas.items()):
         begin = json.dumps(f"{name}>\n") if named else ""

@@ -127,7 +127,7 @@ def after_search(
     if left is not None and left < 1:
         return Finish(0, "length")
     messages, written = list(call.messages or ()), part.messages(results)
-    if call.continue_final_message:  # the round continued the last message
+    if call.continue_final_message:  # the round continued the last message of the call
         begun = messages.pop()
         said = [begun["content"]] if isinstance(begun["content"], str) else begun["content"]
         written[0] = {**begun, **written[0], "content": [*said, written[0]["content"]]}

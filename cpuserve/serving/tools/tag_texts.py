@@ -44,7 +44,7 @@ class TagTexts:
 
     @property
     def breaks(self) -> bool:
-        """Whether a line break on each side of a value does not belong to the value."""
+        """Whether one line break on each side of a value is not a part of the value."""
         return self.tail.startswith("\n")
 
     @cached_property

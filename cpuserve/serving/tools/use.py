@@ -43,12 +43,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
-    opening: the forced beginning of the response, "" = none.
+    opening: the forced beginning of the response; "" = nothing is forced.
     most_calls: the response ends after this number of calls, None = any number.
-    form: the grammar of the response after `opening`, None = none.
+    form: the grammar of the response after `opening`; None = there is no grammar.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
     kept: the schema that the arguments of each function must fit, None = any arguments.
-    custom: the name of each custom tool.
+    custom: the names of the custom tools.
     """
 
     format: ToolFormat
@@ -150,7 +150,7 @@ def _use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
 
 
 def _readable(found: LearnedFormat) -> ToolFormat:
-    """Return the format of calls; InvalidRequest if there is none."""
+    """Return the format of tool calls; InvalidRequest if the model has none."""
     if found.calls is not None:
         return found.calls
     msg = (
@@ -206,7 +206,7 @@ def _schemas(tools: list[Any]) -> Schemas:
 
 
 def _offered(call: GenerateCall) -> list[Mapping[str, Any]]:
-    """Return the functions that may be called."""
+    """Return the functions that the model may call."""
     functions = [tool["function"] for tool in call.callable_tools]
     return [f for f in functions if call.tool_name in (None, f["name"])]
 

@@ -98,7 +98,7 @@ class Fork:
         return not poll.poll(0)
 
     def ask(self, job: RenderJob) -> tuple[bytes, bytes]:
-        """Return the kind and the text of the reply. Raises RenderProcessLost."""
+        """Send a job; return the kind and the text of the reply. Raises RenderProcessLost."""
         self.sock.settimeout(job.wall_s + SILENT_S)
         try:
             send(self.sock, msgspec.msgpack.encode(job))
@@ -220,7 +220,7 @@ class Renderer:
         return self._do(source, data).decode("utf-8", "surrogatepass")
 
     def close(self) -> None:
-        """End the processes and their jobs; a later job starts others."""
+        """End the processes and their jobs; a later job starts new processes."""
         with self._lock:
             self.closings += 1
             self._end()
