@@ -52,12 +52,12 @@ class RequestError(CpuserveError):
     """A request that cannot be served, with the fields of errors in the API of OpenAI.
 
     param: the field of the client's request that is wrong.
-    role: the part of a request that is wrong, for code that does not know the dialect of the
-      request: a field of GenerateCall, such as "prompt", "max_tokens" or "structured_outputs".
-      `use_words` replaces the role by the field of the dialect, as `param` and at the start of a
-      message that begins with the role.
-    code: the name of the cause. It is the name in the API of OpenAI if there is one, because client
-      libraries compare it ("context_length_exceeded").
+    role: the part of a request that is wrong, for code that does not know the dialect
+      of the request: a field of GenerateCall, such as "prompt", "max_tokens"
+      or "structured_outputs". `use_words` replaces the role by the field of the dialect,
+      as `param` and at the start of a message that begins with the role.
+    code: the name of the cause. It is the name in the API of OpenAI if there is one,
+      because client libraries compare it ("context_length_exceeded").
     """
 
     status = 500

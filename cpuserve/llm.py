@@ -64,9 +64,9 @@ Advance = Callable[[int], None]
 class LLM(PoolingMethods):
     """A model in this process; generate() and chat() return when all requests have finished.
 
-    Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted if
-    they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False, ...).
-    close(), `del` or the end of the program frees memory and threads.
+    Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted
+    if they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False,
+    ...). close(), `del` or the end of the program frees memory and threads.
 
     Raises:
         StartupError: the model cannot be loaded, or an option cannot be honoured.
@@ -125,14 +125,14 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Complete each prompt; the results are in the order of the prompts.
 
-        prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
-          list of these.
-        sampling_params: the parameters of all prompts, or a list with those of each prompt; None =
-          the model's defaults (`get_default_sampling_params`).
+        prompts: a text, a list of token ids,
+          {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
+        sampling_params: the parameters of all prompts, or a list with those of each prompt;
+          None = the model's defaults (`get_default_sampling_params`).
         use_tqdm: show progress on a terminal.
         priority: the priority of each prompt; prompts with lower values are scheduled first.
-        lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter) that
-          all prompts use.
+        lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter)
+          that all prompts use.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
@@ -170,8 +170,8 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Respond to one conversation, or to each of several; see `generate`.
 
-        Thoughts and tool calls are fields of CompletionOutput besides the text. Structured outputs
-        and forced tool calls begin after the thought.
+        Thoughts and tool calls are fields of CompletionOutput besides the text.
+        Structured outputs and forced tool calls begin after the thought.
 
         messages: [{"role": ..., "content": ...}, ...].
         chat_template: a template that is used instead of the model's own.
@@ -222,8 +222,8 @@ class LLM(PoolingMethods):
         """Return the params.beam_width best texts of each prompt; prompts as in `generate`.
 
         use_tqdm: show progress on a terminal.
-        concurrency_limit: the number of prompts that are searched at a time; None = all, so that
-          each step computes the beams of all prompts.
+        concurrency_limit: the number of prompts that are searched at a time;
+          None = all, so that each step computes the beams of all prompts.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid.
@@ -261,10 +261,10 @@ class LLM(PoolingMethods):
         The state is computed once. A result does not depend on the other questions.
 
         state: a text, or JSON.
-        questions: {id: {"type", "instructions", "criteria"}}, as in POST /v1/systemone. The ids are
-          the caller's. The criteria of a "choice" are {option: description or None}, of a "score" a
-          list of levels, and of a "noul" (yes or no) nothing or {"true", "false"}. With "as_texts":
-          True the options are scored as texts of any length.
+        questions: {id: {"type", "instructions", "criteria"}}, as in POST /v1/systemone.
+          The ids are the caller's. The criteria of a "choice" are {option: description or None},
+          of a "score" a list of levels, and of a "noul" (yes or no) nothing or {"true", "false"}.
+          With "as_texts": True the options are scored as texts of any length.
         instructions: a system message. For the other arguments see `chat`.
 
         Raises:
@@ -380,8 +380,8 @@ class LLM(PoolingMethods):
     def _chat_context(self, source: str | None) -> ModelContext:
         """Return the ModelContext for a chat template (None: the model's own template).
 
-        The first call for a template learns the format of its thoughts and tool calls. If there is
-        no template, or a broken one, rendering a conversation raises the error.
+        The first call for a template learns the format of its thoughts and tool calls.
+        If there is no template, or a broken one, rendering a conversation raises the error.
         """
         from cpuserve.tokenizer.chat import ChatTemplate
         from cpuserve.tokenizer.load import template_source

@@ -71,8 +71,8 @@ class PoolingMethods:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
 
-        prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
-          checkpoint's default prompt, if it has one.
+        prompt_name: a named prompt of the checkpoint, which is put before each text;
+          None: the checkpoint's default prompt, if it has one.
         task: a task of the checkpoint, such as "retrieval.query", for models that have tasks
           (jina-embeddings v3 and v5).
 
@@ -106,8 +106,8 @@ class PoolingMethods:
     ) -> list[ClassificationRequestOutput]:
         """Return the value of each label of a classifier for each prompt; prompts: as in `embed`.
 
-        use_activation: False = the values are logits. True = they are results of the checkpoint's
-          activation, such as probabilities.
+        use_activation: False = the values are logits.
+          True = they are results of the checkpoint's activation, such as probabilities.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model is no classifier.
@@ -138,10 +138,10 @@ class PoolingMethods:
     ) -> list[PoolingRequestOutput]:
         """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
 
-        pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels of a
-          classifier, or the vectors of all tokens. BGE-M3 returns the weights of tokens for
-          "token_classify", the embedding and then these weights for "embed&token_classify", and a
-          dict with the result of each task for "embed&token_embed&token_classify".
+        pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels
+          of a classifier, or the vectors of all tokens. BGE-M3 returns the weights of tokens
+          for "token_classify", the embedding and then these weights for "embed&token_classify",
+          and a dict with the result of each task for "embed&token_embed&token_classify".
         use_activation: False = logits, or vectors that are not scaled to length 1.
 
         Raises:
@@ -190,8 +190,8 @@ class PoolingMethods:
 
         queries: one query for all documents, or a list with one query for each document.
         instruction: the purpose of the score, for models that read one (Qwen3-Reranker).
-        use_activation: False = a reranker's score before its activation, such as a logit; a cosine
-          has no activation.
+        use_activation: False = a reranker's score before its activation, such as a logit;
+          a cosine has no activation.
 
         Raises:
             InvalidRequest: a pair is invalid, or the model generates text.

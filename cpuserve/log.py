@@ -1,9 +1,9 @@
 """Logging: the logger "cpuserve" and its children write to stderr once `configure` has run.
 
-A record is one line: line breaks and other control characters in a message are escaped, so that no
-text of a client can look like a record. The lines of a traceback, which follow it, are indented.
-The log grows by at most about 20 MB a day for each place in the code that writes to it, so that a
-flood of failures cannot fill a disk.
+A record is one line: line breaks and other control characters in a message are escaped,
+so that no text of a client can look like a record. The lines of a traceback,
+which follow it, are indented. The log grows by at most about 20 MB a day for each place in the code
+that writes to it, so that a flood of failures cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
 # A longer message is cut to its first MAX_CHARS characters; a longer traceback keeps its last ones.
 MAX_CHARS = 8000
-# When a flood of records has ended, the number of records that were left out is written this many
-# seconds after the last record.
+# When a flood of records has ended, the number of records
+# that were left out is written this many seconds after the last record.
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
@@ -77,8 +77,8 @@ class _Bucket:
 class Limited(logging.StreamHandler):  # type: ignore[type-arg]
     """Leaves out records of a place in the code that writes too many, and logs their number.
 
-    Records with a `limit` attribute (see limited_as) count for the place with that name. Lines that
-    the user has requested are not limited: records at level debug, and uvicorn's access log.
+    Records with a `limit` attribute (see limited_as) count for the place with that name. Lines
+    that the user has requested are not limited: records at level debug, and uvicorn's access log.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
 """Send a signal again where Python drops the exception that its handler raised.
 
-Python prints an exception that is raised in a finalizer or a callback, and continues. A signal that
-arrives during such a call would be lost, and a server would continue after SIGTERM.
+Python prints an exception that is raised in a finalizer or a callback, and continues.
+A signal that arrives during such a call would be lost, and a server would continue after SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _AGAIN_S = 0.01
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
     """While the `with` block runs, send a signal again if Python drops its handler's exception.
 
-    number_of(exception): returns the number of the signal with this exception; None if a handler
-    has not raised it.
+    number_of(exception): returns the number of the signal with this exception;
+    None if a handler has not raised it.
     """
     before = sys.unraisablehook
 

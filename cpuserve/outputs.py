@@ -33,8 +33,8 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One of the n sequences of a request.
 
-    cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set. `logprobs` has the
-      chosen token and then the alternatives for each position.
+    cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set.
+      `logprobs` has the chosen token and then the alternatives for each position.
     stop_reason: the stop string or stop token id that ended the sequence, if one did.
     reasoning: the thoughts of a response of `LLM.chat`, which are not in `text`; None = none.
     tool_calls: the tool calls of the response, as in assistant messages of the API of OpenAI:

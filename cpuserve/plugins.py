@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages.
 
-Finding the plug-ins loads none of them. If two packages claim the same name, or a package claims
-a built-in name, these plug-ins are refused, and the server starts without them. If a plug-in does
-not load, or lacks a member, the caller gets a reason to print.
+Finding the plug-ins loads none of them. If two packages claim the same name,
+or a package claims a built-in name, these plug-ins are refused, and the server starts without them.
+If a plug-in does not load, or lacks a member, the caller gets a reason to print.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns requested options into a resolved configuration, for `serve`, `config` and `LLM`.
 
-No tensor is read here, so a wrong flag, a missing model or too little memory is reported in a
-second.
+No tensor is read here, so a wrong flag, a missing model
+or too little memory is reported in a second.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
-# The default number of LoRA adapters that can be loaded while the server runs, in addition to
-# --lora-modules, and the default of their largest rank.
+# The default number of LoRA adapters that can be loaded while the server runs,
+# in addition to --lora-modules, and the default of their largest rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
 ProgressFn = Callable[..., None]
@@ -531,8 +531,8 @@ def _activation_width(spec: ModelSpec) -> int:
 
     In a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
     attention has further values for each head: the products of its matrix with queries and output.
-    Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up. Gemma 3n
-    has several residual streams, and as many values again for their copies.
+    Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
+    Gemma 3n has several residual streams, and as many values again for their copies.
     """
     by_head = 4 if "rank" in spec.extra else 2
     attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim

@@ -1,7 +1,7 @@
 """Assigns separate cores to several engines on one machine.
 
-Schedulers such as Ray count CPUs but do not say which ones a process should use. So each engine
-locks one file per core, for as long as its process lives.
+Schedulers such as Ray count CPUs but do not say which ones a process should use.
+So each engine locks one file per core, for as long as its process lives.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def claim_cores(
 ) -> Claim:
     """Claim free whole cores that together have at least `num_cpus` logical CPUs.
 
-    The cores are in one NUMA node if a node has enough free ones. Waits up to wait_s seconds for
-    other engines to end.
+    The cores are in one NUMA node if a node has enough free ones.
+    Waits up to wait_s seconds for other engines to end.
 
     directory: contains the lock files; the same for all engines.
 
@@ -114,8 +114,8 @@ def _lock(path: Path) -> int | None:
 def _alone(directory: Path) -> Iterator[None]:
     """Hold the lock on the directory.
 
-    Without this lock, two engines that choose cores at the same time would each see cores as
-    claimed that the other one locks only while it chooses.
+    Without this lock, two engines that choose cores at the same time would each see cores
+    as claimed that the other one locks only while it chooses.
     """
     file = os.open(directory / "all", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

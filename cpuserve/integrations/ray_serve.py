@@ -1,7 +1,7 @@
 """A Ray Serve application: `serve run cpuserve.integrations.ray_serve:app model=DIR`.
 
-Each Ray replica runs an engine process on its own cores, and serves the whole HTTP API. This module
-needs the extra `ray`.
+Each Ray replica runs an engine process on its own cores, and serves the whole HTTP API.
+This module needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Scaling:
     """The options of Ray Serve: CPUs, and how the number of replicas follows the load.
 
     num_cpus: logical CPUs of a replica, which has its own cores.
-    num_replicas: a fixed number of replicas. None: between min_replicas and max_replicas, so that
-      each has target_ongoing_requests requests on average over look_back_period_s; the number grows
-      after upscale_delay_s and shrinks after downscale_delay_s.
+    num_replicas: a fixed number of replicas. None: between min_replicas and max_replicas,
+      so that each has target_ongoing_requests requests on average over look_back_period_s;
+      the number grows after upscale_delay_s and shrinks after downscale_delay_s.
     max_ongoing_requests: the maximum number of requests in a replica; further ones wait outside it.
     """
 

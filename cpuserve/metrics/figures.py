@@ -61,8 +61,8 @@ class ReplicaFigures(Protocol):
 class CpuSample:
     """Values of the CPU metrics.
 
-    busy_s, weight_bytes: seconds spent in steps, and bytes of weights read by them, since the
-      start.
+    busy_s, weight_bytes: seconds spent in steps, and bytes of weights read by them,
+      since the start.
     roofline_bytes_per_s: the measured memory bandwidth, 0 before it is measured.
     throttled_*, quota: None without a CPU quota.
     numa_binding: how memory is placed on NUMA nodes ("bind", "first_touch", "interleave", "none").

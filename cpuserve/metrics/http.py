@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 class HttpMetrics:
     """Counts the responses of the HTTP server, refusals included, in the metric of vLLM.
 
-    As in vLLM, the label `status` is the class of the response, such as "4xx". The label `code`
-    separates 429 from 400.
+    As in vLLM, the label `status` is the class of the response, such as "4xx".
+    The label `code` separates 429 from 400.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Observations of a model's sequences: times, counts and histograms.
 
-Observations are plain additions made on the event loop's thread: no locks and no objects per
-token. families.py converts them to metrics when /metrics is read.
+Observations are plain additions made on the event loop's thread: no locks and no objects per token.
+families.py converts them to metrics when /metrics is read.
 """
 
 from __future__ import annotations

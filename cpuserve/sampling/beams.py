@@ -33,8 +33,8 @@ class BeamRules(msgspec.Struct, frozen=True):
 class BeamSearchParams(msgspec.Struct, kw_only=True):
     """The parameters of `LLM.beam_search`.
 
-    beam_width: how many beams go on at each step, and how many texts are returned, at most
-      MOST_BEAMS.
+    beam_width: how many beams go on at each step, and how many texts are returned,
+      at most MOST_BEAMS.
     max_tokens: the most tokens of a text.
     length_penalty: the score of a text is its cumulative logprob divided by its length in tokens,
       prompt included, to this power.

@@ -40,21 +40,21 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     """The fields of a request for the samplers of llama.cpp; None = off, or the default.
 
     samplers: the samplers in order, or a text with a letter for each.
-    typical_p: keep the tokens with the surprise nearest to the entropy, up to this share of the
-      probability.
+    typical_p: keep the tokens with the surprise nearest to the entropy,
+      up to this share of the probability.
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.
     top_n_sigma: keep logits that are at most this number of standard deviations below the largest.
-    dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0) to
-      temperature + range. In between it follows (entropy / its maximum) ** exponent.
-    xtc_probability, xtc_threshold: with this chance, drop all tokens that reach the threshold
-      except the least likely of them.
-    repeat_last_n: penalties count only the last tokens of prompt and output; -1 = all, 0 = no
-      penalties.
-    dry_...: lower the logit of a token that would continue a repetition longer than
-      dry_allowed_length, by dry_multiplier * dry_base ** (length - dry_allowed_length). No
-      repetition contains one of dry_sequence_breakers.
-    mirostat: 1 or 2 = keep the surprise of the tokens near mirostat_tau, with steps of
-      mirostat_eta.
+    dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0)
+      to temperature + range. In between it follows (entropy / its maximum) ** exponent.
+    xtc_probability, xtc_threshold: with this chance, drop all tokens
+      that reach the threshold except the least likely of them.
+    repeat_last_n: penalties count only the last tokens of prompt and output;
+      -1 = all, 0 = no penalties.
+    dry_...: lower the logit of a token that would continue a repetition longer
+      than dry_allowed_length, by dry_multiplier * dry_base ** (length - dry_allowed_length).
+      No repetition contains one of dry_sequence_breakers.
+    mirostat: 1 or 2 = keep the surprise of the tokens near mirostat_tau,
+      with steps of mirostat_eta.
     post_sampling_probs: logprobs are computed from the probabilities after all samplers.
     """
 
@@ -83,8 +83,8 @@ class ChainParams(SamplerFields, kw_only=True):
 
     dry_breaker_ids: the token ids of dry_sequence_breakers, one sequence after another.
     dry_breaker_ends: where each of these sequences ends in dry_breaker_ids.
-    infill_prefixes: has, for each token id, the longest other token that its text begins with, or
-      -1, as int32 little-endian.
+    infill_prefixes: has, for each token id, the longest other token that its text begins with,
+      or -1, as int32 little-endian.
     mirostat_mu: the state of mirostat when a request is continued after a preemption.
     """
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-# White space between the parts of JSON: none, a space, or a line break and its indentation. A model
-# that may write any white space may write nothing else until max_tokens.
+# White space between the parts of JSON: none, a space, or a line break and its indentation.
+# A model that may write any white space may write nothing else until max_tokens.
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
-# A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function contains the
-# schema of the function. The name is for messages about errors in the schema.
+# A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function
+# contains the schema of the function. The name is for messages about errors in the schema.
 OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
-# If the function is not strict, this comment comes before PARAMETERS_OF. It means: if llguidance
-# cannot enforce the schema of the line, it enforces only the schema's type.
+# If the function is not strict, this comment comes before PARAMETERS_OF.
+# It means: if llguidance cannot enforce the schema of the line, it enforces only the schema's type.
 IF_POSSIBLE = " // if possible"
 
 # If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one
 # with this text match the rule as well. Only the process for grammars knows the special tokens.
 OTHER_TOKENS = " // and special tokens other than "
 
-# A client may send a grammar for the text that a custom tool takes. Only the process for grammars
-# reads this grammar. It is sent in one of two ways:
-# - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT has the
-#   grammar in its member INPUT_GRAMMAR: {"syntax": "lark" or "regex", "definition": ...}.
+# A client may send a grammar for the text that a custom tool takes.
+# Only the process for grammars reads this grammar. It is sent in one of two ways:
+# - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT
+#   has the grammar in its member INPUT_GRAMMAR: {"syntax": "lark" or "regex", "definition": ...}.
 # - If calls have tags in place of JSON, the Lark grammar of calls has a rule
 #   `NAME: %text {"syntax", "definition", "end"}`, which matches the text and then `end`.
 # In both cases the line of the Lark grammar ends with PARAMETERS_OF and the name of the tool.

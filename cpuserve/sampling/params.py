@@ -32,25 +32,25 @@ NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     """The sampling parameters of a request; ChainParams has the ones for samplers of llama.cpp.
 
-    csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps
-    the most likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
-    `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
-    length.
+    csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic.
+    A top_p of 0 keeps the most likely token, as in the API of OpenAI, llama.cpp and Ollama.
+    The front end handles the `stop` strings, the engine all other parameters.
+    `max_tokens` None means up to the context length.
     `logprobs`, `prompt_logprobs`: None = no logprobs, 0 = of the token, k = and of k alternatives.
     `logprob_token_ids`: the alternatives are these tokens in this order, if logprobs is not None.
-    `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids. The
-      last token of a word cannot be sampled when the output ends with the tokens before it.
-    `label_ids`: tokens that the first generated token has as alternatives, with their logprobs, in
-      place of the most likely tokens.
+    `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids.
+      The last token of a word cannot be sampled when the output ends with the tokens before it.
+    `label_ids`: tokens that the first generated token has as alternatives,
+      with their logprobs, in place of the most likely tokens.
     `cache_salt`: only requests with the same salt share cached prefixes.
     `adapter`: the name of the LoRA adapter that changes the model for this request.
     `adapter_scale`: the factor of the adapter's change of the model.
-    `structured_outputs`: the grammar that the text must match; the response ends where the grammar
-      allows nothing more.
-    `caller`: the client of a server; waiting requests and new grammars of several clients take
-      turns.
-    `vectors`: the kind of result of an embedding model or a reranker, one of VECTORS, or several of
-      them joined by "+", which follow each other in the result.
+    `structured_outputs`: the grammar that the text must match;
+      the response ends where the grammar allows nothing more.
+    `caller`: the client of a server; waiting requests
+      and new grammars of several clients take turns.
+    `vectors`: the kind of result of an embedding model or a reranker, one of VECTORS,
+      or several of them joined by "+", which follow each other in the result.
     `truncate_prompt_tokens`: `LLM` keeps this number of tokens at the end of a prompt; -1 = as many
       as fit into the context with max_tokens.
     """

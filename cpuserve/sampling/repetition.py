@@ -19,8 +19,8 @@ class RepetitionDetection(
 ):
     """Ends a response when its last tokens are a pattern that occurs min_count times in a row.
 
-    max_pattern_size, min_pattern_size: the sizes of patterns in tokens; max 0 = no detection, and
-    min 0 means 1.
+    max_pattern_size, min_pattern_size: the sizes of patterns in tokens;
+    max 0 = no detection, and min 0 means 1.
 
     Raises:
         InvalidRequest: a value is out of range.

@@ -20,10 +20,10 @@ MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, 
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
-# Kinds of grammars, for StructuredOutputs.key. JSON, OPEN_JSON: a schema; an object without
-# additionalProperties has no other members (closed), or may have any (open). CALLS: tool calls,
-# or a structural tag, alone or in free text. WITH_CALLS: either the requested structure or tool
-# calls.
+# Kinds of grammars, for StructuredOutputs.key. JSON, OPEN_JSON: a schema;
+# an object without additionalProperties has no other members (closed),
+# or may have any (open). CALLS: tool calls, or a structural tag, alone or in free text.
+# WITH_CALLS: either the requested structure or tool calls.
 JSON, OPEN_JSON = "json", "open_json"
 CALLS = "calls"
 WITH_CALLS = "with_calls"
@@ -38,13 +38,13 @@ class StructuredOutputs(
 
     grammar: Lark or GBNF.
     structural_tag: see structural_tags.py; an object, or its JSON.
-    disable_additional_properties: an object of a schema without `additionalProperties` has only
-      the members that the schema lists.
+    disable_additional_properties: an object of a schema
+      without `additionalProperties` has only the members that the schema lists.
     calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
       as well, the response matches either.
     role: the part of the request that asks for it, for errors: "structured_outputs" or "tools".
-    later: the structure begins after a thought, in the next request of the response; the grammar is
-      compiled now, so that errors come before the thought.
+    later: the structure begins after a thought, in the next request of the response;
+      the grammar is compiled now, so that errors come before the thought.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -104,8 +104,8 @@ class StructuredOutputs(
         """The kind and the text of the grammar; equal keys are the same grammar.
 
         Kinds: JSON or OPEN_JSON (text: the schema), "regex", "choice" (text: a JSON list),
-        "grammar", CALLS (text: their grammar), or WITH_CALLS (text: a JSON list of the kind and the
-        text of the requested structure, and the grammar of the calls).
+        "grammar", CALLS (text: their grammar), or WITH_CALLS (text: a JSON list of the kind
+        and the text of the requested structure, and the grammar of the calls).
         """
         kind, text = self._form
         if self.calls is None:

@@ -18,8 +18,8 @@ class Backlog:
     """Counts sequences from their arrival to their first output.
 
     The limits apply to all callers together. If other callers have filled the backlog, a caller
-    with less than its share (a limit divided by the number of callers) is admitted nevertheless, so
-    the backlog may hold up to twice its limits. The caller "" (unknown) has no share.
+    with less than its share (a limit divided by the number of callers) is admitted nevertheless,
+    so the backlog may hold up to twice its limits. The caller "" (unknown) has no share.
 
     prompt_rate() returns how many prompt tokens the engine computes per second, 0.0 while unknown.
     slots: how many sequences can run at the same time.
@@ -41,9 +41,9 @@ class Backlog:
         self._prompt_rate = prompt_rate
         self._clock = clock
         self._slots = slots
-        # The next three attributes describe the time since the backlog was last empty. `_since` is
-        # when the latest sequence started to run or, while none has (`_started` is False), when the
-        # first sequence began to wait. `_gap_s` averages the seconds between two starts.
+        # The next three attributes describe the time since the backlog was last empty. `_since`
+        # is when the latest sequence started to run or, while none has (`_started` is False),
+        # when the first sequence began to wait. `_gap_s` averages the seconds between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
@@ -109,13 +109,13 @@ class Backlog:
         """Return the estimated time to first token of a sequence that arrives now, in seconds.
 
         It is the largest of three estimates:
-        1. The waiting prompt tokens that are probably not in the prefix cache, divided by the
-           prompt rate.
-        2. The number of waiting sequences times the average time between two starts. This estimate
-           matters while long responses occupy all slots.
-        3. The time since the last start, less estimate 1, times the number of rounds that the
-           waiting sequences need to start, `slots` at a time. This estimate matters while sequences
-           that started together keep all slots, as they may end together.
+        1. The waiting prompt tokens that are probably not in the prefix cache,
+           divided by the prompt rate.
+        2. The number of waiting sequences times the average time between two starts.
+           This estimate matters while long responses occupy all slots.
+        3. The time since the last start, less estimate 1, times the number of rounds
+           that the waiting sequences need to start, `slots` at a time. This estimate matters
+           while sequences that started together keep all slots, as they may end together.
         """
         if not self.requests:
             return 0.0

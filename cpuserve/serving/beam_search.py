@@ -1,9 +1,9 @@
 """BeamSearch: which continuations of a prompt go on, and which texts are the best.
 
 A beam is a beginning of the response. At each step, the engine computes the most likely next tokens
-of all beams, each as a request for one token after the tokens of the beam. The blocks of
-these tokens are in the prefix cache, and logits do not depend on how a prompt was computed. So the
-search is exact, and other requests in the same steps change no bit of its result.
+of all beams, each as a request for one token after the tokens of the beam. The blocks
+of these tokens are in the prefix cache, and logits do not depend on how a prompt was computed.
+So the search is exact, and other requests in the same steps change no bit of its result.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def step_params(params: SamplingParams, rules: BeamRules) -> SamplingParams:
 class BeamSearch:
     """The search for the best responses to one prompt.
 
-    Like vLLM and transformers, each step takes the 2 * width most likely tokens of each beam. A
-    token that ends a text completes a response. The best `width` other continuations are the beams
-    of the next step. The search ends after max_tokens, or when no beam can become better than the
-    best `width` responses.
+    Like vLLM and transformers, each step takes the 2 * width most likely tokens of each beam.
+    A token that ends a text completes a response.
+    The best `width` other continuations are the beams of the next step. The search ends
+    after max_tokens, or when no beam can become better than the best `width` responses.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class BeamSearch:
     def _is_settled(self) -> bool:
         """Return whether no beam can become better than the responses that have ended.
 
-        Each further token lowers the sum. The divisor grows or shrinks with the length, so that the
-        best possible score is at the present length, or at the greatest one.
+        Each further token lowers the sum. The divisor grows or shrinks with the length,
+        so that the best possible score is at the present length, or at the greatest one.
         """
         if len(self._ended) < self._rules.width:
             return False

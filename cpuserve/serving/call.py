@@ -1,8 +1,8 @@
 """GenerateCall: a request to a model, independent of the dialect.
 
-A dialect's schema.py makes the call from its own fields. `prompts.py`, `chat_prompt.py` and
-`params.py` check it, so all dialects have the same error messages. None means that the client did
-not set the field.
+A dialect's schema.py makes the call from its own fields.
+`prompts.py`, `chat_prompt.py` and `params.py` check it,
+so all dialects have the same error messages. None means that the client did not set the field.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def thinking_variables(on: bool) -> dict[str, Any]:
     return {"enable_thinking": on, "thinking": on}
 
 
-# Template variables that keep the thoughts of earlier turns in the prompt; a template reads one of
-# them, or none. Templates of Qwen and LFM read preserve_thinking, templates of GLM clear_thinking.
-# Without these variables the prompt loses thoughts when the user writes again, and all tokens after
-# the first thought are computed again.
+# Template variables that keep the thoughts of earlier turns in the prompt;
+# a template reads one of them, or none. Templates of Qwen and LFM read preserve_thinking,
+# templates of GLM clear_thinking. Without these variables the prompt loses thoughts
+# when the user writes again, and all tokens after the first thought are computed again.
 KEEPS_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False}
 
 
@@ -52,13 +52,13 @@ class Prompt:
 
     thinks: the prompt ends within a thought.
     continues: the prompt ends with the beginning of the response's text.
-    waits: the forced beginning of the response is not in the prompt; it comes after the model's
-      thought, if the model thinks.
+    waits: the forced beginning of the response is not in the prompt;
+      it comes after the model's thought, if the model thinks.
     rendered: the messages as the chat template wrote them.
     opening: the beginning of the response, which follows `rendered` in the prompt.
     labels: the labels of the options, if the prompt is a question of a decision.
-    shared: how many tokens at the beginning are the same in all prompts of the call, in whole KV
-      blocks, if they are to be computed once; else 0.
+    shared: how many tokens at the beginning are the same in all prompts of the call,
+      in whole KV blocks, if they are to be computed once; else 0.
     """
 
     ids: list[int]
@@ -87,10 +87,10 @@ class Earlier:
 class CommonFields(SamplerFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
-    response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a
-      structured output in another field set response_format to a StructuredOutputs object.
-    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context
-      length less max_tokens.
+    response_format, structured_outputs: see serving/response_format.py. Dialects that ask
+      for a structured output in another field set response_format to a StructuredOutputs object.
+    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens;
+      -1 = to the context length less max_tokens.
     truncation_side: "left" (the default if text is generated) or "right".
     """
 
@@ -135,11 +135,11 @@ class GenerateCall(CommonFields, kw_only=True):
     prompt: a text, token ids, or a list of texts or of lists of token ids.
     messages: the messages of a chat.
     conversations: the messages of several chats, instead of `messages`.
-    pairs: pairs of texts, or single texts, instead of a prompt. The response has a score, or the
-      logits of a classifier, for each pair.
+    pairs: pairs of texts, or single texts, instead of a prompt.
+      The response has a score, or the logits of a classifier, for each pair.
     instruction: the task that a reranker reads with each pair.
-    prompt_name: the key of a prompt in the checkpoint's config of sentence-transformers. This
-      prompt goes before each text that is embedded.
+    prompt_name: the key of a prompt in the checkpoint's config of sentence-transformers.
+      This prompt goes before each text that is embedded.
     suffix: the text after the response. The model fills in the text between `prompt` and `suffix`.
     earlier: the tokens of an earlier prompt and its response, which the prompt continues.
     decisions: questions about the messages. Each question becomes a prompt (decisions/call.py).
@@ -155,20 +155,20 @@ class GenerateCall(CommonFields, kw_only=True):
     tools: functions, in the format that chat templates read.
     tool_choice: "none", "auto" or "required".
     tool_name: the function that "required" forces, None = any function.
-    found_tools: functions that may be called in addition to `tools`. The messages already describe
-      them, so the chat template does not get them.
-    custom_tools: the grammar of each custom tool by its name. The model sees a custom tool as a
-      function with one text as its argument.
-    tool_search: a search for further tools, which the server runs when the model calls its
-      function. That function is in `tools`.
+    found_tools: functions that may be called in addition to `tools`.
+      The messages already describe them, so the chat template does not get them.
+    custom_tools: the grammar of each custom tool by its name.
+      The model sees a custom tool as a function with one text as its argument.
+    tool_search: a search for further tools, which the server runs
+      when the model calls its function. That function is in `tools`.
 
     Results:
 
     default_max_tokens: used if max_tokens is None; None = the rest of the context.
     logprobs: None = no logprobs, k = the logprobs of each token and of k alternatives.
     embed: the response has a vector for each prompt, or a score for each pair, instead of text.
-    classify: the vectors are the logits of a classifier, one for each label: "text" = one vector
-      for each prompt, "tokens" = one for each token. "" = embeddings or scores.
+    classify: the vectors are the logits of a classifier, one for each label:
+      "text" = one vector for each prompt, "tokens" = one for each token. "" = embeddings or scores.
     vectors: the kind of vectors, one of VECTORS of sampling/params.py.
     beams: the response has the best texts that a beam search finds; None = sampled texts.
     lines: the rules for ending the response at a line; None = none.
@@ -235,8 +235,8 @@ class GenerateCall(CommonFields, kw_only=True):
     def drop_inputs(self) -> None:
         """Release texts, lists and objects that have been turned into tokens and parameters.
 
-        The messages may take many times the memory of their tokens, and would otherwise stay in
-        memory until the response ends.
+        The messages may take many times the memory of their tokens,
+        and would otherwise stay in memory until the response ends.
         """
         for name in self.__struct_fields__:
             if isinstance(getattr(self, name), list | dict):
@@ -247,8 +247,8 @@ class GenerateCall(CommonFields, kw_only=True):
 def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
     """Return a call with all fields that `asked` shares with GenerateCall, and with `more`.
 
-    refused: fields that the dialect refuses if they are set. They are not copied, because they can
-    only have values that mean "not set", such as false or an empty list.
+    refused: fields that the dialect refuses if they are set. They are not copied,
+    because they can only have values that mean "not set", such as false or an empty list.
     """
     return GenerateCall(**{**_shared(asked, refused), **more})
 

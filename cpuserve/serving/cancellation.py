@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-# These exceptions must propagate. All other exceptions are failures of a request and get an error
-# response, even a BaseException: a panic in a Rust library raises a BaseException.
+# These exceptions must propagate. All other exceptions are failures of a request
+# and get an error response, even a BaseException: a panic in a Rust library raises a BaseException.
 CANCELLATIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)

@@ -42,8 +42,8 @@ async def chat_prompt(
 
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
     opening: the forced beginning of the response, such as the start of a call.
-    waits: `opening` and the grammar of the response come after the thought, if the prompt allows a
-      thought.
+    waits: `opening` and the grammar of the response come after the thought,
+      if the prompt allows a thought.
 
     num_bytes: the size of the request's body; small and large requests render on separate threads.
     """
@@ -106,8 +106,8 @@ def _effort(call: GenerateCall) -> dict[str, Any]:
 def _marked(messages: list[ConversationMessage]) -> tuple[list[ConversationMessage], str]:
     """Return copies of the messages with a unique mark at the end of the last text, and the mark.
 
-    A search for the text itself could find it elsewhere, for example in an end-of-turn marker. The
-    mark also protects trailing spaces of the text from templates that strip it.
+    A search for the text itself could find it elsewhere, for example in an end-of-turn marker.
+    The mark also protects trailing spaces of the text from templates that strip it.
     """
     final = messages[-1]
     if final.get("tool_calls"):

@@ -48,8 +48,8 @@ class ModelContext:
 
     default_sampling: the sampling parameters of requests that do not set them.
     tokenizer: None until it is loaded.
-    loading, failed: the progress of loading, and the reason why the engine is gone; see
-      `unavailable`.
+    loading, failed: the progress of loading, and the reason why the engine is gone;
+      see `unavailable`.
     learned_format: how the model writes tool calls and thoughts.
     shown_ids: the special tokens that mark calls and thoughts, which the parser needs as text.
     fills_in: whether the model has tokens for fill-in-the-middle.
@@ -57,8 +57,8 @@ class ModelContext:
     pooling: how the model makes embeddings (see EngineConfig.pooling).
     vector_width: the length of an embedding.
     adapters: the path of each LoRA adapter, by the name that requests use as their model.
-    adapters_change: whether clients may load and unload adapters (serving/lora.py) under
-      `adapter_lock`.
+    adapters_change: whether clients may load and unload adapters
+      (serving/lora.py) under `adapter_lock`.
     default_adapter, default_scale: the adapter of requests that select none, and its scale.
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Only LARGE_TEXTS_AT_ONCE texts with more characters than this are tokenized at the same time,
 # because tokenizing takes much memory.
 LARGE_TEXT_CHARS = 1 << 17
-# A request that only counts the tokens of a text may always have a text of this many tokens. Each
-# token takes about 300 bytes while it is counted.
+# A request that only counts the tokens of a text may always have a text of this many tokens.
+# Each token takes about 300 bytes while it is counted.
 _MOST_COUNTED = 1 << 17
 # Bytes per token in most texts, to estimate in an error how many tokens an untokenized text has.
 _USUAL_BYTES = 4

@@ -1,12 +1,12 @@
 """Events: the parts of a response, which all dialects receive in the same order.
 
-An engine output of one sequence becomes a list of events: `[PromptProgress]`, or
-`[PromptScores?, Text, (Thought | ToolCallDelta | Text)*, Finish?, TokenUsage?]`, or for an
-embedding `[Text, Embedding, Finish]`. Searches for tools come as `[ToolSearched, ...]`. The last
-list of a response is `[TokenUsage]`. `Text` comes once for each output, even with an empty text,
-since it carries the token ids and logprobs. Its text may come later: a character may have its bytes
-in several tokens, and text that may begin a stop string is held back. A response that is not
-streamed is made of the same events as a stream, so the two cannot differ.
+An engine output of one sequence becomes a list of events: `[PromptProgress]`,
+or `[PromptScores?, Text, (Thought | ToolCallDelta | Text)*, Finish?, TokenUsage?]`,
+or for an embedding `[Text, Embedding, Finish]`. Searches for tools come as `[ToolSearched, ...]`.
+The last list of a response is `[TokenUsage]`. `Text` comes once for each output, even with an empty
+text, since it carries the token ids and logprobs. Its text may come later: a character
+may have its bytes in several tokens, and text that may begin a stop string is held back.
+A response that is not streamed is made of the same events as a stream, so the two cannot differ.
 """
 
 from __future__ import annotations

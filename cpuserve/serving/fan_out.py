@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from cpuserve.serving.recent_prompts import RecentPrompt
 
 MAX_SEQUENCES_PER_REQUEST = 1024
-# The most list items (token ids, biases, ...) in all sequences of a request together. Each item
-# takes about 50 bytes in the engine.
+# The most list items (token ids, biases, ...) in all sequences of a request together.
+# Each item takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
-# The most values of prompt logprobs in a response: for each token its own logprob, the logprobs of
-# its alternatives, and one for the list. Each value takes about 300 bytes in this process until the
-# response has been written, so this number of values takes 160 MB.
+# The most values of prompt logprobs in a response: for each token its own logprob,
+# the logprobs of its alternatives, and one for the list. Each value takes about 300 bytes
+# in this process until the response has been written, so this number of values takes 160 MB.
 MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
 
@@ -36,14 +36,14 @@ MAX_TIMEOUT_S = 1e6
 class SequenceRequest:
     """One sequence: choice `index` of the response.
 
-    started, first_output: time.monotonic() when the object was made, and at the first output (0.0
-      before).
+    started, first_output: time.monotonic() when the object was made,
+      and at the first output (0.0 before).
     held: whether the ModelContext counts the sequence as active.
     waits: whether the backlog counts it, with num_queued prompt tokens.
-    scored_by: the index of the sequence that computes the prompt logprobs for this one, None if it
-      computes them itself.
-    after_thought: the parameters after the thought, if a structured output begins only then; None =
-      always `params`.
+    scored_by: the index of the sequence that computes the prompt logprobs for this one,
+      None if it computes them itself.
+    after_thought: the parameters after the thought, if a structured output begins only then;
+      None = always `params`.
     lines: the rules for ending the response at a line; None = none.
     ended: time.monotonic() at the end of the sequence (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
@@ -94,13 +94,13 @@ def fan_out(
 ) -> list[SequenceRequest]:
     """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
 
-    The sequences end with an error after the call's timeout, or after longest_s seconds if that is
-    less. If the call has a seed, sequence k of a prompt uses seed + k. The first sequence of
-    a prompt computes the prompt logprobs for all of its sequences.
+    The sequences end with an error after the call's timeout, or after longest_s seconds
+    if that is less. If the call has a seed, sequence k of a prompt uses seed + k.
+    The first sequence of a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
-      InvalidRequest: there are too many sequences, or too many list items or prompt logprobs in
-        them.
+      InvalidRequest: there are too many sequences, or too many list items
+        or prompt logprobs in them.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
@@ -149,8 +149,8 @@ def sequences_of(
 def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
     """Return the sequence that computes the beginning of all prompts; None = they share none.
 
-    It generates no tokens. The other sequences find its KV blocks in the prefix cache, and also the
-    states of recurrent layers, which are found only at the end of a prompt that has run.
+    It generates no tokens. The other sequences find its KV blocks in the prefix cache, and also
+    the states of recurrent layers, which are found only at the end of a prompt that has run.
     """
     first = sequences[0]
     if not first.prompt.shared:
@@ -249,8 +249,8 @@ def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) 
 def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`.
 
-    They are counted before they run, so that the check of the next request includes them. The
-    errors are the same as in check_capacity.
+    They are counted before they run, so that the check of the next request includes them.
+    The errors are the same as in check_capacity.
     """
     check_capacity(context, sequences)
     seen: set[int] = set()
@@ -290,9 +290,9 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
         # The prompt tokens that all prompts of the call share are counted by another sequence.
         found = max(0, sequence.cached_tokens - sequence.prompt.shared)
         known = cached.get(id(sequence.prompt), found)
-        # Of the n sequences of a new prompt, the later ones find the blocks that the first one has
-        # computed. Such blocks are no cache hits of the request, so the smallest of the n numbers
-        # counts.
+        # Of the n sequences of a new prompt, the later ones find the blocks
+        # that the first one has computed. Such blocks are no cache hits of the request,
+        # so the smallest of the n numbers counts.
         cached[id(sequence.prompt)] = min(known, found)
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
     return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)

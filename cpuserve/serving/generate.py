@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from cpuserve.serving.registry import Served
     from cpuserve.serving.tools.use import ToolUse
 
-# Lists of events per sequence that may be queued for a slow client, if a call has several
-# sequences.
+# Lists of events per sequence that may be queued for a slow client,
+# if a call has several sequences.
 _QUEUED_PER_SEQUENCE = 8
 # The most numbers in a response with the vectors of tokens; as JSON they take 200 MB.
 MAX_VALUES = 1 << 24

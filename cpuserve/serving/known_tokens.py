@@ -1,9 +1,9 @@
 """Reuse the tokens of a response in the prompt of the next turn.
 
-A client sends the model's response back as a message, and the chat template writes it again. The
-text may then be tokenized in another way than the model wrote it, and arguments of calls may have
-other white space. All tokens after the first difference would have to be computed again. So if the
-text of the prompt has the same content as the response, the prompt gets the generated tokens.
+A client sends the model's response back as a message, and the chat template writes it again.
+The text may then be tokenized in another way than the model wrote it, and arguments of calls may
+have other white space. All tokens after the first difference would have to be computed again. So if
+the text of the prompt has the same content as the response, the prompt gets the generated tokens.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 _json = msgspec.json.Encoder(enc_hook=str).encode
 # How many tokens of a prompt are compared per microsecond with all earlier prompts of its caller.
 _COMPARED_PER_US = 8
-# A template may write a response with more characters than the model generated. The search for the
-# end of the response stops after _TIMES_LONGER times as many characters plus _CHARS_LONGER, because
-# a client could send millions of them.
+# A template may write a response with more characters than the model generated.
+# The search for the end of the response stops after _TIMES_LONGER times
+# as many characters plus _CHARS_LONGER, because a client could send millions of them.
 _TIMES_LONGER, _CHARS_LONGER = 4, 1024
-# Session ids with more characters are ignored: ids stay in memory, and the memory limit of
-# RecentPrompts does not include them.
+# Session ids with more characters are ignored: ids stay in memory,
+# and the memory limit of RecentPrompts does not include them.
 _LONGEST_SESSION = 1024
 # Below this temperature the engine chooses the most likely token (is_greedy in sample.h).
 _GREEDY = 1e-5
@@ -56,8 +56,8 @@ async def chat_tokens(
 ) -> list[int]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
 
-    most: the most tokens that the prompt may have; None = the context length (see `encode`). The
-    call may ask for a prompt that is cut.
+    most: the most tokens that the prompt may have; None = the context length (see `encode`).
+    The call may ask for a prompt that is cut.
     """
     given, known = text + opening, None
     add_special = bool(call.add_special_tokens)

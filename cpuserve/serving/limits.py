@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cpuserve.config.server import ServerOptions
 
 # A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes at most about 64,
-# when many short messages escape all non-ASCII characters. The minimum allows for
-# requests with many prompts or long lists of token ids: their size is independent of the context.
+# when many short messages escape all non-ASCII characters. The minimum allows for requests
+# with many prompts or long lists of token ids: their size is independent of the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
 LEAST_HELD_BYTES = 32 << 20
@@ -32,20 +32,20 @@ class ClientLimits:
     # seconds a body may wait for its reservation (BodyBudget). Bodies up to 64 KiB do not count.
     max_held_bytes: int = LEAST_HELD_BYTES
     body_wait_s: float = 10.0
-    # The most admitted sequences that have not finished; each takes a few KB here and in the
-    # engine.
-    # FrontEnd sets it to the number that may wait plus the number that its engines can run.
+    # The most admitted sequences that have not finished;
+    # each takes a few KB here and in the engine. FrontEnd sets it to the number
+    # that may wait plus the number that its engines can run.
     max_sequences: int = 2048
-    # A stream's headers wait for its first token, so that an earlier error has its own status. But
-    # proxies close connections that are silent for a minute, and a long prompt can take that long:
-    # after this time the headers and a comment are sent.
+    # A stream's headers wait for its first token, so that an earlier error has its own status.
+    # But proxies close connections that are silent for a minute,
+    # and a long prompt can take that long: after this time the headers and a comment are sent.
     silent_s: float = _DEFAULTS.sse_ping_interval
-    # The most sequences that may wait for their first token, and the most prompt tokens of these
-    # sequences together (Backlog).
+    # The most sequences that may wait for their first token,
+    # and the most prompt tokens of these sequences together (Backlog).
     max_queued_requests: int = _DEFAULTS.max_num_queued_reqs
     max_queued_tokens: int = _DEFAULTS.max_num_queued_tokens
     # The number of sequences that can run at the same time in all engines together.
     slots: int = 1
-    # The longest time in seconds that a request may take, including its wait. A request without
-    # a timeout gets this one.
+    # The longest time in seconds that a request may take, including its wait.
+    # A request without a timeout gets this one.
     longest_s: float | None = None

@@ -10,10 +10,10 @@ from typing import NamedTuple
 class LineRules(NamedTuple):
     """Rules that end a response at a line, for suggestions of code; 0 switches a rule off.
 
-    min_indent: the first later line with fewer spaces and tabs at its start, and other text after
-      them, ends the response and is left out.
-    most_s: the first line that ends more than this number of seconds after the first text ends the
-      response.
+    min_indent: the first later line with fewer spaces and tabs at its start,
+      and other text after them, ends the response and is left out.
+    most_s: the first line that ends more than this number of seconds
+      after the first text ends the response.
     """
 
     min_indent: int = 0

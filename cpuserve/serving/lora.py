@@ -20,8 +20,8 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
     """Load the adapter at `path` in all engines; requests can then name it as their model.
 
     path: a directory of PEFT or a GGUF file.
-    in_place: replace a loaded adapter with this name. Running requests keep the adapter that they
-      started with.
+    in_place: replace a loaded adapter with this name.
+      Running requests keep the adapter that they started with.
 
     Raises:
         NotFound: there is nothing at `path` (404).

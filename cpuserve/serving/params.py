@@ -54,8 +54,8 @@ def sampling_params(
 
     form: the grammar or schema of the responses, None = free text.
 
-    All prompts share the lists of the call, which are checked once: otherwise a thousand prompts
-    with a list of the whole vocabulary would take seconds.
+    All prompts share the lists of the call, which are checked once:
+    otherwise a thousand prompts with a list of the whole vocabulary would take seconds.
 
     Raises:
       InvalidRequest: a field is out of range, or a prompt does not fit in the context.

@@ -59,8 +59,8 @@ def results_of(
 ) -> dict[str, Data]:
     """Return the result of each part of a task, from the values that the engine has computed.
 
-    As in vLLM, special tokens around a text have no weight, and BGE-M3 has no vector of the first
-    token.
+    As in vLLM, special tokens around a text have no weight,
+    and BGE-M3 has no vector of the first token.
 
     ids: the tokens of the prompt.
     """

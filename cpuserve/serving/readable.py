@@ -23,9 +23,9 @@ def readable(
 
     reads: the kinds of parts, besides text, that the model reads.
 
-    Results of tools and earlier turns stay in a conversation, so refusing a part in them would make
-    the whole conversation unusable. A part in the user's last turn is refused, because the model
-    could only guess its content.
+    Results of tools and earlier turns stay in a conversation,
+    so refusing a part in them would make the whole conversation unusable.
+    A part in the user's last turn is refused, because the model could only guess its content.
 
     Raises:
       InvalidRequest: the user's own last turn has a part that the model cannot read.

@@ -1,12 +1,12 @@
 """The prompts and responses of the last requests, by caller.
 
 They have two uses. The next turn of a conversation reuses the tokens of its last response
-(known_tokens.py). If a request finds less in the prefix cache than an earlier one could have left
-there, its response explains why.
+(known_tokens.py). If a request finds less in the prefix cache
+than an earlier one could have left there, its response explains why.
 
-A caller only ever gets its own texts. Without API keys a caller is an address, which clients of a
-proxy share. Its earlier texts are then shown only to a request of the same session, or with the id
-of the earlier response, if others cannot guess these ids (`as_shown`).
+A caller only ever gets its own texts. Without API keys a caller is an address, which clients
+of a proxy share. Its earlier texts are then shown only to a request of the same session,
+or with the id of the earlier response, if others cannot guess these ids (`as_shown`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dataclasses import dataclass, replace
 MAX_PROMPTS = 256
 MAX_PROMPTS_OF_CALLER = 32
 MAX_BYTES = 1 << 26
-# A prompt ends with the beginning of the response. Templates may write this beginning in another
-# way when the response is a part of the conversation. No client can change that, so differences in
-# the last tokens of an earlier prompt are not reported.
+# A prompt ends with the beginning of the response. Templates may write this beginning
+# in another way when the response is a part of the conversation. No client can change that,
+# so differences in the last tokens of an earlier prompt are not reported.
 _GENERATION_PROMPT_TOKENS = 16
-# Prompts with fewer equal tokens at the beginning belong to different conversations, unless the end
-# of the earlier prompt is in the later prompt. This end is _END_CHARS characters long, without the
-# last _SKIPPED_CHARS characters of the prompt.
+# Prompts with fewer equal tokens at the beginning belong to different conversations,
+# unless the end of the earlier prompt is in the later prompt.
+# This end is _END_CHARS characters long, without the last _SKIPPED_CHARS characters of the prompt.
 _LEAST_COMMON = 32
 _END_CHARS, _SKIPPED_CHARS = 256, 64
-# The cache has whole blocks only, so a hit may have up to this number of tokens less than the two
-# prompts have in common.
+# The cache has whole blocks only, so a hit may have up to this number of tokens less
+# than the two prompts have in common.
 _PARTS_OF_BLOCKS = 64
 _SHOWN_TOKENS, _SHOWN_CHARS = 16, 80
 # The beginning of GenerateCall.caller if the caller has an API key; else the caller is an address.
@@ -62,8 +62,8 @@ class PromptDifference:
     token: the position of the first token that differs.
     missed: the number of tokens of the earlier prompt from this position to its end.
     total: the number of tokens of the earlier prompt.
-    before, now: the beginning of the earlier and of the new text from this position on; before is
-      None if the earlier text may be another client's.
+    before, now: the beginning of the earlier and of the new text from this position on;
+      before is None if the earlier text may be another client's.
     """
 
     reason: str
@@ -80,17 +80,17 @@ class RecentPrompt:
 
     caller: GenerateCall.caller.
     scope: (adapter, cache_salt); only prompts of one scope share a cache.
-    text: the prompt as the chat template rendered it; earlier responses in it may be written in
-      another way than in `ids` (known_tokens.py).
+    text: the prompt as the chat template rendered it;
+      earlier responses in it may be written in another way than in `ids` (known_tokens.py).
     opening: the beginning of the response, which the prompt has after `text`.
     ids: the tokens of the prompt and of the response, int32.
-    thinks, continues: the prompt ends within a thought, or with the beginning of the response's
-      text.
+    thinks, continues: the prompt ends within a thought,
+      or with the beginning of the response's text.
     response_id: the id of the response, which the client knows.
     session: the id of the client's session, "" = none.
     difference: the first difference from the most similar earlier prompt of the caller.
-    repeated: if there is no difference, how many tokens the earlier prompt has, all of them
-      expected in the cache; else 0.
+    repeated: if there is no difference, how many tokens the earlier prompt has,
+      all of them expected in the cache; else 0.
     """
 
     caller: str

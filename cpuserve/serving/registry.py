@@ -94,9 +94,9 @@ class Lease:
 class ModelRegistry:
     """Finds and loads the model that a request asks for.
 
-    Models are loaded one at a time, because each must know what memory the others have taken. If
-    one does not fit, the others that no request uses are unloaded, the least recently used first.
-    The first model sleeps in place of being unloaded, if there is a Sleeper.
+    Models are loaded one at a time, because each must know what memory the others have taken.
+    If one does not fit, the others that no request uses are unloaded, the least
+    recently used first. The first model sleeps in place of being unloaded, if there is a Sleeper.
     """
 
     def __init__(
@@ -347,8 +347,8 @@ class ModelRegistry:
     def _on_release(self, slot: _Slot) -> None:
         """Start the timers of a model that no request uses any more.
 
-        Requests that wait for memory can now unload it. Requests that failed release their model as
-        well, so it may not be loaded.
+        Requests that wait for memory can now unload it.
+        Requests that failed release their model as well, so it may not be loaded.
         """
         if slot.leases or self._stopping:
             return

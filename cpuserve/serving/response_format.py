@@ -18,8 +18,8 @@ def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
     """Return the structured output of the text; None if the text is free or a call is forced.
 
     Raises:
-      InvalidRequest: a field is invalid, both fields are set, or structured_outputs is set and
-        tool_choice forces a call.
+      InvalidRequest: a field is invalid, both fields are set,
+        or structured_outputs is set and tool_choice forces a call.
     """
     asked = _response_format(call.response_format)
     forced = bool(call.tools) and call.tool_choice == "required"

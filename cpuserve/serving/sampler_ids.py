@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 MAX_BREAKERS = 64
-# Limits of llama.cpp for one sequence breaker (DRY): its characters, and the number of tokens that
-# may follow the token with the beginning of the breaker.
+# Limits of llama.cpp for one sequence breaker (DRY): its characters,
+# and the number of tokens that may follow the token with the beginning of the breaker.
 MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TOKENS = 20
-# The table of prefixes has 4 bytes for each id of the vocabulary. The message that sends a sequence
-# to the engine contains it.
+# The table of prefixes has 4 bytes for each id of the vocabulary.
+# The message that sends a sequence to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20
 # The time in microseconds to read the texts of a vocabulary, about 1 for each token. It is so long
 # that another thread does this (`run_sized`).
@@ -139,8 +139,8 @@ def sequences(breaker: str, words: Sequence[bytes], tokenizer: Tokenizer) -> lis
 def prefixes(words: Sequence[bytes]) -> bytes:
     """Return for each token the longest other token that its text begins with, or -1.
 
-    words: the text of each token. The result is int32 little-endian. If several tokens have the
-    same text, the result for each of them is the one with the next lower id.
+    words: the text of each token. The result is int32 little-endian. If several tokens
+    have the same text, the result for each of them is the one with the next lower id.
     """
     import numpy as np
 

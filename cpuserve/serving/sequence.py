@@ -1,10 +1,10 @@
 """One sequence of a response as up to two engine requests: until its thought ends, and after it.
 
-If a model thinks, structured outputs and forced calls begin after the thought, and a thought that
-has used its token budget is ended. The sequence then goes on as a new engine request. Its prompt
-has the tokens so far and the tokens that the server adds (the end of the thought, the forced
-beginning). All but the last block are in the prefix cache, and logits do not depend on how the
-prompt was computed.
+If a model thinks, structured outputs and forced calls begin after the thought, and a thought
+that has used its token budget is ended. The sequence then goes on as a new engine request.
+Its prompt has the tokens so far and the tokens that the server adds
+(the end of the thought, the forced beginning). All but the last block are in the prefix cache,
+and logits do not depend on how the prompt was computed.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class SequenceRun:
         """Set the ids and the parameters of the next request.
 
         given: ids that count as a part of the prompt.
-        scores: how many alternatives the prompt's logprobs have; None if the client has these
-          logprobs already, or wants none.
+        scores: how many alternatives the prompt's logprobs have;
+          None if the client has these logprobs already, or wants none.
         """
         sequence, used = self._sequence, len(self._tokens)
         params = sequence.after_thought or sequence.params

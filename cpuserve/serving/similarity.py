@@ -47,8 +47,8 @@ def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
     """Return the call that embeds each text of call.pairs once, and each pair's two text indices.
 
     Raises:
-      InvalidRequest: the call has an instruction, which only some rerankers take, or too many
-        texts.
+      InvalidRequest: the call has an instruction, which only some rerankers take,
+        or too many texts.
     """
     if call.instruction is not None:
         raise InvalidRequest(NO_INSTRUCTION, role="instruction")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class StopFilter:
     """Finds stop strings in text that arrives in pieces; holds back text that may begin one.
 
-    The result does not depend on how the text is split: the stop string that is complete first
-    wins, or the longest one if several end at the same character.
+    The result does not depend on how the text is split: the stop string
+    that is complete first wins, or the longest one if several end at the same character.
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
@@ -78,8 +78,8 @@ class _Match:
         self.stop = stop
         self.length = 0
         # _shorter[k]: length of the longest proper prefix of stop[:k + 1] that is also its suffix.
-        # The list is extended only as far as the text has matched, since few texts match much of a
-        # long stop string.
+        # The list is extended only as far as the text has matched,
+        # since few texts match much of a long stop string.
         self._shorter = [0]
 
     def push(self, text: str) -> int:
@@ -256,8 +256,8 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # Clients run the calls of a response with the reason tool_calls, so its last call must be
-        # complete. A limit may have cut off text or a further call after it.
+        # Clients run the calls of a response with the reason tool_calls, so its last call
+        # must be complete. A limit may have cut off text or a further call after it.
         if calls is not None and (
             (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
             or (finish == "stop" and calls.last_closed)
@@ -277,8 +277,8 @@ class TextProcessor:
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
         """Return the pieces of new tokens; without a parser, their text is added to `event`.
 
-        The end of the response is looked for after each token, because tokens after the end are
-        not a part of the response.
+        The end of the response is looked for after each token,
+        because tokens after the end are not a part of the response.
         """
         stops, parser = self._stops, self._calls
         if stops is None and parser is None and self._lines is None:
@@ -336,9 +336,9 @@ class TextProcessor:
         if parser is None:
             return self._told(stops.push(text), event)
         pieces: list[Piece] = []
-        # The text is read by single characters, so that the result does not depend on where it is
-        # cut. For most tokens, one step for the whole text has the same result in a third of the
-        # time.
+        # The text is read by single characters,
+        # so that the result does not depend on where it is cut.
+        # For most tokens, one step for the whole text has the same result in a third of the time.
         alike = parser.most_calls is None and parser.stops_alike(text)
         for part in (text,) if alike and (parser.in_thought or not stops.holds) else text:
             pieces += parser.push(stops.push(part) if parser.may_stop(part) else part)

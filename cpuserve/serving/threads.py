@@ -23,8 +23,8 @@ _LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")
 async def run_sized(size: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs on another thread if it is long.
 
-    size: the estimated time of `work` in microseconds, about 1 for each character to tokenize or
-    object to create. Work above LONG_CHARS would delay the tokens of running streams too much.
+    size: the estimated time of `work` in microseconds, about 1 for each character to tokenize
+    or object to create. Work above LONG_CHARS would delay the tokens of running streams too much.
     """
     return work() if size <= LONG_CHARS else await asyncio.to_thread(work)
 
@@ -32,8 +32,8 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which renders a request of this size on another thread.
 
-    Raises ServiceUnavailable if the renderer was closed while `work` waited for a thread: `work`
-    would start the renderer again, and delay the exit of the server.
+    Raises ServiceUnavailable if the renderer was closed while `work` waited for a thread:
+    `work` would start the renderer again, and delay the exit of the server.
     """
     closings = RENDERER.closings
 

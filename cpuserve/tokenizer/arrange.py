@@ -38,11 +38,11 @@ def without_thoughts(messages: list[ConversationMessage]) -> list[ConversationMe
 def _systems(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
     """Return the messages with system messages only where the template writes them.
 
-    Agents insert instructions between turns. Some templates refuse system messages there, or drop
-    them. System messages at the beginning are then merged, and later ones become user messages, or
-    a part of the tool's result before them: a user message between calls would be a new question,
-    and templates drop the thoughts before the last question. Without these thoughts, the rest of
-    the prompt would not be found in the prefix cache.
+    Agents insert instructions between turns. Some templates refuse system messages there,
+    or drop them. System messages at the beginning are then merged,
+    and later ones become user messages, or a part of the tool's result before them: a user message
+    between calls would be a new question, and templates drop the thoughts before the last question.
+    Without these thoughts, the rest of the prompt would not be found in the prefix cache.
     """
     if traits.late_system and traits.system:
         return messages

@@ -1,8 +1,8 @@
 """The messages of a conversation, and the parts of their contents.
 
-Each dialect makes these messages from its own (`conversation.py` of its package). Parts that a
-model cannot read are replaced or refused in `serving/readable.py`, and `arrange.py` writes contents
-as the template accepts them.
+Each dialect makes these messages from its own (`conversation.py` of its package).
+Parts that a model cannot read are replaced or refused in `serving/readable.py`,
+and `arrange.py` writes contents as the template accepts them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cpuserve.errors import InvalidRequest
 
 Kind = Literal["image", "audio", "video", "file", "other"]
 
-# A message in the format of chat completions. `content` is a text, a list of content parts, or None
-# (a turn with calls only). Earlier thoughts of an assistant are in `reasoning_content` in every
-# dialect. Other members stay as the client sent them, because templates may read them.
+# A message in the format of chat completions. `content` is a text, a list of content parts,
+# or None (a turn with calls only). Earlier thoughts of an assistant are in `reasoning_content`
+# in every dialect. Other members stay as the client sent them, because templates may read them.
 ConversationMessage: TypeAlias = dict[str, Any]
 
 _NO_DATA = "has no data: send it in base64, or as a data: URL"

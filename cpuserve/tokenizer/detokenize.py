@@ -29,10 +29,10 @@ class TokenDecoder(Protocol):
 class Detokenizer:
     """Decodes a growing list of ids; the cost of an id does not depend on the ids before it.
 
-    All texts from `push`, plus `flush`, equal `Tokenizer.decode` of all pushed ids. A prompt of
-    ids may end within a character; its last bytes then begin the first character of the text. After
-    a prompt, the first token keeps its leading space, which SentencePiece drops at the start of a
-    text.
+    All texts from `push`, plus `flush`, equal `Tokenizer.decode` of all pushed ids.
+    A prompt of ids may end within a character; its last bytes then begin the first character
+    of the text. After a prompt, the first token keeps its leading space,
+    which SentencePiece drops at the start of a text.
     """
 
     def __init__(

@@ -170,8 +170,8 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Return the chat templates by name ("default", "tool_use"), where transformers stores them.
 
-    chat_template.jinja is "default"; a file in TEMPLATE_FOLDER counts under its own name. The
-    templates in the settings are added only if there is no chat_template.jinja.
+    chat_template.jinja is "default"; a file in TEMPLATE_FOLDER counts under its own name.
+    The templates in the settings are added only if there is no chat_template.jinja.
     """
     files = {"default": path / "chat_template.jinja"}
     with suppress(OSError):

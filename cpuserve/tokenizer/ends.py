@@ -34,8 +34,8 @@ ENDS = frozenset({
     "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 })  # fmt: skip
-# A model with both of these uses the harmony format of OpenAI, where a response consists of several
-# messages and <|end|> ends only one of them.
+# A model with both of these uses the harmony format of OpenAI,
+# where a response consists of several messages and <|end|> ends only one of them.
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
 
 
@@ -44,9 +44,9 @@ def end_ids(
 ) -> frozenset[int]:
     """Return the ids below `vocab` (the ids that the model can generate) that end a response.
 
-    These are `named`, the ids in the model's config, and the tokens in `tokenizer` (a directory or
-    a GGUF file) that are its eos_token or have a text in ENDS. Only the necessary parts of the
-    tokenizer are read.
+    These are `named`, the ids in the model's config, and the tokens in `tokenizer`
+    (a directory or a GGUF file) that are its eos_token or have a text in ENDS.
+    Only the necessary parts of the tokenizer are read.
 
     opened: the open GGUF file of the model, which is not opened again if it has the tokenizer
       (opening takes 10 ms).
@@ -98,7 +98,7 @@ def _in_directory(path: Path) -> dict[str, int]:
 def _in_gguf(file: GgufFile) -> dict[str, int]:
     """Return {text: id} of the end tokens in the vocabulary of a GGUF file.
 
-    The ids in keys such as tokenizer.ggml.eos_token_id are not among them: the model's config has
-    these.
+    The ids in keys such as tokenizer.ggml.eos_token_id are not among them:
+    the model's config has these.
     """
     return file.positions("tokenizer.ggml.tokens", ENDS)

@@ -1,8 +1,8 @@
 """Loads the tokenizer and the chat template in the metadata of a GGUF file.
 
-`tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2", "gemma4"), BPE of
-SentencePiece ("llama"), Unigram ("t5") or WordPiece ("bert"). Keys that a file lacks have the
-defaults of llama.cpp.
+`tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2", "gemma4"),
+BPE of SentencePiece ("llama"), Unigram ("t5") or WordPiece ("bert").
+Keys that a file lacks have the defaults of llama.cpp.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
 def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Core:
     """Make `core` add these ids to a text that is encoded with special tokens; return `core`.
 
-    ids: the id before the first text, the id after each text, and a further id between the two
-    texts of a pair; None: no id.
+    ids: the id before the first text, the id after each text,
+    and a further id between the two texts of a pair; None: no id.
     """
     from tokenizers import processors
 

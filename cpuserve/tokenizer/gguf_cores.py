@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # The types of tokens in GGUF files (llama_token_type in llama.cpp).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # what SentencePiece writes for a space
-# _merges tries every cut of every piece, so this limit on characters bounds its time. The longest
-# piece of Llama 2 has 16 characters, the longest piece of Gemma 31.
+# _merges tries every cut of every piece, so this limit on characters bounds its time.
+# The longest piece of Llama 2 has 16 characters, the longest piece of Gemma 31.
 MAX_PIECE = 512
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -99,8 +99,8 @@ def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
     pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))
     used = [score for score, kind in zip(vocab.scores or (), vocab.types, strict=True)
             if kind == NORMAL]  # fmt: skip
-    # Tokens of other types are found in a text before the Unigram model runs. They get the worst
-    # score, so that the model does not choose them itself.
+    # Tokens of other types are found in a text before the Unigram model runs.
+    # They get the worst score, so that the model does not choose them itself.
     worst = min(used, default=0.0)
     pieces = [
         (text, score if kind in (NORMAL, USER_DEFINED) else worst)
@@ -136,8 +136,8 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
 def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
     """Return all pairs of pieces that together are a piece, in order of its score, highest first.
 
-    SentencePiece has no list of merges: any such pair may be merged. Control, byte and user-defined
-    tokens take no part in merges.
+    SentencePiece has no list of merges: any such pair may be merged.
+    Control, byte and user-defined tokens take no part in merges.
     """
     scores = vocab.scores or []
     longest = max(map(len, vocab.tokens))

@@ -10,8 +10,8 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# The tokens of model families before the prefix, before the suffix, and before the middle, and
-# those between files ("" = none). Every family but Mistral's writes the prefix first.
+# The tokens of model families before the prefix, before the suffix, and before the middle,
+# and those between files ("" = none). Every family but Mistral's writes the prefix first.
 _FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "", "<|file_separator|>"),
@@ -30,8 +30,8 @@ class InfillTokens(NamedTuple):
     """The token ids that mark the parts of a fill-in-the-middle prompt.
 
     middle: None = the suffix comes first, and the model writes after the prefix.
-    repository, file: the tokens before the name of a repository and of a file; None = the model has
-      none.
+    repository, file: the tokens before the name of a repository and of a file;
+      None = the model has none.
     """
 
     prefix: int

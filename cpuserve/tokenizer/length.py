@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# Texts of any language, and code, have 2 to 6 bytes per token. A text is simply tokenized if it has
-# at most this number of bytes for each token of the limit.
+# Texts of any language, and code, have 2 to 6 bytes per token.
+# A text is simply tokenized if it has at most this number of bytes for each token of the limit.
 _USUAL_BYTES = 8
 _PIECE_CHARS = 1 << 14
 # Cutting a text into pieces adds a few tokens at each cut.
@@ -21,8 +21,8 @@ _PER_CUT = 8
 def cannot_fit(tokenizer: Tokenizer, text: str, most: int) -> bool:
     """Return whether `text` certainly has more than `most` tokens.
 
-    False does not mean that the text fits. It means that the text has at most _USUAL_BYTES x `most`
-    bytes, or about `most` tokens, so the caller can tokenize all of it at low cost.
+    False does not mean that the text fits. It means that the text has at most _USUAL_BYTES
+    x `most` bytes, or about `most` tokens, so the caller can tokenize all of it at low cost.
     """
     if len(text) * 4 <= _USUAL_BYTES * most:  # a character has at most 4 bytes
         return False

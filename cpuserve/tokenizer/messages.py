@@ -21,8 +21,8 @@ def template_messages(
 
     The content of each message is a text or a list of content parts.
 
-    keeps_developer: whether the template supports the role "developer"; if not, it becomes
-      "system".
+    keeps_developer: whether the template supports the role "developer";
+      if not, it becomes "system".
     text_arguments: whether the template writes arguments that are a text unchanged.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:

@@ -37,8 +37,8 @@ class PairEncoder:
     """Encodes pairs of texts to token ids.
 
     asks: the prompt is a question about the pair (Qwen3-Reranker).
-    type_ids: the number added to the ids of tokens of type 1, which selects the second copy of the
-      word embeddings of BERT; 0 for a model without token types.
+    type_ids: the number added to the ids of tokens of type 1, which selects the second copy
+      of the word embeddings of BERT; 0 for a model without token types.
     """
 
     tokenizer: Tokenizer

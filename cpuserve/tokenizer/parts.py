@@ -24,8 +24,8 @@ class Parts:
 
     tool_template: the chat template for requests with tools, if the model has a separate one.
     add_bos: whether to put bos_id before a text, because the post-processor of `core` does not.
-    prompts: {name: a text that a request can put before a text to be embedded}; prompts[""] is the
-      default.
+    prompts: {name: a text that a request can put before a text to be embedded};
+      prompts[""] is the default.
     """
 
     core: Core

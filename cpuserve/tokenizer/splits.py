@@ -1,8 +1,8 @@
 """How byte-level tokenizers split text into pieces before they merge bytes.
 
-The keys are values of `tokenizer.ggml.pre` in GGUF files, and the expressions come from the
-original tokenizer.json of each family. Where llama.cpp approximates an expression (its library has
-no \\p{Lu}, for example), this file has the original.
+The keys are values of `tokenizer.ggml.pre` in GGUF files, and the expressions come
+from the original tokenizer.json of each family. Where llama.cpp approximates an expression
+(its library has no \\p{Lu}, for example), this file has the original.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _AFMOE_SCRIPTS = (
 def _threes(digit: str) -> str:
     """Return an expression that cuts a piece of digits into groups of three, from its end.
 
-    The original expressions look ahead to the end of the number at each group. Here only the first
-    group does, and each later group begins at the end of the group before it.
+    The original expressions look ahead to the end of the number at each group.
+    Here only the first group does, and each later group begins at the end of the group before it.
     """
     return rf"\A{digit}{{1,3}}(?=(?:{digit}{{3}})*\z)|\G(?<={digit}){digit}{{3}}"
 
@@ -79,8 +79,8 @@ def _threes(digit: str) -> str:
 class PreTokenizer:
     """The rules for splitting texts that a value of `tokenizer.ggml.pre` selects.
 
-    splits: regular expressions; each one cuts the pieces that the previous one made into its
-      matches and the texts between them.
+    splits: regular expressions; each one cuts the pieces
+      that the previous one made into its matches and the texts between them.
     late: further expressions, applied after the bytes have become characters of GPT-2's alphabet.
     raw: bytes do not become characters of this alphabet, and spaces become U+2581.
     """
@@ -117,8 +117,8 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# The rule "whitespace" of llama.cpp is missing: only files of jina-bert-v2 have it, which are not
-# supported.
+# The rule "whitespace" of llama.cpp is missing: only files of jina-bert-v2 have it,
+# which are not supported.
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
     "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,
@@ -149,8 +149,8 @@ _TABLE: dict[str, PreTokenizer] = {
     "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}",)),
     "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
     "afmoe": PreTokenizer((r"\p{N}+", _threes(r"\p{N}"), _AFMOE_SCRIPTS, _DEEPSEEK3)),
-    # A number is cut into groups of three digits, counted from its end. If a letter or "_" follows
-    # the number, the groups are counted from its beginning.
+    # A number is cut into groups of three digits, counted from its end.
+    # If a letter or "_" follows the number, the groups are counted from its beginning.
     "tiny_aya cohere2moe": PreTokenizer((r"(?<!\d)\d+\b", _threes(r"\d"), _O200K)),
     "seed-coder": PreTokenizer((
         rf"{_NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_GAPS}",

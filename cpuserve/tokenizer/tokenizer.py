@@ -47,8 +47,8 @@ class Tokenizer:
     """Encodes text to ids and decodes ids to bytes and text.
 
     Ids that are not in the vocabulary (models pad their embeddings) have no bytes and no text.
-    Thread-safe, because only a cache changes after loading. `unload` frees the vocabulary while the
-    model sleeps, and the next use reads it again.
+    Thread-safe, because only a cache changes after loading.
+    `unload` frees the vocabulary while the model sleeps, and the next use reads it again.
     """
 
     def __init__(self, parts: Parts, read: Callable[[], Parts] | None = None) -> None:
@@ -121,14 +121,14 @@ class Tokenizer:
 
         add_special_tokens: add BOS and other special tokens as the model was trained.
         unlocked: release the GIL even for short texts; use it in threads other than the event loop.
-        most: keep only this number of tokens, special tokens included, by cutting the end of the
-          text.
+        most: keep only this number of tokens, special tokens included,
+          by cutting the end of the text.
         left: cut the start of the text instead.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
-            RequestError: the library tokenizers fails on this text, for example if a regular
-                expression in the model's tokenizer.json backtracks without end.
+            RequestError: the library tokenizers fails on this text, for example
+                if a regular expression in the model's tokenizer.json backtracks without end.
         """
         found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
@@ -311,8 +311,8 @@ def _not_unicode(text: str) -> InvalidRequest:
 def _byte_level_bytes() -> dict[str, int]:
     """Return {character: byte} of GPT-2's alphabet.
 
-    The character of a printable Latin-1 byte has the same number. The other bytes have the
-    characters from U+0100 on.
+    The character of a printable Latin-1 byte has the same number.
+    The other bytes have the characters from U+0100 on.
 
     Source: Radford et al. 2019, encoder.py bytes_to_unicode.
     """

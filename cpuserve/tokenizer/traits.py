@@ -1,8 +1,8 @@
 """The traits of chat templates, found by rendering short conversations.
 
-Templates differ in the roles they know, in the places where they accept a system message, and in
-the type of content: a text or a list of parts. The output of a template shows this more reliably
-than its source.
+Templates differ in the roles they know, in the places where they accept a system message,
+and in the type of content: a text or a list of parts.
+The output of a template shows this more reliably than its source.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def as_parts(*parts: ContentPart) -> list[dict[str, str]]:
 def find_traits(source: str, render: Render) -> Traits:
     """Return the traits of a template.
 
-    render: renders messages with the template. If it raises TemplateRefused, the template does not
-    accept these messages; other errors are passed on.
+    render: renders messages with the template. If it raises TemplateRefused,
+    the template does not accept these messages; other errors are passed on.
     """
     developer = "developer" in source
     thoughts = tuple(name for name in THOUGHTS if _reads(source, name))

@@ -21,8 +21,8 @@ from cpuserve.serving.tools.thoughts import THINK, begins_thought
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# The most characters in all prompts of a call, each with the state. They make a quarter as many
-# tokens, which take 40 bytes each in this process, so 160 MB.
+# The most characters in all prompts of a call, each with the state.
+# They make a quarter as many tokens, which take 40 bytes each in this process, so 160 MB.
 MAX_CHARS = 1 << 24
 # A decision needs one token: the most likely token, and the distribution of all tokens.
 GREEDY: dict[str, Any] = {
@@ -82,8 +82,8 @@ async def decision_prompts(
     """Return the prompt of each question, in order; num_bytes: see chat_prompt.
 
     Raises:
-      InvalidRequest: the template cannot be rendered, a prompt is too long, or the options of a
-        question have no labels in this model's tokenizer.
+      InvalidRequest: the template cannot be rendered, a prompt is too long,
+        or the options of a question have no labels in this model's tokenizer.
     """
     rendered = await run_rendering(num_bytes, lambda: render_chat(context, call))
     head, *rest = (rendered + _opening(context, rendered)).split(asked.mark)
@@ -105,8 +105,8 @@ class _Asked:
     """The text of a question in its prompts, and the labels of its options.
 
     text: the question with its labels.
-    labels: one entry for each prompt of the question: tokens that follow the question, and the
-      labels that may come after them.
+    labels: one entry for each prompt of the question: tokens that follow the question,
+      and the labels that may come after them.
     """
 
     text: str
@@ -174,9 +174,9 @@ def _prompts(
 def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
     """Return how many tokens at the beginning of all prompts are equal, in whole KV blocks.
 
-    These tokens are computed once. If the prompts differ within a block, the equal tokens at its
-    beginning (at most 31) are computed again for each question. The result is 0 if there is only
-    one prompt, or if prefixes are not cached.
+    These tokens are computed once. If the prompts differ within a block,
+    the equal tokens at its beginning (at most 31) are computed again for each question.
+    The result is 0 if there is only one prompt, or if prefixes are not cached.
     """
     info = context.client.info
     block = info.get("block_size")

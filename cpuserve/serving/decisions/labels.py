@@ -1,8 +1,8 @@
 """Labels: the tokens that stand for the options of a question, and how the question shows them.
 
-A label must be one token where the response begins, because a decision is the distribution of that
-token. Which labels are single tokens depends on the tokenizer and on the end of the chat prompt, so
-each type of question has several sets of labels, and the first one that fits is used.
+A label must be one token where the response begins, because a decision is the distribution
+of that token. Which labels are single tokens depends on the tokenizer and on the end of the chat
+prompt, so each type of question has several sets of labels, and the first one that fits is used.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SETS: dict[str, tuple[Spellings, ...]] = {
     "score": (_DIGITS, _LETTERS),
     "noul": (*_WORDS, _LETTERS, _DIGITS),
 }
-# The end of a question repeats its labels. If there are more than this number of labels, it repeats
-# only the first and the last one ("one of A to F").
+# The end of a question repeats its labels. If there are more than this number of labels,
+# it repeats only the first and the last one ("one of A to F").
 _MOST_LISTED = 3
 
 
@@ -45,8 +45,8 @@ _MOST_LISTED = 3
 class Labels:
     """The labels of a question's options: their texts in the prompt, and the token ids of each.
 
-    texts: if options are scored as texts, the texts that these labels are tokens of; None = each
-      option has a label.
+    texts: if options are scored as texts, the texts that these labels are tokens of;
+      None = each option has a label.
     """
 
     shown: tuple[str, ...]

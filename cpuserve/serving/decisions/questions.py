@@ -29,8 +29,8 @@ _SHOWN_CHARS = 60
 class Question(msgspec.Struct, forbid_unknown_fields=True):
     """A question about the state, as in the System One API.
 
-    criteria: {name: description or null} of a choice; the ordered list of levels of a score, the
-      lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no).
+    criteria: {name: description or null} of a choice; the ordered list of levels of a score,
+      the lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no).
     as_texts: the options have no labels, and are scored by the probabilities of their texts.
     """
 
@@ -96,8 +96,8 @@ def questions_from(questions: Any) -> dict[str, Question]:
 def questions_of(raw: msgspec.Raw) -> dict[str, Question]:
     """Return the questions in JSON; InvalidRequest as questions_from, or for a repeated name.
 
-    A JSON object may repeat a name. A decoder keeps only one of its values, so a question or an
-    option would be lost without an error.
+    A JSON object may repeat a name. A decoder keeps only one of its values,
+    so a question or an option would be lost without an error.
     """
     try:
         found = json.loads(bytes(raw), object_pairs_hook=_unique)

@@ -53,8 +53,8 @@ Result = ChoiceResult | ScoreResult | NoulResult
 class LabelDiagnostics(msgspec.Struct):
     """Whether the model would have written a label.
 
-    label_mass: the probability of all labels over the whole vocabulary; if options are scored as
-      texts, the probability of all texts.
+    label_mass: the probability of all labels over the whole vocabulary;
+      if options are scored as texts, the probability of all texts.
     argmax_is_label: whether the most likely token is a label; if options are scored as texts,
       whether a text begins with this token.
     """
@@ -68,8 +68,8 @@ def results_of(
 ) -> tuple[dict[str, Result], dict[str, LabelDiagnostics]]:
     """Return the result and the diagnostics of each question by its id.
 
-    choices: one for each question, in their order; if options are texts, one for each node of
-    their tree (OptionTexts).
+    choices: one for each question, in their order; if options are texts,
+    one for each node of their tree (OptionTexts).
     """
     found: dict[str, Result] = {}
     diagnostics: dict[str, LabelDiagnostics] = {}
@@ -90,8 +90,8 @@ def decided(
 ) -> tuple[Result, LabelDiagnostics]:
     """Return the result of a question.
 
-    rows: the most likely token, with the logprob of each id of labels.flat as its alternatives; if
-    options are texts, such a row for each node of their tree (OptionTexts).
+    rows: the most likely token, with the logprob of each id of labels.flat as its alternatives;
+    if options are texts, such a row for each node of their tree (OptionTexts).
     """
     first = rows[0]
     if labels.texts is None:

@@ -134,11 +134,11 @@ class ToolFormat(Protocol):
     ) -> ToolParser:
         """Return a parser for the text that the model generates for choice `index`.
 
-        opening: the beginning of a call that the server forced, "" = none. The model's text
-          continues it, so the parser reads `opening` first.
+        opening: the beginning of a call that the server forced, "" = none.
+          The model's text continues it, so the parser reads `opening` first.
         schemas: JSON schemas of the arguments of each function, if the format reads them.
-        around: the texts around calls, None = the defaults of Around (thoughts between <think>
-          tags).
+        around: the texts around calls, None = the defaults of Around
+          (thoughts between <think> tags).
         """
 
 
@@ -188,8 +188,8 @@ class WholeFormat(ToolFormat, Protocol):
 def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
     """Return the Lark rules of a response that consists of the rules call_0 to call_(number - 1).
 
-    The response is one call or, with `between`, several calls with that text between them; then
-    `end` may follow the last call.
+    The response is one call or, with `between`, several calls with that text between them;
+    then `end` may follow the last call.
 
     begin: the text before the first call, in Lark.
     """
@@ -201,11 +201,11 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
 def text_rules(number: int, marker: str, start: str = "( text | opened one )*") -> str:
     """Return the Lark rules of text where a call (call_0, call_1, ...) follows each marker.
 
-    start: the rule of a response, made of the rules `text`, `opened` (text that ends with the
-    marker) and `one` (one of the calls).
+    start: the rule of a response, made of the rules `text`, `opened`
+    (text that ends with the marker) and `one` (one of the calls).
     """
-    # llguidance takes the shortest match of the lazy rule `before`, and only then tries the rule
-    # `text`.
+    # llguidance takes the shortest match of the lazy rule `before`,
+    # and only then tries the rule `text`.
     return "\n".join(
         [
             f"start: {start}",

@@ -1,7 +1,7 @@
 """Calls with known names and arguments, from which a format of calls is learned.
 
-A way of writing arguments has a reader: a function that finds the known arguments in the text of a
-call. The readers are listed in learn_layout.py.
+A way of writing arguments has a reader: a function that finds the known arguments
+in the text of a call. The readers are listed in learn_layout.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class CallProbe:
     """Calls with known names and arguments, as a template writes them.
 
-    one, two: the text of a response with one call, and with two calls ("" = the template cannot
-      write two).
+    one, two: the text of a response with one call, and with two calls
+      ("" = the template cannot write two).
     ids: the ids of the two calls.
     """
 
@@ -39,6 +39,6 @@ class FoundArguments:
     writing: Writing
 
 
-# A reader gets the text of a response, the position of the function's name in this text, and the
-# probe. It returns None if the arguments are written in another way.
+# A reader gets the text of a response, the position of the function's name in this text,
+# and the probe. It returns None if the arguments are written in another way.
 CallReader = Callable[[str, int, CallProbe], FoundArguments | None]

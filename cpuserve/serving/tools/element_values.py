@@ -2,8 +2,8 @@
 
     <days><item>1</item><item>2</item></days><place><city>Paris</city></place>
 
-Strings, numbers, true, false and null have no tags inside. MiniMax M3 writes another text before
-each `<`.
+Strings, numbers, true, false and null have no tags inside.
+MiniMax M3 writes another text before each `<`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The table of formats by model family; each has the name of the vLLM tool parser.
 
-Most templates show how calls are written, and need no entry. The entries are for
---tool-call-parser, and for templates that show no calls: `hinted` recognizes these by a text in
-the template or by a special token.
+Most templates show how calls are written, and need no entry.
+The entries are for --tool-call-parser, and for templates that show no calls:
+`hinted` recognizes these by a text in the template or by a special token.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
-The client gets the text of the channel `final`, and of `commentary` without a recipient, which is a
-preface to calls. The channel `analysis` is a thought. A message to `functions.NAME` is a call, on
-any channel; if it is no JSON object, its whole text is the arguments, since models write patches
-like this. All headers, and messages to built-in tools, are left out.
+The client gets the text of the channel `final`, and of `commentary` without a recipient,
+which is a preface to calls. The channel `analysis` is a thought. A message to `functions.NAME`
+is a call, on any channel; if it is no JSON object, its whole text is the arguments,
+since models write patches like this. All headers, and messages to built-in tools, are left out.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class HarmonyParser(CallParser):
     def ends_with_call(self) -> bool:
         """Whether the last call is complete (see ToolParser).
 
-        A call with a text as arguments that reaches the end of the response does not count as
-        complete, because max_tokens may have cut it off.
+        A call with a text as arguments that reaches the end of the response does not count
+        as complete, because max_tokens may have cut it off.
         """
         return super().ends_with_call and not self._ends_open
 

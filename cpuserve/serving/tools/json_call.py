@@ -19,8 +19,8 @@ USUAL_SPACE = f"({WHITE_SPACE})?"
 def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key: str) -> str:
     """Return the Lark grammar of calls that are objects with the arguments as member `key`.
 
-    rule: the start rule, from calls_rule. If `function` is set, the rule of a call begins after
-    `"KEY":`, else after the quotation mark before the name.
+    rule: the start rule, from calls_rule. If `function` is set,
+    the rule of a call begins after `"KEY":`, else after the quotation mark before the name.
     """
     calls = []
     for i, (name, schema) in enumerate(schemas.items()):
@@ -34,8 +34,8 @@ def text_call_rules(
 ) -> list[str]:
     """Return the Lark rules of calls in text: objects with the arguments as member `key`.
 
-    before, inside: regular expressions of the white space before an object, and inside it before
-    the name. Some models write `"type": "function"` before the name.
+    before, inside: regular expressions of the white space before an object,
+    and inside it before the name. Some models write `"type": "function"` before the name.
     """
     space = USUAL_SPACE
     kind = f'("type"{inside}:{inside}"function"{inside},{inside})?'
@@ -153,8 +153,8 @@ class JsonCall:
         """Return the part of the arguments that was not taken yet; "{}" if there are none."""
         written = self._arguments
         if not written or written[0] != "{":
-            # Some models write the arguments as a JSON string, or leave them out. That is known
-            # only when the object has ended.
+            # Some models write the arguments as a JSON string, or leave them out.
+            # That is known only when the object has ended.
             return _unpacked("".join(written or ())) if self.closed else ""
         new, self._num_taken = written[self._num_taken :], len(written)
         return "".join(new)

@@ -1,7 +1,7 @@
 """Layouts: the texts that a chat template writes around the calls of a response.
 
-A layout with a way of writing arguments (JSON, tags, Python, braces) is a format. It is learned
-from a template (learn_layout.py), or is in the table of families (families.py).
+A layout with a way of writing arguments (JSON, tags, Python, braces) is a format.
+It is learned from a template (learn_layout.py), or is in the table of families (families.py).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def nine_characters() -> str:
 class CallLayout:
     """The texts around calls, as the template writes them, with ID in place of ids and numbers.
 
-    A response has SECTION BEGIN name MIDDLE arguments END. Each further call has BETWEEN BEGIN name
-    MIDDLE arguments END. CLOSE follows the last call.
+    A response has SECTION BEGIN name MIDDLE arguments END.
+    Each further call has BETWEEN BEGIN name MIDDLE arguments END. CLOSE follows the last call.
 
     ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
       at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).

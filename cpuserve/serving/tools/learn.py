@@ -55,8 +55,8 @@ class LearnedFormat:
     why: how `calls` was found, for logs and errors.
     gap: the white space that the template writes between a text and a call.
     tags: the tags around thoughts; None = the template has none.
-    whole: the format of all responses, with or without tools; None = responses are text, with
-      thoughts between tags.
+    whole: the format of all responses, with or without tools;
+      None = responses are text, with thoughts between tags.
     why_tags: how the tags were found.
     thought_end: the texts that the server writes to end a thought.
     guided: a grammar keeps calls valid, as the model was not trained for them.
@@ -119,8 +119,8 @@ def learn_format(
 ) -> LearnedFormat:
     """Return how a model with this template writes responses; this renders some conversations.
 
-    calls, reasoning: a parser of config/parsers.py each; "auto" = find the format, "none" = no
-    calls, or no thoughts.
+    calls, reasoning: a parser of config/parsers.py each;
+    "auto" = find the format, "none" = no calls, or no thoughts.
     """
     source = template.tool_source
     if source is None:

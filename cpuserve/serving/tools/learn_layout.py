@@ -41,8 +41,8 @@ def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
 def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
     """Return the layout and writing, changed so that a further argument differs from the end.
 
-    If an argument and the end of a call begin with the same text, this text is moved to the end of
-    the text before the first argument, and to the end of the text after each argument.
+    If an argument and the end of a call begin with the same text, this text is moved to the end
+    of the text before the first argument, and to the end of the text after each argument.
     """
     if not isinstance(writing, Tags):
         return layout, writing

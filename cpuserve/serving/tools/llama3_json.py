@@ -2,10 +2,10 @@
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
 
-The token <|python_tag|> may come before a call; after other text, it is required. Semicolons
-between calls belong to the format and are dropped. An object that is not a call, such as a response
-in JSON, is reported as text, as is all text after it up to a tag. Only a call has arguments next to
-a name, so the parser knows that an object is a call when its arguments begin.
+The token <|python_tag|> may come before a call; after other text, it is required.
+Semicolons between calls belong to the format and are dropped. An object that is not a call,
+such as a response in JSON, is reported as text, as is all text after it up to a tag. Only a call
+has arguments next to a name, so the parser knows that an object is a call when its arguments begin.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Llama3Json:
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text where every call is one of these functions.
 
-        At the beginning of a response and after a call, a call needs no marker. There, an object is
-        a call if it begins with the name of an offered function; other objects are free text.
+        At the beginning of a response and after a call, a call needs no marker. There, an object
+        is a call if it begins with the name of an offered function; other objects are free text.
         """
         calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
         start = "one* ( text | opened one+ )*"
@@ -95,9 +95,9 @@ LLAMA3_JSON = Llama3Json()
 def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
     """Return the Lark grammar of calls that are JSON from the first character on.
 
-    A structured output in JSON is then possible instead of calls: llguidance splits both into the
-    same lexemes. If the opening of a call were a literal, llguidance would not recognize in it the
-    "{" of a JSON response.
+    A structured output in JSON is then possible instead of calls:
+    llguidance splits both into the same lexemes. If the opening of a call were a literal,
+    llguidance would not recognize in it the "{" of a JSON response.
     """
     calls = [
         object_rule(

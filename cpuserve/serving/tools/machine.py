@@ -19,13 +19,13 @@ class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
     Each state is a method that reads the held text; it returns True after a change of the state,
-    and the new state then reads the rest. Thoughts are reported without their tags, and nothing in
-    them is a call. `markers` begin a call in text.
+    and the new state then reads the rest. Thoughts are reported without their tags,
+    and nothing in them is a call. `markers` begin a call in text.
 
     White space of the model is reported unchanged, with four exceptions. Line breaks at both ends
     of a thought and after it are dropped, because templates write them. Text that the template
-    writes between a text and a call (`around.gap`) is dropped, as is text of white space only
-    before, between and after calls. A line break is added between two texts around a call.
+    writes between a text and a call (`around.gap`) is dropped, as is text of white space
+    only before, between and after calls. A line break is added between two texts around a call.
     """
 
     markers: tuple[str, ...]
@@ -60,8 +60,8 @@ class CallParser(ABC):
         self._last = ""  # the last character that was reported as text
         self._in_words = False  # False: white space is held back until other text follows
         self._is_at_call = False  # only white space has followed the last call
-        # True: a thought has ended, and no text or call has followed. Line breaks at the beginning
-        # of the next text are then dropped.
+        # True: a thought has ended, and no text or call has followed.
+        # Line breaks at the beginning of the next text are then dropped.
         self._follows_thought = False
         self._in_thought_words = False  # whether the thought so far has more than white space
         self._thought_blanks: list[str] = []  # white space that is dropped if the thought ends

@@ -31,8 +31,8 @@ ARGUMENTS: dict[str, Any] = {
     "object": {"k": "v"},
 }
 _TYPES = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
-# The types of list items and object members: the template of Command R+ writes these into the
-# prompt, and has no words for other types.
+# The types of list items and object members:
+# the template of Command R+ writes these into the prompt, and has no words for other types.
 _INNER: Mapping[type, Mapping[str, Any]] = {
     list: {"items": {"type": "string"}},
     dict: {"additionalProperties": {"type": "string"}},

@@ -8,10 +8,10 @@
     </function>
     </tool_call>
 
-The parser reports the arguments as JSON, with the types in the function's schema. A string is
-reported as it is written, without the line breaks next to the tags; another value is converted when
-it has ended (values.py). Some models omit <tool_call> or </parameter>. Text that does not follow
-the format is reported as text, with its markers.
+The parser reports the arguments as JSON, with the types in the function's schema.
+A string is reported as it is written, without the line breaks next to the tags;
+another value is converted when it has ended (values.py). Some models omit <tool_call>
+or </parameter>. Text that does not follow the format is reported as text, with its markers.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Qwen3CoderParser(TypedValues):
     def _end(self) -> None:
         """Report the text that is still held back when the response ends.
 
-        Within a string argument it is the rest of the string. Elsewhere it is text, such as the
-        beginning of a call that was never completed.
+        Within a string argument it is the rest of the string.
+        Elsewhere it is text, such as the beginning of a call that was never completed.
         """
         if self._state == self._in_string:
             self._continue_call(inside(self._held))

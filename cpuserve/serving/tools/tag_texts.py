@@ -17,12 +17,12 @@ KEY = "\2"
 class TagTexts:
     """The texts around arguments: OPEN key HEAD value TAIL for each argument.
 
-    heads: pairs of the value's type and the text between the key and the value; the type is "" if
-      all types have the same text.
+    heads: pairs of the value's type and the text between the key and the value;
+      the type is "" if all types have the same text.
     tail: the text after a value, which may contain KEY.
     quote: the texts between HEAD and a string, and between the string and TAIL.
-    item: the tag of a list's items, if lists and objects are written as tags inside of tags; "" =
-      they are JSON.
+    item: the tag of a list's items, if lists and objects are written as tags inside of tags;
+      "" = they are JSON.
     prefix: the beginning of a tag inside of a value, such as "<".
     """
 

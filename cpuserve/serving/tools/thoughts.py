@@ -74,11 +74,11 @@ USUAL = ThoughtUse()
 class Turns:
     """The headers of the messages that a response consists of, if each has a header.
 
-    Functionary writes `>>>all` before a text and `>>>NAME` before arguments, for example, and the
-    prompt ends with the first `>>>`.
+    Functionary writes `>>>all` before a text and `>>>NAME` before arguments, for example,
+    and the prompt ends with the first `>>>`.
 
-    begun: the beginning of every header, which is the end of the prompt; "" if only texts have a
-      header.
+    begun: the beginning of every header, which is the end of the prompt;
+      "" if only texts have a header.
     text: the rest of the header of a text.
     ends: the texts at the end of a message.
     """

@@ -81,12 +81,12 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
     """Return the grammar or schema of the response, None = the response is free.
 
     The response has the structured output that the request asks for or, if tools are offered,
-    consists of calls. A `grammar` of the client covers the whole response without calls, because
-    calls as an alternative could change how llguidance splits the text into lexemes.
+    consists of calls. A `grammar` of the client covers the whole response without calls,
+    because calls as an alternative could change how llguidance splits the text into lexemes.
 
     Raises:
-      InvalidRequest: the errors of structured_outputs; or the schema and the functions are too
-        long, or no grammar can express the schema of a strict function.
+      InvalidRequest: the errors of structured_outputs; or the schema
+        and the functions are too long, or no grammar can express the schema of a strict function.
     """
     form = structured_outputs(call)
     if form is None:
@@ -214,8 +214,8 @@ def _offered(call: GenerateCall) -> list[Mapping[str, Any]]:
 def _strict(call: GenerateCall) -> OptionalSchemas:
     """Return for each function that may be called the schema of its arguments, None = any.
 
-    A strict function has its own schema, and a custom tool the schema of its grammar. All other
-    functions have None.
+    A strict function has its own schema, and a custom tool the schema of its grammar.
+    All other functions have None.
     """
     custom = call.custom_tools or {}
     return {f["name"]: _kept_schema(f, custom.get(f["name"])) for f in _offered(call)}

@@ -22,8 +22,8 @@ RECEIVE_BYTES = 1 << 20
 class RenderJob(msgspec.Struct, array_like=True):
     """Render a template, or only compile it.
 
-    template: the name of the template. source: its text, only in the first job of a connection that
-      uses the template.
+    template: the name of the template. source: its text, only in the first job of a connection
+      that uses the template.
     variables: see `packed`; None = compile only.
     cpu_s, wall_s, memory_bytes: the limits of the job.
     max_bytes: the limit of the rendered text.
