@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
@@ -23,6 +22,7 @@ from cpuserve.models.experts import (
     read_first_dense,
     read_groups,
 )
+from cpuserve.models.indexers import leave_indexer, without_indexer
 from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
 from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
@@ -110,19 +110,13 @@ class DeepseekV32:
             dense=read_dense_layers(config, first=first),
             groups=read_groups(config, (8, 4), best=2),
         )
-        most = read_int(config, "index_topk", 2048)
-        if most >= spec.max_position:
-            return spec
-        why = "cpuserve has no indexer, which longer requests need to choose their keys"
-        extra = {**spec.extra, "length_limit": why}
-        return replace(spec, max_position=most, extra=extra)
+        return without_indexer(spec, read_int(config, "index_topk", 2048))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        scales = [name.replace(".weight", ".weight_scale_inv") for name in INDEXER[:3]]
         for layer in range(s.layers):
-            b.leave(f"model.layers.{layer}.self_attn.indexer.{n}" for n in (*INDEXER, *scales))
+            leave_indexer(b, f"model.layers.{layer}.self_attn", INDEXER)
         build_latent(b, s, score="sigmoid")
 
 

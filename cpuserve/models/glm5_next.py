@@ -10,6 +10,7 @@ from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.deepseek import INDEXER, latent_output, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
+from cpuserve.models.indexers import leave_indexer, without_indexer
 from cpuserve.models.kimi_linear import read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
@@ -105,11 +106,7 @@ def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     if pool > 1 and not read_bool(config, "index_kpool_always_select_tail", True):
         want = "true: cpuserve has no indexer, and without these tokens some keys are left out"
         refuse("index_kpool_always_select_tail", False, want)
-    if most + pool - 1 >= spec.max_position:
-        return spec
-    why = "cpuserve has no indexer, which longer requests need to choose their keys"
-    extra = {**spec.extra, "length_limit": why}
-    return replace(spec, max_position=most + pool - 1, extra=extra)
+    return without_indexer(spec, most, block=pool)
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
@@ -146,9 +143,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         bound = cast("float", s.extra["bound"])
         out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
         return b.linear(out, f"{at}.o_proj", features=s.width)
-    # The tensors of the indexer, and the scales of its matrices in FP8.
-    scales = [name.replace(".weight", ".weight_scale_inv") for name in INDEXER[:3]]
-    b.leave(f"{at}.indexer.{name}" for name in (*INDEXER, *scales, *POOLS))
+    leave_indexer(b, at, (*INDEXER, *POOLS))
     out = latent_output(b, s, layer, h, cache=sum(attends[:layer]))
     return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
 

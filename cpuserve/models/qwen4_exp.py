@@ -9,6 +9,7 @@ from typing import Any, TypedDict, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.indexers import leave_indexer, without_indexer
 from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.ngrams import hash_multipliers, part_rows, prime_sizes
 from cpuserve.models.qwen3_moe import add_shared_expert
@@ -150,11 +151,7 @@ def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     most, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
     if most % block:
         refuse("indexer_budget", most, f"a multiple of indexer_compress_ratio ({block})")
-    if most + block - 1 >= spec.max_position:
-        return spec
-    why = "cpuserve has no indexer, which longer requests need to choose their keys"
-    extra = {**spec.extra, "length_limit": why}
-    return replace(spec, max_position=most + block - 1, extra=extra)
+    return without_indexer(spec, most, block=block)
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
@@ -215,8 +212,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
-        b.leave(f"{at}.indexer.{name}" for name in INDEXER)
-        b.leave([f"{at}.indexer.index_qk_proj.weight_scale_inv"])
+        leave_indexer(b, at, INDEXER)
         a = gated_attention(b, s, at, sum(attends[:layer]), h)
         return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
     at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
