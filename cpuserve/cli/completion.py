@@ -64,6 +64,11 @@ def _leaves(root: CompletedCommand) -> Iterator[tuple[tuple[str, ...], Completed
         yield (command.name,), command
 
 
+def _pattern(path: tuple[str, ...]) -> str:
+    """Return the pattern of a position of the cursor and the first two words after `cpuserve`."""
+    return ":".join(["*", *path, *["*"] * (2 - len(path))])
+
+
 def _words(command: CompletedCommand) -> str:
     return " ".join([*(c.name for c in command.commands), *(f.name for f in command.flags)])
 
@@ -78,8 +83,7 @@ def bash_script(root: CompletedCommand) -> str:
         f'        1:*) words="{_words(root)}" ;;',
     ]
     for path, command in _leaves(root):
-        pattern = ":".join(["*", *path, *(["*"] if len(path) == 1 else [])])
-        lines.append(f'        {pattern}) words="{_words(command)}" ;;')
+        lines.append(f'        {_pattern(path)}) words="{_words(command)}" ;;')
     lines += [
         "    esac",
         '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
@@ -104,9 +108,8 @@ def zsh_script(root: CompletedCommand) -> str:
         f"        2:*) found=({listed(root.commands)}); flags=({listed(root.flags)}) ;;",
     ]
     for path, command in _leaves(root):
-        pattern = ":".join(["*", *path, *(["*"] if len(path) == 1 else [])])
         found, flags = listed(command.commands), listed(command.flags)
-        lines.append(f"        {pattern}) found=({found}); flags=({flags}) ;;")
+        lines.append(f"        {_pattern(path)}) found=({found}); flags=({flags}) ;;")
     lines += [
         "    esac",
         "    (( $#found )) && _describe command found",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+from cpuserve.serving.tools.atoms import BRACKETED, TAG
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     OptionalSchemas,
@@ -30,12 +31,12 @@ from cpuserve.tokenizer.ends import ENDS
 ID, NAME = "\0", "\1"
 # The parts (chunks) of a text between which a model may write any white space.
 _CHUNKS = re.compile(
-    r"[\x00\x01]|\[/?[A-Z_]+\]|<[^<>\s\x00\x01]*>?|(?:(?!\[/?[A-Z_]+\])[^\s<\x00\x01])+"
+    rf"[\x00\x01]|{BRACKETED}|<[^<>\s\x00\x01]*>?|(?:(?!{BRACKETED})[^\s<\x00\x01])+"
 )
 # Matches the parts of a text that may contain special tokens.
 _RUNS = re.compile(r"[^\s\x00\x01]{3,}")
 # Matches in chunks that are so rare in other texts that they show the beginning of a call.
-_MARKER = re.compile(r"<[^<>\s]*>|\w\w|\[[A-Z_]+\]|[^\w\s]{2}")
+_MARKER = re.compile(rf"{TAG}|\w\w|{BRACKETED}|[^\w\s]{{2}}")
 _NINE = string.ascii_letters + string.digits
 
 

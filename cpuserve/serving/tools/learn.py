@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
+from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.call_probe import CallProbe
 from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family, hinted
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 _SHORTEST = 3  # a shorter token may be a part of any text
 # Some templates write the text and the calls as two messages. This matches the tags after the text.
-_TURN = re.compile(r"(?<=\w)\s*<[^<>\s]{1,40}>.*", re.DOTALL)
+_TURN = re.compile(rf"(?<=\w)\s*{SHORT_TAG}.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from cpuserve.serving.tools.atoms import atoms
 from cpuserve.serving.tools.brace_calls import Braces
 from cpuserve.serving.tools.call_probe import CallProbe, CallReader, FoundArguments
 from cpuserve.serving.tools.element_calls import find_elements
@@ -18,8 +19,6 @@ from cpuserve.serving.tools.python_calls import PYTHON
 from cpuserve.serving.tools.tag_calls import Tags
 from cpuserve.serving.tools.values import types_of
 
-# Matches one of the units in which texts are compared: a tag, a word, or one other character.
-_ATOMS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\s|[A-Za-z0-9_]+|.", re.DOTALL)
 # How many braces may come between a name and its arguments.
 _MOST_BRACES = 3
 
@@ -126,7 +125,7 @@ def _same(one: str, other: str) -> bool:
 def common_beginning(one: str, other: str) -> str:
     """Return the longest common beginning that ends between two tags or words."""
     length = 0
-    for a, b in zip(_ATOMS.findall(one), _ATOMS.findall(other), strict=False):
+    for a, b in zip(atoms(one), atoms(other), strict=False):
         if not _same(a, b):
             break
         length += len(a)
@@ -136,8 +135,7 @@ def common_beginning(one: str, other: str) -> str:
 def common_end(one: str, other: str) -> str:
     """Return the longest common end that begins between two tags or words."""
     length = 0
-    pairs = zip(_ATOMS.findall(one)[::-1], _ATOMS.findall(other)[::-1], strict=False)
-    for a, b in pairs:
+    for a, b in zip(atoms(one)[::-1], atoms(other)[::-1], strict=False):
         if not _same(a, b):
             break
         length += len(a)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from cpuserve.serving.tools.atoms import atoms
 from cpuserve.serving.tools.thoughts import ThinkTags, Turns
 
-# Matches one of the units in which texts are compared: a tag, a word, or one other character.
-_ATOMS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|[A-Za-z0-9_]+|.", re.DOTALL)
 _LONGEST, _LONGEST_TAG = 120, 64
 
 
@@ -34,7 +33,7 @@ def tags_around(before: str, close: str, other: str) -> ThinkTags | None:
     other: the rest of the rendered text, which must not contain the first tag.
     """
     found = ""
-    for atom in reversed(_ATOMS.findall(before.rstrip()[-_LONGEST_TAG:])):
+    for atom in reversed(atoms(before.rstrip()[-_LONGEST_TAG:])):
         if atom == "\n":
             break
         found = atom + found
@@ -56,7 +55,7 @@ def end_of(rendered: str, said: str, turns: Turns) -> str:
 def _begun(prompt: str, behind: str) -> str:
     """Return the end of the prompt that is also the beginning of a later message, or ""."""
     found = ""
-    for atom in reversed(_ATOMS.findall(prompt[-_LONGEST:])):
+    for atom in reversed(atoms(prompt[-_LONGEST:])):
         if atom + found not in behind:
             break
         found = atom + found

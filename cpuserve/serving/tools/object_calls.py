@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from cpuserve.serving.tools.atoms import BRACKETED
 from cpuserve.serving.tools.base import OptionalSchemas, Schemas
 from cpuserve.serving.tools.json_call import (
     JsonCall,
@@ -21,7 +22,7 @@ from cpuserve.serving.tools.layout_parser import LayoutParser
 from cpuserve.serving.tools.thoughts import Around
 
 _OBJECT = re.compile(r"\[?\s*\{")
-_FIXED = re.compile(r"<\S*|\[/?[A-Z_]+\]|[^\[\]{},\"]+")
+_FIXED = re.compile(rf"<\S*|{BRACKETED}|[^\[\]{{}},\"]+")
 
 
 @dataclass(frozen=True)

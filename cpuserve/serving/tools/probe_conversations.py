@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat, new_call_id
 from cpuserve.serving.tools.learn_layout import common_beginning, common_end
 from cpuserve.serving.tools.learn_turns import end_of, tags_around, turns_of
@@ -59,8 +60,8 @@ _CALLS: list[dict[str, Any]] = [
     {"id": f"call0000{i}", "type": "function", "function": {"name": n, "arguments": ARGUMENTS}}
     for i, n in enumerate(NAMES)
 ]
-_END = re.compile(r"(<[^<>\s]{1,40}>|\s)+$")
-_TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
+_END = re.compile(rf"({SHORT_TAG}|\s)+$")
+_TAG = re.compile(rf"{SHORT_TAG}|\[/?[A-Z_]{{1,40}}\]")
 _TAGS = re.compile(rf"((?:{_TAG.pattern})\w{{0,20}})+")
 
 
