@@ -50,18 +50,13 @@ class FirstToken(LastToken):
         return range(start, min(end, 1))
 
 
-class Mean:
-    """Takes the mean of the vectors of all tokens.
-
-    The vectors are added one after another, so the bits of the mean do not depend on the chunks of
-    the prompt.
-    """
+class EachToken:
+    """Reads the vectors of all tokens, each of them once; the poolings below define the rest."""
 
     reads_prefixes = False
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._sum: Float64 = np.zeros(0)
         self._count = 0
 
     def positions(self, start: int, end: int, length: int) -> range:
@@ -70,14 +65,32 @@ class Mean:
         return range(max(start, self._count), end)
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Add the vectors to the sum."""
-        if not vectors:
-            return
+        """Add the vectors of the next tokens."""
+        if vectors:
+            self._take(vectors)
+        self._count += len(vectors)
+
+    def _take(self, vectors: Sequence[object]) -> None:
+        """Add one or more vectors, before they are counted."""
+        raise NotImplementedError
+
+
+class Mean(EachToken):
+    """Takes the mean of the vectors of all tokens.
+
+    The vectors are added one after another, so the bits of the mean do not depend on the chunks of
+    the prompt.
+    """
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._sum: Float64 = np.zeros(0)
+
+    def _take(self, vectors: Sequence[object]) -> None:
         rows = np.asarray(vectors, np.float64)
         if self._count:
             rows[0] += self._sum
         self._sum = np.add.reduce(rows, axis=0)  # numpy adds row after row along this axis
-        self._count += len(rows)
 
     def result(self) -> bytes | None:
         """Return the embedding or score of the mean of the vectors.
@@ -89,28 +102,18 @@ class Mean:
         return _finished(mean, self._head)
 
 
-class LargestLogits:
+class LargestLogits(EachToken):
     """Makes a sparse embedding (SPLADE): log(1 + the largest value of all tokens) in each column.
 
     The rows are logits over the vocabulary that are at least 0. If `head.logs` is 2, the logarithm
     is applied twice.
     """
 
-    reads_prefixes = False
-
     def __init__(self, head: Head) -> None:
-        self._logs = head.logs
+        super().__init__(head)
         self._largest: Float32 | None = None
-        self._count = 0
 
-    def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions that were not already added before a preemption."""
-        del length
-        return range(max(start, self._count), end)
-
-    def add(self, vectors: Sequence[object]) -> None:
-        """Keep the largest value of each column."""
-        self._count += len(vectors)
+    def _take(self, vectors: Sequence[object]) -> None:
         for vector in vectors:
             row = np.asarray(vector, np.float32)
             self._largest = row if self._largest is None else np.maximum(self._largest, row)
@@ -119,33 +122,23 @@ class LargestLogits:
         """Return the embedding [vocab]."""
         if self._largest is None or not np.all(np.isfinite(self._largest)):
             return None
-        return _logs_of(self._largest, self._logs).astype("<f4").tobytes()
+        return _logs_of(self._largest, self._head.logs).astype("<f4").tobytes()
 
 
-class SummedLogits:
+class SummedLogits(EachToken):
     """Makes a sparse embedding (SPLADE): the sum of log(1 + x) of all tokens in each column.
 
     The rows are as in LargestLogits. They are added one after another in fp64, so the bits of the
     sum do not depend on the chunks of the prompt.
     """
 
-    reads_prefixes = False
-
     def __init__(self, head: Head) -> None:
-        self._logs = head.logs
+        super().__init__(head)
         self._sum: Float64 | None = None
-        self._count = 0
 
-    def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions that were not already added before a preemption."""
-        del length
-        return range(max(start, self._count), end)
-
-    def add(self, vectors: Sequence[object]) -> None:
-        """Add the logarithms of each row."""
-        self._count += len(vectors)
+    def _take(self, vectors: Sequence[object]) -> None:
         for vector in vectors:
-            row = _logs_of(np.asarray(vector, np.float32), self._logs)
+            row = _logs_of(np.asarray(vector, np.float32), self._head.logs)
             self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
 
     def result(self) -> bytes | None:
@@ -161,22 +154,14 @@ def _logs_of(logits: Float32, times: int) -> Float32:
     return logits
 
 
-class AllTokens:
+class AllTokens(EachToken):
     """Keeps the result of the head for each token, one after another."""
 
-    reads_prefixes = False
-
     def __init__(self, head: Head) -> None:
-        self._head = head
+        super().__init__(head)
         self._parts: list[bytes | None] = []
 
-    def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions that were not already added before a preemption."""
-        del length
-        return range(max(start, len(self._parts)), end)
-
-    def add(self, vectors: Sequence[object]) -> None:
-        """Apply the head to each of the vectors, and keep the results."""
+    def _take(self, vectors: Sequence[object]) -> None:
         rows = (np.asarray(vector, np.float64) for vector in vectors)
         self._parts += [_finished(row, self._head) for row in rows]
 
@@ -215,7 +200,7 @@ class Several:
         return b"".join(found) if len(found) == len(results) else None
 
 
-POOLS: dict[str, type[LastToken | Mean | AllTokens | LargestLogits | SummedLogits]] = {
+POOLS: dict[str, type[LastToken | EachToken]] = {
     "last": LastToken,
     "first": FirstToken,
     "mean": Mean,

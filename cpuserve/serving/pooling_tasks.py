@@ -32,11 +32,14 @@ _KINDS = {
 
 def embedding_tasks(context: ModelContext) -> tuple[str, ...]:
     """Return the tasks of an embedding model; () for a model that makes no embeddings."""
-    if context.pooling == "splade" or not context.embeds:
-        return ("embed",) if context.pooling == "splade" else ()
-    heads = context.token_widths
-    several = (BOTH, *((ALL,) if "multi" in heads else ())) if "weights" in heads else ()
-    return ("embed", "token_embed", *(("token_classify",) if "weights" in heads else ()), *several)
+    if context.pooling == "splade":
+        return ("embed",)
+    if not context.embeds:
+        return ()
+    if "weights" not in context.token_widths:
+        return ("embed", "token_embed")
+    several = (BOTH, ALL) if "multi" in context.token_widths else (BOTH,)
+    return ("embed", "token_embed", "token_classify", *several)
 
 
 def vectors_of(task: str, context: ModelContext, *, activates: bool) -> str:

@@ -46,6 +46,7 @@ def make_context(
     details: facts about the model's files; None = the API shows none.
     """
     config = configs[0]
+    tasks = tasks_of(config)
     cpu = CpuView(platform, configs)
     most_body = options.max_body_size or default_body_bytes(config.max_model_len)
     metrics = ServerMetrics(
@@ -79,8 +80,8 @@ def make_context(
         kv_bytes=kv_bytes,
         pooling=config.pooling,
         adapters=dict(config.adapters),
-        default_adapter=default_task(tasks_of(config)),
-        tasks=tasks_of(config),
+        default_adapter=default_task(tasks),
+        tasks=tasks,
         adapters_change=config.adapter_slots > 0,
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),
