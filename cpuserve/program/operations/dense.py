@@ -418,9 +418,10 @@ class DenseBuilder(ExpertsBuilder):
         self._ops.append(Hidden(x, self._width(x)))
 
 
-def gathers(to: Lowering, weight: str) -> bool:
-    """Whether rows are read from the mapped file, as no op multiplies by the matrix."""
-    return weight in looked_up(to.program) and to.is_mapped(weight)
+def gathers(to: Lowering, *weights: str) -> bool:
+    """Whether rows are read from the mapped file, as no op multiplies by any of the matrices."""
+    found = looked_up(to.program)
+    return all(weight in found and to.is_mapped(weight) for weight in weights)
 
 
 def lookup_table(to: Lowering, weight: str, rows: int, width: int, gathered: bool) -> int:

@@ -47,7 +47,7 @@ class NgramEmbed(Op, frozen=True):
     end: int
 
     def lower(self, to: Lowering) -> None:
-        gathered = all(gathers(to, name) for name in self.weights)
+        gathered = gathers(to, *self.weights)
         matrices = [
             lookup_table(to, name, rows, self.width, gathered)
             for name, rows in zip(self.weights, self.rows, strict=True)
