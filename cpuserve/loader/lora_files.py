@@ -67,13 +67,6 @@ _ALSO = {
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "GraniteMoeSharedForCausalLM": "granitemoe",
 }
-_ARCHS_OF = {
-    **{
-        family: [name for name, arch in ARCHS.items() if arch.family == family]
-        for family in {arch.family for arch in ARCHS.values()}
-    },
-    **{family: [name] for family, name in _ALSO.items()},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +286,9 @@ def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     if not isinstance(found, str) or found not in ARCHS:
         supported = ", ".join(ARCHS)
         fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
-    names = _ARCHS_OF.get(spec.architecture, [found])
-    if found not in names:
+    family = spec.architecture
+    names = [_ALSO[family]] if family in _ALSO else [n for n in ARCHS if ARCHS[n].family == family]
+    if names and found not in names:
         msg = f"its architecture is {found}, that of the model {' or '.join(names)}"
         fail(name, f"it is for another model: {msg}")
     return ARCHS[found]
