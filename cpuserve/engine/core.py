@@ -160,7 +160,7 @@ class EngineCore:
             key, scale = adapter.fingerprint, params.scale_key
             salt = f"{key}{scale}@{salt}"  # a client's salt contains no @
             if self._kv_events is not None:
-                self._kv_events.adapters[key + scale] = params.adapter + scale
+                self._kv_events.adapters[key] = params.adapter
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         request = Request(
             RequestId(message.id),

@@ -55,7 +55,7 @@ class KvEventPublisher:
             raise ConfigError(msg) from None
         zmq: Any = installed
         self.adapters: dict[str, str] = {}  # the fingerprint of each adapter, and its name
-        self.changes = CacheEvents(config.block_size, lambda found: self.adapters.get(found, found))
+        self.changes = CacheEvents(config.block_size, self._adapter_name)
         self._zmq = zmq
         self._settings = settings
         self._next = 0
@@ -75,6 +75,11 @@ class KvEventPublisher:
             "the tokens of all prompts are published at %s to everyone who can connect",
             _shifted(settings.endpoint, settings.rank),
         )
+
+    def _adapter_name(self, key: str) -> str:
+        """Return the name of an adapter and the suffix of its scale, from its key in salts."""
+        fingerprint, star, scale = key.partition("*")
+        return self.adapters.get(fingerprint, fingerprint) + star + scale
 
     def _open(self) -> None:
         zmq, settings = self._zmq, self._settings

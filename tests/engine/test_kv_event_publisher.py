@@ -9,6 +9,7 @@ from cpuserve.config.kv_events import KvEvents  # noqa: E402
 from cpuserve.engine.core import EngineCore  # noqa: E402
 from cpuserve.engine.ipc import AddRequest, Ask  # noqa: E402
 from cpuserve.engine.kv_events import END, KvEventPublisher  # noqa: E402
+from cpuserve.engine.lora import LoadedAdapter  # noqa: E402
 from cpuserve.errors import ConfigError  # noqa: E402
 from cpuserve.sampling.params import SamplingParams  # noqa: E402
 from tests.helpers.fake_executor import FakeExecutor, fake_config  # noqa: E402
@@ -73,9 +74,9 @@ def engine(tmp_path):
         core.close()
 
 
-def run(core, number, prompt):
+def run(core, number, prompt, **fields):
     data = b"".join(token.to_bytes(4, "little") for token in prompt)
-    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    params = SamplingParams(max_tokens=1, ignore_eos=True, **fields)
     core.handle(AddRequest(number, data, params, 0.0))
     while core.has_work:
         core.step()
@@ -116,6 +117,19 @@ def test_a_subscriber_gets_the_blocks_of_a_prompt_and_asks_for_what_it_missed(en
     assert listener.receive() == (number + 1, [["AllBlocksCleared"]])
     assert [n for n, _ in listener.again(number)] == [number, number + 1]
     assert listener.again(number + 9) == []
+
+
+def test_scales_of_an_adapter_have_names_and_it_is_remembered_once(engine, monkeypatch):
+    core, listener = engine
+    monkeypatch.setattr(core.adapters, "find", lambda _: LoadedAdapter(0, "fingerprint"))
+    scales = (1.0, 0.5, -2.0)
+    for number, scale in enumerate(scales):
+        run(core, number, [7] * 40, adapter="french", adapter_scale=scale)
+    wait_until(lambda: len(stored(listener.again(0))) == len(scales))
+    events = [event for _, events in listener.again(0) for event in events]
+    names = [event[7] for event in events if event[0] == "BlockStored"]
+    assert names == ["french", "french*0.5", "french*-2.0"]
+    assert core._kv_events.adapters == {"fingerprint": "french"}
 
 
 def test_only_the_last_batches_are_kept_for_replay(engine):
