@@ -72,8 +72,8 @@ class CacheEvents:
     """Collects the changes of a prefix index until `take` returns them.
 
     adapter_name: a function that returns the name of the LoRA adapter with a fingerprint. A salt of
-    the index is the client's cache_salt,
-    after the fingerprint of the adapter and "@" if there is one.
+    the index is the client's cache_salt, after the fingerprint of the adapter and "@" if there is
+    one. The fingerprint ends with `SamplingParams.scale_key`.
     """
 
     def __init__(self, block_size: int, adapter_name: Callable[[str], str] = str) -> None:
@@ -101,8 +101,9 @@ class CacheEvents:
         event.block_hashes.append(entry.key)
         event.token_ids += array("i", entry.content)
         if keys or event.extra_keys is not None:
-            before = event.extra_keys or [None] * (len(event.block_hashes) - 1)
-            event.extra_keys = [*before, tuple(keys) or None]
+            if event.extra_keys is None:
+                event.extra_keys = [None] * (len(event.block_hashes) - 1)
+            event.extra_keys.append(tuple(keys) or None)
         self._last = entry
 
     def removed(self, entry: IndexEntry) -> None:
