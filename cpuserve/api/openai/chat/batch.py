@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatFields, ChatMessage, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter, echoed
 from cpuserve.api.request.fields import is_set, with_refused
@@ -42,16 +43,17 @@ def batch_call(request: BatchChatRequest) -> GenerateCall:
     if request.n not in (None, 1):
         msg = "n must be 1, because each conversation has one response: omit it"
         raise InvalidRequest(msg, param="n")
-    calls = [to_call(each) for each in _requests(request)]
-    calls[0].conversations = [call.messages or [] for call in calls]
-    return calls[0]
+    call = to_call(_first(request))
+    others = [chat_messages(messages) for messages in request.messages[1:]]
+    call.conversations = [call.messages or [], *others]
+    return call
 
 
-def _requests(request: BatchChatRequest) -> list[ChatRequest]:
-    """Return a request with the same fields for each conversation."""
+def _first(request: BatchChatRequest) -> ChatRequest:
+    """Return a request with the same fields and the first conversation."""
     names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
     shared = {name: getattr(request, name) for name in names}
-    return [ChatRequest(messages=messages, **shared) for messages in request.messages]
+    return ChatRequest(messages=request.messages[0], **shared)
 
 
 class BatchChatWriter(ChatWriter):
@@ -60,10 +62,9 @@ class BatchChatWriter(ChatWriter):
     def __init__(
         self, received: RequestContext, asked: BatchChatRequest, generation: Generation
     ) -> None:
-        requests = _requests(asked)
-        super().__init__(received, requests[0], generation)
+        super().__init__(received, _first(asked), generation)
         self._ids_of_prompt = False
-        self._begun = [echoed(each) for each in requests]
+        self._begun = [echoed(asked, messages) for messages in asked.messages]
 
     def _message(self, choice: Choice) -> ChatMessage:
         self._role, self._echoed = self._begun[choice.index]

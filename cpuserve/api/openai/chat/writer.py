@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ from cpuserve.tokenizer.conversation import text_of
 from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
-    from cpuserve.api.openai.chat.schema import ChatRequest
+    from cpuserve.api.openai.chat.schema import ChatFields, ChatRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
@@ -50,7 +50,7 @@ class ChatWriter:
         self._received = received
         self._model = received.served.name
         self._ids = self._ids_of_prompt = bool(asked.return_token_ids)
-        self._role, self._echoed = echoed(asked)
+        self._role, self._echoed = echoed(asked, asked.messages)
         self._top = first.params.num_top
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
@@ -194,18 +194,18 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
     return schema.ToolCall(call.id, "function", schema.FunctionCall(call.name, written))
 
 
-def echoed(asked: ChatRequest) -> tuple[str, str]:
-    """Return the role of the response, and the text of the last message if it is echoed.
+def echoed(asked: ChatFields, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the role of a response to messages, and the text of the last one if it is echoed.
 
     The last message is echoed if it has the same role as the response, as in vLLM. A response that
     continues the last message, or has no beginning of its own, has the role of this message.
     """
     role = "assistant"
-    if not (asked.echo and asked.messages):
+    if not (asked.echo and messages):
         return role, ""
-    last = asked.messages[-1]
+    last = messages[-1]
     if asked.continue_final_message or asked.add_generation_prompt is False:
         role = last["role"]
     if last["role"] != role:
         return role, ""
-    return role, text_of(message_content(last, f"messages[{len(asked.messages) - 1}]"))
+    return role, text_of(message_content(last, f"messages[{len(messages) - 1}]"))
