@@ -72,11 +72,9 @@ def resolve_model(
     if name in BUILTIN:
         return fetch_builtin(BUILTIN[name], cache or cache_dir(), progress)
     repo, file = _repo_and_file(name)
-    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+    if not _is_id(repo):
         raise _unknown(name, paths=paths and local)
-    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        msg = f"{revision[:100]!r} is not a valid revision; give a branch, a tag or a commit"
-        raise ModelError(msg)
+    _check_revision(revision)
     return _from_hub(repo, file, revision, progress)
 
 
@@ -90,9 +88,9 @@ def resolve_config(name: str, revision: str | None = None) -> Path:
     """
     _refuse_traps(name)
     repo, file = _repo_and_file(name)
-    is_id = _REPO.fullmatch(repo) is not None and "--" not in repo and ".." not in repo
-    if not is_id or name in BUILTIN or _local(name) is not None:
+    if not _is_id(repo) or name in BUILTIN or _local(name) is not None:
         return resolve_model(name, revision=revision)
+    _check_revision(revision)
     if file:
         msg = f"{name}: GGUF files have no config.json: give the id of the original model"
         raise ModelError(msg)
@@ -136,6 +134,18 @@ def list_builtin() -> list[BuiltinModel]:
 def _refuse_traps(name: str) -> None:
     if not name or len(name) > 4096 or any(ord(c) < 32 or ord(c) == 127 for c in name):
         msg = f"{name[:100]!r} is not a model name or path"
+        raise ModelError(msg)
+
+
+def _is_id(repo: str) -> bool:
+    """Whether `repo` can be "owner/model" on the hub, which also names a directory of the cache."""
+    return _REPO.fullmatch(repo) is not None and ".." not in repo and "--" not in repo
+
+
+def _check_revision(revision: str | None) -> None:
+    """Raise ModelError unless `revision` can be one: it becomes a part of a path of the cache."""
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        msg = f"{revision[:100]!r} is not a valid revision; give a branch, a tag or a commit"
         raise ModelError(msg)
 
 

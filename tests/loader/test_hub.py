@@ -20,7 +20,7 @@ import pytest
 from cpuserve.errors import ModelError
 from cpuserve.loader import builtin, hub
 from cpuserve.loader.builtin import BuiltinModel, fetch_builtin, is_intact
-from cpuserve.loader.hub import list_builtin, resolve_model
+from cpuserve.loader.hub import list_builtin, resolve_config, resolve_model
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 
@@ -420,11 +420,12 @@ def test_an_error_of_the_hub_is_one_line_with_the_revision(monkeypatch, error, r
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("resolve", [resolve_model, resolve_config])
 @pytest.mark.parametrize("revision", ["a b", "../x", "-x", "a" * 300, "v\n"])
-def test_what_is_no_revision_is_refused_before_the_hub_is_asked(monkeypatch, revision):
+def test_what_is_no_revision_is_refused_before_the_hub_is_asked(monkeypatch, resolve, revision):
     monkeypatch.setattr(hub, "_file_names", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(ModelError, match="is not a valid revision"):
-        resolve_model("org/x", revision=revision)
+        resolve("org/x", revision=revision)
 
 
 def test_weights_that_a_repository_holds_twice_are_fetched_once(monkeypatch):
