@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cpuserve.children import python_command
 from cpuserve.engine.affinity import on_cpus
+from cpuserve.errors import TooLittleMemory
 from cpuserve.log import get_logger, level
 
 log = get_logger("engine")
@@ -102,6 +104,19 @@ class SpareProcess:
             log.debug("no process is started in advance: %s", error)
             return
         self._expiry = asyncio.get_running_loop().call_later(self._longest_s, self.close)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start a process while a model is prepared, which then takes it.
+
+        If there is too little memory, another model has to end first, and `keep` is set.
+        """
+        self.start()
+        try:
+            yield
+        except TooLittleMemory:
+            self.keep = True
+            raise
 
     def take(self, module: str) -> EngineProcess | None:
         """Return the process if it is alive and runs `module`; it is not the spare any more."""

@@ -1,11 +1,13 @@
 """A process that is started before its configuration is known."""
 
 import asyncio
+from contextlib import suppress
 
 import psutil
 
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
+from cpuserve.errors import TooLittleMemory
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import PATIENCE_S, until, wait_gone
 
@@ -62,6 +64,19 @@ def test_another_spare_starts_as_soon_as_one_is_taken_while_models_take_turns():
         spare.close()
         assert await serve_from(spare) != second
         assert children() == before, "after the end, no other is kept"
+
+    with_spare(body)
+
+
+def test_too_little_memory_for_a_model_lets_another_spare_follow():
+    async def body(spare, before):
+        with spare.starting():
+            (first,) = children() - before
+        assert not spare.keep
+        assert children() == before | {first}
+        with suppress(TooLittleMemory), spare.starting():
+            raise TooLittleMemory("full")
+        assert spare.keep
 
     with_spare(body)
 

@@ -11,7 +11,6 @@ from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.engine.affinity import on_cpus
-from cpuserve.errors import TooLittleMemory
 from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
@@ -52,13 +51,9 @@ class ModelLoader:
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader.load."""
-        self._spare.start()
-        preparing = in_background(lambda: self._prepared(promised_bytes))
-        try:
+        with self._spare.starting():
+            preparing = in_background(lambda: self._prepared(promised_bytes))
             prepared = await asyncio.wrap_future(preparing)
-        except TooLittleMemory:
-            self._spare.keep = True
-            raise
         client = self._start(prepared)
         try:
             config = prepared.resolved.config

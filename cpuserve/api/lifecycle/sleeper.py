@@ -7,7 +7,6 @@ import gc
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.memory_trim import trim_asleep
-from cpuserve.errors import TooLittleMemory
 from cpuserve.prepare import check_fits
 from cpuserve.tokenizer.rendering.client import RENDERER
 
@@ -48,12 +47,8 @@ class EngineSleeper:
           TooLittleMemory: too little memory is free for the model now.
           StartupError: an engine cannot start, or the files of the tokenizer have changed.
         """
-        self._spare.start()
-        try:
+        with self._spare.starting():
             await asyncio.to_thread(check_fits, self._prepared, promised_bytes)
-        except TooLittleMemory:
-            self._spare.keep = True
-            raise
         load = context.get_tokenizer().load_again
         reading = asyncio.create_task(asyncio.to_thread(load))
         try:
