@@ -1,9 +1,9 @@
 """Logging: the logger "cpuserve" and its children write to stderr once `configure` has run.
 
 A record is one line: line breaks and other control characters in a message are escaped,
-so that no text of a client can look like a record. The lines of a traceback,
-which follow it, are indented. The log grows by at most about 20 MB a day for each place in the code
-that writes to it, so that a flood of failures cannot fill a disk.
+so that no text of a client can look like a record. The lines of a traceback are indented.
+A place in the code adds at most about 20 MB a day to the log,
+so that a flood of failures cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
 # A longer message is cut to its first MAX_CHARS characters; a longer traceback keeps its last ones.
 MAX_CHARS = 8000
-# When a flood of records has ended, the number of records
-# that were left out is written this many seconds after the last record.
+# After a flood of records from a place in the code, the number of records
+# that were left out is written when the place has written nothing for this number of seconds.
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")

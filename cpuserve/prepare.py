@@ -1,7 +1,7 @@
 """Turns requested options into a resolved configuration, for `serve`, `config` and `LLM`.
 
 No tensor is read here, so a wrong flag, a missing model
-or too little memory is reported in a second.
+or too little memory is reported within a second.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def kv_cache_bytes(prepared: Prepared) -> int:
 def check_fits(prepared: Prepared, promised_bytes: int) -> None:
     """Raise TooLittleMemory if a model that was unloaded does not fit into memory again.
 
-    promised_bytes: memory that is free now and that other models of this server will take. If there
-    are such models, the whole KV cache must fit as well, because it takes memory as it fills.
+    promised_bytes: memory that is free now and that other models of this server will take.
+      If there are such models, the whole KV cache must fit, because it takes memory as it fills.
     """
     host = _without(prepared.platform.host(), promised_bytes)
     free = host.memory_available

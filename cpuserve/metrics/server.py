@@ -196,9 +196,9 @@ class ServerMetrics:
         """Return the running sequences, the waiting sequences and the KV cache usage (0 to 1).
 
         The engine's figures are from its last step, and no step follows the abort of the last
-        sequence. So they are limited to the sequences that the front end counts, and an idle server
-        shows zeros. All other sequences of the front end count as waiting: a step with long prompts
-        takes seconds, and autoscalers must see the requests that came since the step began.
+        sequence. They are limited to the sequences that the front end counts, so that an idle
+        server shows zeros. All other sequences of the front end count as waiting: autoscalers must
+        see the requests of the last seconds, and a step with long prompts takes seconds.
         """
         stats = self.stats()
         running = min(stats.running, self.active)

@@ -46,8 +46,8 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     top_n_sigma: keep logits that are at most this number of standard deviations below the largest.
     dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0)
       to temperature + range. In between it follows (entropy / its maximum) ** exponent.
-    xtc_probability, xtc_threshold: with this chance, drop all tokens
-      that reach the threshold except the least likely of them.
+    xtc_probability, xtc_threshold: with this probability, drop all tokens that reach the threshold,
+      except the least likely of these tokens.
     repeat_last_n: penalties count only the last tokens of prompt and output;
       -1 = all, 0 = no penalties.
     dry_...: lower the logit of a token that would continue a repetition longer

@@ -20,9 +20,9 @@ MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, 
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
-# Kinds of grammars, for StructuredOutputs.key. JSON, OPEN_JSON: a schema;
-# an object without additionalProperties has no other members (closed),
-# or may have any (open). CALLS: tool calls, or a structural tag, alone or in free text.
+# Kinds of grammars, for StructuredOutputs.key. JSON, OPEN_JSON: a schema. An object without
+# additionalProperties has no other members in JSON, and may have any members in OPEN_JSON.
+# CALLS: tool calls or a structural tag, alone or in free text.
 # WITH_CALLS: either the requested structure or tool calls.
 JSON, OPEN_JSON = "json", "open_json"
 CALLS = "calls"
@@ -40,8 +40,8 @@ class StructuredOutputs(
     structural_tag: see structural_tags.py; an object, or its JSON.
     disable_additional_properties: an object of a schema
       without `additionalProperties` has only the members that the schema lists.
-    calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
-      as well, the response matches either.
+    calls: a Lark grammar of tool calls, which may permit free text.
+      If another field is set as well, the response matches either that field or this grammar.
     role: the part of the request that asks for it, for errors: "structured_outputs" or "tools".
     later: the structure begins after a thought, in the next request of the response;
       the grammar is compiled now, so that errors come before the thought.

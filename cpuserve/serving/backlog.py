@@ -9,7 +9,7 @@ from cpuserve.errors import TooManyRequests
 
 LONGEST_RETRY_S = 600.0
 _GAIN = 0.1
-# The share of prompt tokens that must be computed (the others are in the prefix cache) is averaged
+# The backlog averages the share of prompt tokens that are not in the prefix cache,
 # over about _WINDOW_TOKENS tokens. The share starts at 1, as if _PRIOR_TOKENS had been computed.
 _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 
@@ -17,8 +17,8 @@ _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 class Backlog:
     """Counts sequences from their arrival to their first output.
 
-    The limits apply to all callers together. If other callers have filled the backlog, a caller
-    with less than its share (a limit divided by the number of callers) is admitted nevertheless,
+    The limits apply to all callers together. A caller with less than its share
+    (a limit divided by the number of callers) is admitted although others have filled the backlog,
     so the backlog may hold up to twice its limits. The caller "" (unknown) has no share.
 
     prompt_rate() returns how many prompt tokens the engine computes per second, 0.0 while unknown.
@@ -41,9 +41,9 @@ class Backlog:
         self._prompt_rate = prompt_rate
         self._clock = clock
         self._slots = slots
-        # The next three attributes describe the time since the backlog was last empty. `_since`
-        # is when the latest sequence started to run or, while none has (`_started` is False),
-        # when the first sequence began to wait. `_gap_s` averages the seconds between two starts.
+        # The next three attributes describe the time since the backlog was last empty.
+        # `_since`: when the latest sequence started to run; while none has (`_started` is False),
+        # when the first sequence began to wait. `_gap_s`: the average time between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
@@ -114,7 +114,7 @@ class Backlog:
         2. The number of waiting sequences times the average time between two starts.
            This estimate matters while long responses occupy all slots.
         3. The time since the last start, less estimate 1, times the number of rounds
-           that the waiting sequences need to start, `slots` at a time. This estimate matters
+           in which the waiting sequences start, `slots` in a round. This estimate matters
            while sequences that started together keep all slots, as they may end together.
         """
         if not self.requests:

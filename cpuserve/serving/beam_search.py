@@ -1,9 +1,9 @@
 """BeamSearch: which continuations of a prompt go on, and which texts are the best.
 
 A beam is a beginning of the response. At each step, the engine computes the most likely next tokens
-of all beams, each as a request for one token after the tokens of the beam. The blocks
-of these tokens are in the prefix cache, and logits do not depend on how a prompt was computed.
-So the search is exact, and other requests in the same steps change no bit of its result.
+of all beams, each as a request for one token after the tokens of the beam.
+The blocks of these tokens are in the prefix cache, and logits do not depend on how a prompt
+was computed. So the search is exact, and other requests in the same steps change no bit of it.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Prompt:
     rendered: the messages as the chat template wrote them.
     opening: the beginning of the response, which follows `rendered` in the prompt.
     labels: the labels of the options, if the prompt is a question of a decision.
-    shared: how many tokens at the beginning are the same in all prompts of the call,
-      in whole KV blocks, if they are to be computed once; else 0.
+    shared: the number of tokens that all prompts of the call share at their beginning
+      and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
     """
 
     ids: list[int]
@@ -87,8 +87,8 @@ class Earlier:
 class CommonFields(SamplerFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
-    response_format, structured_outputs: see serving/response_format.py. Dialects that ask
-      for a structured output in another field set response_format to a StructuredOutputs object.
+    response_format, structured_outputs: see serving/response_format.py. A dialect with another
+      field for structured outputs sets response_format to a StructuredOutputs object.
     truncate_prompt_tokens: prompts and pairs are cut to this number of tokens;
       -1 = to the context length less max_tokens.
     truncation_side: "left" (the default if text is generated) or "right".

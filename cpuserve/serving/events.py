@@ -3,8 +3,8 @@
 An engine output of one sequence becomes a list of events: `[PromptProgress]`,
 or `[PromptScores?, Text, (Thought | ToolCallDelta | Text)*, Finish?, TokenUsage?]`,
 or for an embedding `[Text, Embedding, Finish]`. Searches for tools come as `[ToolSearched, ...]`.
-The last list of a response is `[TokenUsage]`. `Text` comes once for each output, even with an empty
-text, since it carries the token ids and logprobs. Its text may come later: a character
+The last list of a response is `[TokenUsage]`. `Text` comes once for each output, even without text,
+since it carries the token ids and logprobs. Its text may come later, because a character
 may have its bytes in several tokens, and text that may begin a stop string is held back.
 A response that is not streamed is made of the same events as a stream, so the two cannot differ.
 """
@@ -113,8 +113,8 @@ def floats_of(vector: bytes) -> array[float]:
 class Finish(msgspec.Struct, gc=False):
     """The sequence has ended: "stop", "length", "repetition", "tool_calls", "pause" or "abort".
 
-    "pause": the model searched for tools until the limit. The client continues the response with a
-      further request that contains it.
+    "pause": the model searched for tools until the limit.
+      The client continues the response with a further request that contains it.
     stop_reason: the stop string or stop token id that ended the sequence, or REPETITION_FOUND.
     """
 

@@ -36,8 +36,8 @@ MAX_TIMEOUT_S = 1e6
 class SequenceRequest:
     """One sequence: choice `index` of the response.
 
-    started, first_output: time.monotonic() when the object was made,
-      and at the first output (0.0 before).
+    started, first_output: the times (time.monotonic()) when the object was made,
+      and when the first output came; 0.0 = no output yet.
     held: whether the ModelContext counts the sequence as active.
     waits: whether the backlog counts it, with num_queued prompt tokens.
     scored_by: the index of the sequence that computes the prompt logprobs for this one,
@@ -99,8 +99,8 @@ def fan_out(
     The first sequence of a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
-      InvalidRequest: there are too many sequences, or too many list items
-        or prompt logprobs in them.
+      InvalidRequest: the call has too many sequences, list items in all sequences,
+        or prompt logprobs.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
@@ -249,7 +249,7 @@ def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) 
 def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`.
 
-    They are counted before they run, so that the check of the next request includes them.
+    Sequences are counted before they run, so that the check of the next request includes them.
     The errors are the same as in check_capacity.
     """
     check_capacity(context, sequences)
@@ -290,9 +290,9 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
         # The prompt tokens that all prompts of the call share are counted by another sequence.
         found = max(0, sequence.cached_tokens - sequence.prompt.shared)
         known = cached.get(id(sequence.prompt), found)
-        # Of the n sequences of a new prompt, the later ones find the blocks
-        # that the first one has computed. Such blocks are no cache hits of the request,
-        # so the smallest of the n numbers counts.
+        # The later ones of the n sequences of a new prompt find the blocks of the first one.
+        # Such blocks are no cache hits of the request,
+        # so the smallest number of cached tokens of the n sequences counts.
         cached[id(sequence.prompt)] = min(known, found)
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
     return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)

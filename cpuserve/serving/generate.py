@@ -547,8 +547,8 @@ async def _pump(
     given: where to store the prompt logprobs that this sequence computes for other sequences.
     taken: where to get the prompt logprobs that another sequence computes for this one.
     """
-    # Events that arrive before the prompt logprobs are kept here. Leaving them unread in the
-    # engine's stream would be wrong, because stop strings are found only when the text is read.
+    # Events that arrive before the prompt logprobs are kept here. They must not stay unread
+    # in the engine's stream, because stop strings are found only when the text is read.
     held: list[list[Event]] = []
 
     async def show(scores: _Scores) -> None:

@@ -1,7 +1,7 @@
 """The progress of a start, and the body of /health with status 503.
 
-startup_server.py responds on the port until the engine process exists, and the front end responds
-after this. Both servers use this module, so it must not import anything heavy.
+startup_server.py responds on the port until the engine process exists, and then the front end does.
+Both servers use this module, so it must not import anything heavy.
 """
 
 from __future__ import annotations

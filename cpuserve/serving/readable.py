@@ -63,8 +63,8 @@ def _refuse(part: MediaPart, reads: Collection[Kind]) -> NoReturn:
 def _own_turn(roles: Sequence[object]) -> Sequence[int]:
     """Return the indices of the user's last turn, which the response is for.
 
-    The turn counts as empty if it follows a tool's result, because clients put the tool's output
-    there. A last message of the assistant, which the response continues, does not count.
+    The turn counts as empty after a tool's result, because clients put the tool's output there.
+    A last message of the assistant, which the response continues, does not count.
     """
     end = len(roles)
     if end and roles[-1] == "assistant":

@@ -1,8 +1,8 @@
 """The prompts and responses of the last requests, by caller.
 
 They have two uses. The next turn of a conversation reuses the tokens of its last response
-(known_tokens.py). If a request finds less in the prefix cache
-than an earlier one could have left there, its response explains why.
+(known_tokens.py), and if a request finds less in the prefix cache
+than an earlier request could have left there, its response explains why.
 
 A caller only ever gets its own texts. Without API keys a caller is an address, which clients
 of a proxy share. Its earlier texts are then shown only to a request of the same session,

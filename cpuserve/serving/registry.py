@@ -95,8 +95,8 @@ class ModelRegistry:
     """Finds and loads the model that a request asks for.
 
     Models are loaded one at a time, because each must know what memory the others have taken.
-    If one does not fit, the others that no request uses are unloaded, the least
-    recently used first. The first model sleeps in place of being unloaded, if there is a Sleeper.
+    If one does not fit, models that no request uses are unloaded, least recently used first.
+    If there is a Sleeper, the first model sleeps in place of being unloaded.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ MAX_BREAKER_TOKENS = 20
 # The table of prefixes has 4 bytes for each id of the vocabulary.
 # The message that sends a sequence to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20
-# The time in microseconds to read the texts of a vocabulary, about 1 for each token. It is so long
-# that another thread does this (`run_sized`).
+# The time in microseconds to read the texts of a vocabulary, about 1 for each token.
+# This takes so long that another thread does it (`run_sized`).
 VOCABULARY_US = 1 << 20
 _KEPT_BREAKERS = 64
 

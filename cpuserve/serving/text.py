@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class StopFilter:
     """Finds stop strings in text that arrives in pieces; holds back text that may begin one.
 
-    The result does not depend on how the text is split: the stop string
+    The result does not depend on how the text is split. The stop string
     that is complete first wins, or the longest one if several end at the same character.
     """
 
@@ -256,8 +256,8 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # Clients run the calls of a response with the reason tool_calls, so its last call
-        # must be complete. A limit may have cut off text or a further call after it.
+        # Clients run the calls of a response with the reason tool_calls, so the last call
+        # must be complete. A limit may have cut off text or a further call after this last call.
         if calls is not None and (
             (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
             or (finish == "stop" and calls.last_closed)

@@ -13,8 +13,8 @@ from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 T = TypeVar("T")
 
-# Rendering waits for another process, for seconds if a request is hostile. Small requests render
-# quickly, so large requests have separate threads and do not delay the small ones.
+# Rendering waits for another process, for seconds if a request is hostile. Large requests have
+# separate threads, so that they do not delay small requests, which render quickly.
 _SMALL_BYTES = 1 << 16
 _SMALL_RENDERS = ThreadPoolExecutor(4, "cpuserve-render")
 _LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")

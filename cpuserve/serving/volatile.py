@@ -1,9 +1,9 @@
 """Move the time of day to the end of a conversation, so that prompts share what comes before it.
 
-Some clients (Home Assistant) begin or end the system text
-with a line like "Current time is 11:55:05. Today's date is 2026-04-11." Templates write the tools
-and all messages after it. The prefix cache would find none of these tokens again, because the line
-before them has changed. So the line becomes a system message before the last message of the user.
+Some clients (Home Assistant) begin or end the system text with a line about the time:
+"Current time is 11:55:05. Today's date is 2026-04-11." Templates write the tools and all messages
+after this line. Because the line changes, the prefix cache would find none of these tokens again.
+The line therefore becomes a system message before the last message of the user.
 """
 
 from __future__ import annotations

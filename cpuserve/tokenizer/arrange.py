@@ -38,9 +38,9 @@ def without_thoughts(messages: list[ConversationMessage]) -> list[ConversationMe
 def _systems(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
     """Return the messages with system messages only where the template writes them.
 
-    Agents insert instructions between turns. Some templates refuse system messages there,
-    or drop them. System messages at the beginning are then merged,
-    and later ones become user messages, or a part of the tool's result before them: a user message
+    Agents insert instructions between turns. Some templates refuse or drop system messages there.
+    System messages at the beginning are then merged, and later ones become user messages.
+    A system message after a tool's result becomes a part of the result: a user message
     between calls would be a new question, and templates drop the thoughts before the last question.
     Without these thoughts, the rest of the prompt would not be found in the prefix cache.
     """

@@ -1,9 +1,9 @@
 """Rewrites the ids of calls in a conversation to the ids that a template accepts.
 
-A conversation may have ids of another server. Templates of Mistral refuse ids
-that are not nine letters and digits. Templates of Kimi write the id in place of the name, so an id
-of another server would hide the function from the model; some of them write their own id there,
-and the client's only with the result. An id depends only on the messages before it,
+A conversation may have ids of another server. Templates of Mistral refuse ids that are not nine
+letters and digits. Templates of Kimi write the id in place of the function's name, so an id
+of another server would hide the function. Some of them write an id of their own in the call,
+and the client's id only in the result. The new id depends only on the messages before it,
 so that the prompt of a conversation stays the same when the conversation grows.
 """
 

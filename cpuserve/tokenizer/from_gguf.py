@@ -62,8 +62,8 @@ _SPECIAL = {
 
 def gguf_parts(path: Path) -> Parts:
     """Return the tokenizer in a GGUF file; ModelError if its kind is unknown or it is broken."""
-    # Import tokenizers before the vocabulary is read. Its objects are never freed. If they were
-    # allocated after the vocabulary, the freed memory around them could not be returned.
+    # Import tokenizers before the vocabulary is read, because objects of this module are never
+    # freed. If they were allocated after the vocabulary, its freed memory could not be returned.
     import_module("tokenizers")
     file = GgufFile(path)
     model, kind = _kind(file)

@@ -21,8 +21,8 @@ _PER_CUT = 8
 def cannot_fit(tokenizer: Tokenizer, text: str, most: int) -> bool:
     """Return whether `text` certainly has more than `most` tokens.
 
-    False does not mean that the text fits. It means that the text has at most _USUAL_BYTES
-    x `most` bytes, or about `most` tokens, so the caller can tokenize all of it at low cost.
+    False does not mean that the text fits. It means that the text has few enough bytes
+    (_USUAL_BYTES x `most`) or tokens (about `most`) to be tokenized at low cost.
     """
     if len(text) * 4 <= _USUAL_BYTES * most:  # a character has at most 4 bytes
         return False

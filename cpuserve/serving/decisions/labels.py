@@ -1,8 +1,8 @@
 """Labels: the tokens that stand for the options of a question, and how the question shows them.
 
-A label must be one token where the response begins, because a decision is the distribution
-of that token. Which labels are single tokens depends on the tokenizer and on the end of the chat
-prompt, so each type of question has several sets of labels, and the first one that fits is used.
+A label must be one token where the response begins: a decision is the distribution of that token.
+Which labels are single tokens depends on the tokenizer and on the end of the chat prompt.
+Each type of question therefore has several sets of labels, and the first set that fits is used.
 """
 
 from __future__ import annotations

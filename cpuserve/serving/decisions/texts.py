@@ -1,8 +1,8 @@
 """Options as texts: the logprob of an option is the logprob of its text of several tokens.
 
 The logprob of a text is the sum of the logprobs of its tokens after the question. The texts
-of a question form a tree of tokens. Each inner node is a prompt, and the labels of this prompt are
-the tokens that may follow there. Texts with the same beginning therefore share its distributions.
+of a question form a tree of tokens. Each inner node is a prompt, and its labels are the tokens
+that may follow there. Texts that begin with the same tokens share the distributions of these nodes.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
 The client gets the text of the channel `final`, and of `commentary` without a recipient,
-which is a preface to calls. The channel `analysis` is a thought. A message to `functions.NAME`
-is a call, on any channel; if it is no JSON object, its whole text is the arguments,
-since models write patches like this. All headers, and messages to built-in tools, are left out.
+which is a preface to calls. The channel `analysis` is a thought.
+A message to `functions.NAME` on any channel is a call. If its text is no JSON object,
+the text itself is the arguments, because models write patches like this.
+All headers, and messages to built-in tools, are left out.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-The parser reports the arguments as they are written, as soon as the name is known. Text after the
-first marker that is not such an object is reported as text, with its marker. A call is complete
-even if its last `}` is missing before the end marker: models forget it after nested arguments.
+The parser reports the arguments as they are written, as soon as the name is known.
+Text after the first marker that is not such an object is reported as text, with its marker.
+A call without its last `}` is complete, because models forget it after nested arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Learn how a model writes responses: its chat template renders probe conversations.
 
 The template renders a call with known arguments as a turn of the assistant. A format is accepted
-only if its parser reads exactly this call, and the text before it, back from the rendered text.
+only if its parser finds exactly this call, and the text before it, in the rendered text.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The token <|python_tag|> may come before a call; after other text, it is required.
 Semicolons between calls belong to the format and are dropped. An object that is not a call,
-such as a response in JSON, is reported as text, as is all text after it up to a tag. Only a call
-has arguments next to a name, so the parser knows that an object is a call when its arguments begin.
+such as a response in JSON, is reported as text, as is all text after it up to a tag.
+An object is a call if it has a name and arguments; this is known when its arguments begin.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
     Each state is a method that reads the held text; it returns True after a change of the state,
-    and the new state then reads the rest. Thoughts are reported without their tags,
-    and nothing in them is a call. `markers` begin a call in text.
+    and the new state then reads the rest. Thoughts are reported without their tags.
+    In a thought, no text is a call; in other text, `markers` begin calls.
 
-    White space of the model is reported unchanged, with four exceptions. Line breaks at both ends
-    of a thought and after it are dropped, because templates write them. Text that the template
-    writes between a text and a call (`around.gap`) is dropped, as is text of white space
-    only before, between and after calls. A line break is added between two texts around a call.
+    White space of the model is reported unchanged, with four exceptions.
+    Line breaks at both ends of a thought and after it are dropped, because templates write them.
+    Text that the template writes between a text and a call (`around.gap`) is dropped.
+    Text of white space only is dropped before, between and after calls.
+    A line break is added between two texts around a call.
     """
 
     markers: tuple[str, ...]

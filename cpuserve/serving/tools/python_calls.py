@@ -2,8 +2,8 @@
 
     <|tool_call_start|>[get_weather(city="Paris", days=[1, 2]), other()]<|tool_call_end|>
 
-The parser converts the arguments to JSON, and reports each argument when it has ended. A quotation
-mark inside a string ends it only where the value may end, because templates do not escape strings.
+The parser converts the arguments to JSON, and reports each argument when it has ended.
+Templates do not escape strings, so a quotation mark ends a string only where the value may end.
 """
 
 from __future__ import annotations

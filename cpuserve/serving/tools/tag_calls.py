@@ -5,8 +5,8 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-The parser reports the arguments as JSON, as in qwen3_coder.py: a string as it is written, another
-value when it has ended. The type comes from the tag (string="true") or else from the schema.
+The parser reports the arguments as JSON, as in qwen3_coder.py: a string while it is written,
+another value when it has ended. Its type comes from the tag (string="true") or the schema.
 """
 
 from __future__ import annotations

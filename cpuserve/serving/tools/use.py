@@ -80,8 +80,8 @@ class ToolUse:
 def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
     """Return the grammar or schema of the response, None = the response is free.
 
-    The response has the structured output that the request asks for or, if tools are offered,
-    consists of calls. A `grammar` of the client covers the whole response without calls,
+    The response has the requested structured output or, if tools are offered, consists of calls.
+    A `grammar` of the client covers the whole response without calls,
     because calls as an alternative could change how llguidance splits the text into lexemes.
 
     Raises:
@@ -234,8 +234,8 @@ def _forced_form(
 ) -> StructuredOutputs | None:
     """Return the grammar of a forced call: one of the names, and arguments that fit the schema.
 
-    The schema of a function that is not strict is kept if a grammar can express it. If tool_name is
-    set, `opening` forces the name; the result is then None if all arguments are free.
+    The schema of a function that is not strict is kept if a grammar can express it. If tool_name
+    is set, `opening` forces the name; the result is then None if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
     # Arguments are an object, even if the client's schema has the type "dict" or "OBJECT".

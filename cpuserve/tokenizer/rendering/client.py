@@ -1,7 +1,7 @@
 """Renders templates in processes with limits on memory and time; see process.py.
 
-All code of a process (the server, LLM, `cpuserve chat`) shares one Renderer. The first job starts
-the RenderServer process, and a job that finds all its forks busy starts a further fork.
+All code of a process (the server, LLM, `cpuserve chat`) shares one Renderer. The first job
+starts the RenderServer process. A job that finds all forks of this process busy starts another.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ sys.exit(main())
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
 SILENT_S = 5.0  # seconds after MAX_WALL_S until a process that sends no reply is ended
-# The limit on the memory of a job: MEMORY_BYTES, and MEMORY_PER_BYTE for each byte of the variables
-# of the template. Templates that copy each text a few times, in strings of 4 bytes per character,
-# take 16 bytes for each byte.
+# The limit on the memory of a job: MEMORY_BYTES, and MEMORY_PER_BYTE
+# for each byte of the template's variables. Templates that copy each text a few times,
+# in strings of 4 bytes per character, take 16 bytes for each byte of the variables.
 MEMORY_BYTES = 64 << 20
 MEMORY_PER_BYTE = 24
 # The limit on the rendered text. Real templates write each text once and add about a page of text.

@@ -1,8 +1,8 @@
 """The processes that render chat templates: one that forks, and forks of it that render.
 
 A template comes with a model, and its messages come from a client. Together they can use
-all memory, compute for hours or overflow the stack of C. No check in Python can foresee this, since
-even one call of json.dumps can do it. So the kernel ends a process when its render reaches a limit.
+all memory, compute for hours or overflow the stack of C. No check in Python can foresee this,
+as one call of json.dumps is enough. So the kernel ends a process when its render reaches a limit.
 
 The first process has loaded Jinja, has one thread and renders nothing, so a fork of it is ready
 in a millisecond. A fork serves one connection, one job after another, until it is closed.
