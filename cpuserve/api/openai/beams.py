@@ -1,4 +1,4 @@
-"""The fields of a beam search: use_beam_search, length_penalty, and its width in n or best_of."""
+"""Request fields of beam search: use_beam_search, length_penalty, and its width (best_of or n)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuserve.serving.call import unsupported
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# The fields that a beam search cannot heed, and their values that change nothing.
+# Fields that beam search does not support, each with the values that have no effect anyway.
 _NOT_WITH_BEAMS: Mapping[str, Collection[Any]] = {
     "stream": (),
     "echo": (),
@@ -46,37 +46,37 @@ _NOT_WITH_BEAMS: Mapping[str, Collection[Any]] = {
 
 
 class HasBeams(Protocol):
-    """A request that may ask for a beam search."""
+    """A request with the fields that enable and configure beam search."""
 
     @property
     def n(self) -> int | None:
-        """The number of responses."""
+        """The number of responses to return."""
 
     @property
     def best_of(self) -> Any:
-        """The number of beams; None = n."""
+        """The width of the beam search; None = the same as `n`."""
 
     @property
     def use_beam_search(self) -> bool | None:
-        """Whether the request asks for a beam search."""
+        """Whether the request uses beam search instead of sampling."""
 
     @property
     def length_penalty(self) -> float | None:
-        """The exponent of the length in the score of a response."""
+        """The exponent of the sequence length that divides the logprob in the score of a beam."""
 
 
 def check_best_of(n: int, best_of: Any) -> None:
-    """Raise InvalidRequest if a request without a beam search asks for more than n candidates."""
+    """Raise InvalidRequest if best_of differs from n in a request without beam search."""
     if best_of is not None and best_of != n:
         msg = f"best_of is only possible with use_beam_search: omit it, or set it to n ({n})"
         raise unsupported(msg, "best_of")
 
 
 def beam_rules(request: HasBeams) -> BeamRules | None:
-    """Return how the beam search of a request runs; None = it samples.
+    """Return the parameters of the beam search of a request; None = the request samples tokens.
 
     Raises:
-      InvalidRequest: a field is out of range, or not possible together with the others.
+      InvalidRequest: a field is out of range, or excludes another field of the request.
     """
     n, best_of, penalty = request.n or 1, request.best_of, request.length_penalty
     if not request.use_beam_search:

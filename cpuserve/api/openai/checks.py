@@ -1,4 +1,4 @@
-"""Checks of OpenAI request fields that contradict each other or mean the same."""
+"""Checks of OpenAI request fields that contradict each other or have the same meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_fields_together(request: GenerationRequest) -> None:
 
 
 def repetition_penalty(request: GenerationRequest) -> float | None:
-    """Return the penalty under its vLLM or llama.cpp name; InvalidRequest if the two differ."""
+    """Return the penalty from its vLLM or its llama.cpp field; InvalidRequest if they differ."""
     theirs, ours = request.repeat_penalty, request.repetition_penalty
     if theirs is None:
         return ours
@@ -39,22 +39,22 @@ class HasLength(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """The older name, in tokens."""
+        """The maximum number of response tokens, in the older OpenAI field."""
 
     @property
     def max_completion_tokens(self) -> int | None:
-        """The newer name, which has precedence."""
+        """The maximum number of response tokens, in the newer field, which takes precedence."""
 
     @property
     def n_predict(self) -> int | None:
-        """The name of llama.cpp; negative = no limit."""
+        """The maximum number of response tokens, in the llama.cpp field; negative = no limit."""
 
 
 def length(request: HasLength) -> int | None:
-    """Return the token limit of the response; None = the default length.
+    """Return the maximum number of response tokens; None = the default of the server.
 
     Raises:
-      InvalidRequest: n_predict contradicts the limit under its other names.
+      InvalidRequest: n_predict contradicts max_tokens or max_completion_tokens.
     """
     newer, theirs = request.max_completion_tokens, request.n_predict
     found = request.max_tokens if newer is None else newer
@@ -69,7 +69,7 @@ def length(request: HasLength) -> int | None:
 
 
 def length_field(request: HasLength) -> str:
-    """Return the field that limits the length of the response."""
+    """Return the name of the request field that limits the length of the response."""
     if request.max_completion_tokens is not None:
         return "max_completion_tokens"
     only_theirs = request.max_tokens is None and request.n_predict is not None
@@ -77,7 +77,7 @@ def length_field(request: HasLength) -> str:
 
 
 def form_field(request: GenerationRequest) -> str:
-    """Return the field that asks for a structured output."""
+    """Return the name of the request field that sets the structured output."""
     return "structured_outputs" if request.response_format is None else "response_format"
 
 
@@ -88,10 +88,10 @@ def _check_stream(request: GenerationRequest) -> None:
 
 
 def take_request_id(received: RequestContext, given: str | None) -> None:
-    """Make `given` the id of the response, after the prefix of its endpoint; None: no change.
+    """Use `given` as the response id, after the prefix of the endpoint; None changes nothing.
 
     Raises:
-      InvalidRequest: it is no valid id.
+      InvalidRequest: `given` is too long or has invalid characters.
     """
     if given is None:
         return
@@ -102,5 +102,5 @@ def take_request_id(received: RequestContext, given: str | None) -> None:
 
 
 def usage_in_each(request: GenerationRequest) -> bool:
-    """Return whether every chunk of the stream has the usage."""
+    """Return whether every chunk of the stream contains the token usage so far."""
     return bool(request.stream_options and request.stream_options.continuous_usage_stats)

@@ -1,6 +1,6 @@
-"""Encode the chunks of streams.
+"""Encode the JSON chunks of streams.
 
-The parts that all chunks of a stream share are encoded once, so that a chunk takes only a few
+The JSON that all chunks of a stream share is encoded once, so a chunk takes only a few byte
 concatenations and one JSON string. This matters because the front end encodes a chunk per token.
 """
 
@@ -26,15 +26,15 @@ FORM = StreamFormat(done=b"data: [DONE]\n\n")
 
 
 def error_chunk(error: BaseException) -> bytes:
-    """Return `error` as an event of a stream that has already begun."""
+    """Return `error` as an SSE event of a stream that has already begun."""
     return b"data: " + error_json(error) + b"\n\n"
 
 
 class ChunkFormat:
-    """Encodes choices as chunks of one stream.
+    """Encodes the chunks of one stream.
 
-    With `with_usage` every chunk has a usage member, which is null unless a usage is given, as in
-    the OpenAI API.
+    If `with_usage` is set, every chunk has the member `usage`, which is null in all chunks without
+    token counts, as in the OpenAI API.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class ChunkFormat:
     def chunk(
         self, index: int, members: bytes, usage: TokenUsage | None = None, more: bytes = b""
     ) -> bytes:
-        """Return a chunk of one choice.
+        """Return a chunk with one choice.
 
-        `members` are JSON members of the choice and `more` of the chunk, each after a comma.
+        members, more: JSON members of the choice and of the chunk, each with a comma before it.
         """
         shown = self._null_usage if usage is None else b',"usage":' + to_json(usage_body(usage))
         return b"%b%d%b}]%b%b}\n\n" % (self._open, index, members, shown, more)
 
     def usage_chunk(self, usage: TokenUsage) -> bytes:
-        """Return the last chunk, with the usage and no choices; b"" without `with_usage`."""
+        """Return the final chunk, with usage and without choices; b"" if `with_usage` is off."""
         if not self._null_usage:
             return b""
         return self._head + b',"choices":[],"usage":' + to_json(usage_body(usage)) + b"}\n\n"
 
 
 def progress_member(event: PromptProgress) -> bytes:
-    """Return the prompt's progress as a JSON member of a chunk, as llama-server sends it."""
+    """Return the progress of the prompt as a JSON member of a chunk, in the llama-server format."""
     report = {
         "total": event.total,
         "cache": event.cached,

@@ -1,4 +1,4 @@
-"""Convert custom tools of the OpenAI API to functions, which chat templates know."""
+"""Convert custom tools of the OpenAI API to functions, the only tools of chat templates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMATS = (
 
 
 class Offer(NamedTuple):
-    """Functions in the format of chat completions, and by name the grammars of custom tools."""
+    """Functions in chat completion format, and the grammars of custom tools by function name."""
 
     functions: list[dict[str, Any]]
     custom: dict[str, InputGrammar]
@@ -25,13 +25,13 @@ class Offer(NamedTuple):
 def custom_function(
     given: dict[str, Any], name: str, where: str
 ) -> tuple[dict[str, Any], InputGrammar]:
-    """Return the function for a custom tool, and the grammar of its text.
+    """Return the function that replaces a custom tool, and the grammar of the tool's input text.
 
-    given: the object with the members of the tool, at the path `where`.
-    name: the name that the model sees.
+    given: the object with the members of the tool, at the path `where` of the request.
+    name: the function name that the model sees.
 
     Raises:
-      InvalidRequest: a member is not valid.
+      InvalidRequest: a member of the tool is invalid.
     """
     description = given.get("description")
     if not isinstance(description, str | None):
@@ -43,7 +43,7 @@ def custom_function(
 
 
 def _grammar(form: Any, where: str) -> InputGrammar:
-    """Return the grammar that a `format` asks for; its members may be in a member `grammar`."""
+    """Return the grammar in a tool's `format`; its members may be nested in `grammar`."""
     kind = form.get("type") if isinstance(form, dict) else None
     if form is None or kind == "text":
         return InputGrammar()

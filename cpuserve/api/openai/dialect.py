@@ -1,4 +1,4 @@
-"""The OpenAI API, with the vLLM extensions."""
+"""The Dialect object of the OpenAI API with the vLLM extensions: its routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the three formats of the API: chat, legacy completions, prompt_logprobs."""
+"""Convert logprobs to three API formats: chat, legacy completions, and prompt_logprobs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from cpuserve.serving.call import Prompt
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# JSON has no -inf; vLLM sends this value for tokens that cannot be chosen.
+# JSON has no -inf, so vLLM and this server send -9999 for tokens with probability 0.
 _FLOOR = -9999.0
 
 
 class TokenNames:
-    """Maps token ids to the strings in logprobs; `as_ids`: "token_id:N" instead of text."""
+    """Maps token ids to the strings in logprobs; `as_ids`: use "token_id:N" instead of the text."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class TokenNames:
         self._invisible = tokenizer.special_ids if skip_special_tokens else frozenset()
 
     def raw(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of the token, which may be a part of a character."""
+        """Return the UTF-8 bytes of a token, which may be only a part of a character."""
         return self._tokenizer.token_bytes(token)
 
     def name(self, token: int) -> str:
@@ -36,22 +36,22 @@ class TokenNames:
         return f"token_id:{token}" if self._as_ids else self.raw(token).decode("utf-8", "replace")
 
     def visible(self, token: int) -> bytes:
-        """Return the bytes the token adds to the text: none for a special token that is skipped."""
+        """Return the bytes that a token adds to the text: none for a skipped special token."""
         return b"" if token in self._invisible else self.raw(token)
 
 
 def _num_chars(utf8: bytes) -> int:
-    """Return how many UTF-8 characters begin in these bytes."""
+    """Return the number of UTF-8 characters that begin in these bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in utf8)
 
 
 def finite(logprob: float) -> float:
-    """Return `logprob` as a number that JSON can represent."""
+    """Return `logprob`, or -9999 in place of lower values such as -inf."""
     return logprob if logprob > _FLOOR else _FLOOR
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], top: int, names: TokenNames) -> ChatLogprobs:
-    """Return one entry per token with its `top` most likely alternatives."""
+    """Return the chat format: one entry per token with its `top` most likely alternatives."""
     return ChatLogprobs([_chat_entry(entry, top, names) for entry in entries])
 
 
@@ -68,9 +68,9 @@ def _chat_entry(entry: TokenLogprob, top: int, names: TokenNames) -> ChatLogprob
 
 
 class LegacyBuilder:
-    """Builds the legacy completions format in pieces; text_offset counts over all pieces.
+    """Builds legacy completion logprobs in pieces; text_offset continues from piece to piece.
 
-    A token's offset is the index in the text of the character that it starts or continues.
+    The offset of a token is the index of the character in the text that it begins or continues.
     """
 
     def __init__(self, names: TokenNames, top: int) -> None:
@@ -81,22 +81,22 @@ class LegacyBuilder:
     def piece(
         self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]
     ) -> LegacyLogprobs:
-        """Return the parallel lists of `tokens`; an entry of None is a token without logprobs."""
+        """Return the parallel lists for `tokens`; a token with the entry None has no logprobs."""
         return self._piece(tokens, entries, self._names.visible)
 
     def prompt(
         self, prompt: Prompt, entries: Sequence[TokenLogprob | None], strips_space: bool
     ) -> LegacyLogprobs:
-        """Return the parallel lists of an echoed prompt, which must be the first piece.
+        """Return the parallel lists for an echoed prompt, which must be the first piece.
 
         strips_space: whether the tokenizer puts a space before a text and drops it when decoding.
-        Tokens before the text, such as that space or a beginning-of-text token, have offset 0.
+        Tokens before the text, such as this space or a beginning-of-text token, have offset 0.
         """
         if prompt.text is None:
             spelled = b"".join(map(self._names.visible, prompt.ids))
             self._chars = -1 if strips_space and spelled.startswith(b" ") else 0
             return self._piece(prompt.ids, entries, self._names.visible)
-        # A prompt that was sent as text is echoed unchanged, special tokens included.
+        # A prompt that was sent as text is echoed unchanged, including its special tokens.
         spelled = b"".join(map(self._names.raw, prompt.ids))
         self._chars = len(prompt.text) - _num_chars(spelled)
         return self._piece(prompt.ids, entries, self._names.raw)
@@ -122,13 +122,13 @@ class LegacyBuilder:
         return max(offset, 0)
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
-        """Return the most likely tokens and the chosen one, so up to top + 1 entries."""
+        """Return the `top` most likely tokens and the chosen token, up to top + 1 entries."""
         out: dict[str, float] = {}
         chosen = self._names.name(entry.token)
         for token, logprob in [*entry.top[: self._top], (entry.token, entry.logprob)]:
             name = self._names.name(token)
             # Several ids may have the same text, such as parts of characters. The chosen token, or
-            # else the most likely one, keeps the text; the others are shown as "token_id:N".
+            # else the most likely one, keeps the text; the others become "token_id:N".
             if token != entry.token and (name == chosen or name in out):
                 name = f"token_id:{token}"
             out.setdefault(name, finite(logprob))
@@ -136,7 +136,7 @@ class LegacyBuilder:
 
 
 def joined(first: LegacyLogprobs, second: LegacyLogprobs) -> LegacyLogprobs:
-    """Return the lists of `first` followed by the lists of `second`."""
+    """Return each list of `first`, followed by the same list of `second`."""
     return LegacyLogprobs(
         first.tokens + second.tokens,
         first.token_logprobs + second.token_logprobs,
@@ -148,7 +148,7 @@ def joined(first: LegacyLogprobs, second: LegacyLogprobs) -> LegacyLogprobs:
 def prompt_logprobs(
     entries: Sequence[TokenLogprob | None] | None, top: int | None, names: TokenNames
 ) -> PromptLogprobs | None:
-    """Return prompt_logprobs as in vLLM: {token id: PromptLogprob} per position, the first None."""
+    """Return the vLLM format: a {token id: PromptLogprob} per position; the first is None."""
     if entries is None or top is None:
         return None
     return [None if entry is None else _prompt_entry(entry, top, names) for entry in entries]

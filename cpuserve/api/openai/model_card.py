@@ -1,4 +1,4 @@
-"""The entries of /v1/models, with the fields that clients of several servers read."""
+"""The entries of /v1/models, with the fields that clients of several servers expect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import ModelRegistry
 
-# Parameters as OpenRouter calls them. A card lists those that chat completions honour.
+# Sampling parameters under their OpenRouter names; a model card lists those that have an effect.
 _PARAMETERS = (
     *("frequency_penalty", "include_reasoning", "logit_bias", "logprobs", "max_completion_tokens"),
     *("max_tokens", "min_p", "parallel_tool_calls", "presence_penalty", "reasoning_effort"),
@@ -27,12 +27,12 @@ _OF_THOUGHTS = {"include_reasoning", "reasoning_effort"}
 
 
 class ModelMeta(msgspec.Struct):
-    """Numbers of a model, as llama-server calls them; null = unknown.
+    """Sizes of a model, under the keys of llama-server; null = unknown.
 
     n_ctx: the longest sequence in tokens that a request can have.
-    n_ctx_train: the longest sequence that the model was trained for.
-    size: the bytes of its tensors.
-    ftype: the type of most weights.
+    n_ctx_train: the longest sequence in tokens that the model was trained for.
+    size: the size of all tensors in bytes.
+    ftype: the data type of most weights.
     """
 
     n_ctx: int
@@ -45,7 +45,7 @@ class ModelMeta(msgspec.Struct):
 
 
 class Architecture(msgspec.Struct):
-    """The inputs and outputs of a model, as in llama-server and OpenRouter."""
+    """The input and output modalities of a model, as in llama-server and OpenRouter."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -58,7 +58,7 @@ class ModelStatus(msgspec.Struct):
 
 
 class ModelPermission(msgspec.Struct):
-    """The rights of requests to a model, as in vLLM."""
+    """The rights of requests to a model, as in vLLM: constants that clients expect."""
 
     id: str
     object: str
@@ -75,13 +75,13 @@ class ModelPermission(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One served name. Members are null or empty while the model is not loaded.
+    """One served model name. Members are null or empty while the model is not loaded.
 
     default_sampling_params apply to requests that do not set their own. For a LoRA adapter, root is
-    its path and parent its model. max_model_len (vLLM), context_length (OpenRouter) and
-    max_context_length (LM Studio) are the same number.
+    its path, and parent is its base model. max_model_len (vLLM), context_length (OpenRouter) and
+    max_context_length (LM Studio) are the same number of tokens.
 
-    aliases: the other names of the model.
+    aliases: further names that select the same model.
     """
 
     id: str
@@ -103,7 +103,7 @@ class ModelCard(msgspec.Struct):
 
 
 def card(models: ModelRegistry, name: str) -> ModelCard:
-    """Return the entry of a served name."""
+    """Return the entry of /v1/models for a served name."""
     context, parent = models.peek(name), models.parent(name)
     own = (name,) if context is None else context.model_names
     created = (context or models.first).started
@@ -130,7 +130,7 @@ def card(models: ModelRegistry, name: str) -> ModelCard:
 
 
 def ollama_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
-    """Return the entry of `models`, a second list, which llama-server has for clients of Ollama."""
+    """Return an entry of `models`, the list that llama-server adds for clients of Ollama."""
     context = models.peek(name)
     able = [] if context is None else context.abilities
     further = {"type": "model", "description": "", "tags": [], "parameters": ""}
@@ -138,7 +138,7 @@ def ollama_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
 
 
 def _parameters(context: ModelContext) -> list[str]:
-    """Return the request parameters that have an effect on this model."""
+    """Return the sampling parameters that have an effect on this model."""
     without = set() if context.tool_format is not None else set(_OF_TOOLS)
     without |= set() if context.learned_format.thinks else _OF_THOUGHTS
     known = {*honoured(CHAT, ChatRequest)} - without

@@ -13,13 +13,13 @@ from cpuserve.api.state import get_state
 
 router = APIRouter()
 _ONE = "/v1/models/{name:path}"
-# Only Codex sends this query parameter. It expects entries of `models` in a format of its own, each
-# with a system prompt that replaces the prompt of Codex. For an empty list Codex keeps its prompt.
+# Only Codex sends this query parameter. It expects `models` in its own format, where each entry has
+# a system prompt that replaces the prompt of Codex. If the list is empty, Codex keeps its prompt.
 _CODEX = "client_version"
 
 
 class ModelList(msgspec.Struct):
-    """The body of GET /v1/models. models: the same models in the format of Ollama."""
+    """The body of GET /v1/models. models: the same models as in `data`, in the Ollama format."""
 
     object: str
     data: list[ModelCard]

@@ -1,4 +1,4 @@
-"""Content parts of the OpenAI dialects that are not text."""
+"""Convert content parts of OpenAI requests that are not text, such as images and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cpuserve.api.request.content_parts import file_part, media_part
 from cpuserve.tokenizer.conversation import ContentPart
 
-# The member with the contents of a part, an object or a URL, if it is not named like the type.
+# For part types that differ from their data member: the name of the member with the data.
 _MEMBERS = {
     "input_image": "image_url",
     "computer_screenshot": "image_url",
@@ -17,10 +17,10 @@ _MEMBERS = {
 
 
 def openai_part(part: Mapping[str, Any], where: str) -> ContentPart:
-    """Return a part that is not text; a file that is text becomes a str, its name and its text.
+    """Return a part that is not text; for a text file, return its name and its text as a str.
 
-    part: its type is a str. In chat completions its members are in an object, such as
-    {"type": "file", "file": {"file_data": ...}}, and in responses in the part itself.
+    part: its type is a str. In chat completions, its members are in a nested object, such as
+    {"type": "file", "file": {"file_data": ...}}; in responses, they are in the part itself.
     """
     kind = part["type"]
     inner = part.get(_MEMBERS.get(kind, kind))

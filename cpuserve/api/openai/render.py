@@ -1,4 +1,4 @@
-"""Prompts as the model reads them, without a response: the render routes of vLLM."""
+"""The render routes of vLLM, which return the tokens of prompts without generating responses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
-# Parameters that the server sets, and that clients do not know.
+# Sampling parameters that the server sets itself, so clients should not see them.
 _OWN = ("caller", "adapter", "adapter_scale", "bad_word_ids", "label_ids", "vectors")
 
 
 class TokenizedPrompt(msgspec.Struct):
-    """The token ids of a prompt, and how its response would be sampled.
+    """The token ids of a prompt, and the sampling parameters of its response.
 
-    sampling_params: the ones that differ from the defaults of vLLM.
-    features: null, because prompts are texts.
-    prompt_text: only with `return_prompt_text`.
+    sampling_params: only parameters that differ from the defaults of vLLM.
+    features: always null, because prompts have no images or sounds.
+    prompt_text: the text of the prompt, set only with `return_prompt_text`.
     """
 
     request_id: str
@@ -34,7 +34,7 @@ class TokenizedPrompt(msgspec.Struct):
 
 
 def refuse_offsets(asked: object) -> None:
-    """Raise InvalidRequest if the request asks for the places of the tokens in the text."""
+    """Raise InvalidRequest if the request sets return_token_offsets, which is not supported."""
     if getattr(asked, "return_token_offsets", None):
         msg = "return_token_offsets is not supported yet: omit it"
         raise unsupported(msg, "return_token_offsets")
@@ -43,11 +43,11 @@ def refuse_offsets(asked: object) -> None:
 def rendered(
     received: RequestContext, generation: Generation, *, with_text: bool = False
 ) -> list[TokenizedPrompt]:
-    """Return each prompt of a generation that does not run."""
+    """Return the prompts of a prepared generation that never runs."""
     found: dict[int, TokenizedPrompt] = {}
     for sequence in generation.sequences:
         prompt = sequence.prompt
-        if id(prompt) in found:  # one of n responses to it
+        if id(prompt) in found:  # n responses share one prompt
             continue
         params = msgspec.to_builtins(sequence.params)
         shown = {name: value for name, value in params.items() if name not in _OWN}
@@ -59,7 +59,7 @@ def rendered(
 
 
 def prompt_text(received: RequestContext, generation: Generation) -> str:
-    """Return the text of a prompt as the template wrote it, or of the tokens that were kept."""
+    """Return the prompt as the template rendered it; without a template, decode its tokens."""
     prompt = generation.sequences[0].prompt
     if prompt.rendered is not None:
         return prompt.rendered + prompt.opening

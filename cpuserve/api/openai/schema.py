@@ -1,8 +1,8 @@
-"""Request and response types of the OpenAI API, with the vLLM extensions.
+"""Request and response types that the endpoints of the OpenAI API share, with vLLM extensions.
 
-Clients send null for "not set", so every optional request field accepts null. Fields that are not
-listed are accepted and ignored. Fields that are not implemented, but would change the response, are
-refused by name (request/fields.py).
+Clients send null for "not set", so every optional request field accepts null. Fields that no schema
+lists are accepted and ignored. Fields that this server does not implement, but that would change
+the response, raise an error with the name of the field (request/fields.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpuserve.serving.call import CommonFields
 
 
 class StreamOptions(msgspec.Struct):
-    """The stream_options of a request: which chunks of a stream contain the usage."""
+    """The field stream_options: which chunks of a stream contain token usage."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -31,7 +31,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_progress: bool | None = None
     stream_interval: int | None = None
     user: str | None = None
-    # The names that llama.cpp has for repetition_penalty and max_tokens.
+    # The llama.cpp fields for repetition_penalty and max_tokens.
     repeat_penalty: float | None = None
     n_predict: int | None = None
     best_of: Any = None
@@ -39,19 +39,19 @@ class GenerationRequest(CommonFields, kw_only=True):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """How many of the prompt's tokens came from the prefix cache."""
+    """The number of prompt tokens that came from the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """How many of the completion's tokens are thoughts."""
+    """The number of completion tokens that belong to thoughts."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """Exact token counts of the request over all choices; each prompt counts once."""
+    """Exact token counts of a request over all its choices; each prompt is counted once."""
 
     prompt_tokens: int
     total_tokens: int
@@ -61,7 +61,7 @@ class Usage(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One possible token at a position of the prompt; rank 1 is the most likely."""
+    """The logprob of one possible token at a prompt position; rank 1 is the most likely token."""
 
     logprob: float
     rank: int

@@ -1,4 +1,4 @@
-"""The `timings` of llama.cpp: how many tokens came from the cache, and how long the others took."""
+"""The `timings` of llama.cpp: cached tokens, and the times for the prompt and the response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def timings_of(generation: Generation) -> dict[str, object]:
     """Return the member `timings` of a response that ends now, with the times of choice 0.
 
-    The time in the queue counts as time of the prompt. The member cache_miss says why tokens of an
+    Time in the queue counts as prompt time. The member cache_miss explains why tokens of an
     earlier prompt are computed again (RecentPrompt.miss).
     """
     usage, sequence = generation.usage(), generation.sequences[0]
@@ -25,7 +25,7 @@ def timings_of(generation: Generation) -> dict[str, object]:
 
 
 def sequence_timings(sequence: SequenceRequest) -> dict[str, object]:
-    """Return the timings of one sequence of a response, until now or until it ended."""
+    """Return the timings of one sequence, until it ended or until now."""
     now = sequence.ended or time.monotonic()
     cached, completion = sequence.cached_tokens, sequence.completion_tokens
     return _timings(sequence, now, len(sequence.prompt.ids), cached, completion)
@@ -45,7 +45,7 @@ def _timings(
 
 
 def timings_member(generation: Generation | None) -> bytes:
-    """Return the timings as a JSON member of a chunk, after a comma; b"" without a generation."""
+    """Return `,"timings":...` as JSON for a chunk; b"" if `generation` is None."""
     if generation is None:
         return b""
     return b',"timings":' + msgspec.json.encode(timings_of(generation))

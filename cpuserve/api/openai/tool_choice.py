@@ -1,4 +1,4 @@
-"""Which of a request's tools the model may or must call."""
+"""Interpret `tool_choice`: which tools of a request the model may or must call."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ T = TypeVar("T")
 
 
 class ToolChoice(NamedTuple):
-    """The tool choice of a GenerateCall, and its tools in the format of chat completions."""
+    """The tool choice of a GenerateCall, and the tools in the format of chat completions."""
 
     choice: str
-    name: str | None  # the only function that may be called; the choice is then "required"
-    tools: list[dict[str, Any]] | None  # the tools that may be called
+    name: str | None  # the only function that may be called; then the choice is "required"
+    tools: list[dict[str, Any]] | None  # the tools that the model may call
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionWords:
     """How an API writes functions and custom tools in its field `tool_choice`.
 
-    name_of: returns the name of the function or custom tool in a choice, None if it is not valid.
-    function, allowed: how to write a function, and allowed tools, for error messages.
-    inner: the member of `allowed_tools` that has the mode and the tools; "" = they are next to the
-      type.
-    skips: returns whether a tool may be among the allowed tools although this server cannot run it
-      and does not offer it.
+    name_of: returns the tool name in a choice; None if the choice is invalid.
+    function, allowed: examples of a function and of allowed tools, for error messages.
+    inner: the member of `allowed_tools` that contains the mode and the tools; "" = they are
+      members of the choice itself.
+    skips: returns whether an allowed tool is ignored without an error because this server cannot
+      run it.
     """
 
     name_of: Callable[[object], str | None]
@@ -48,7 +48,7 @@ def tool_choice(
     """Return the meaning of `choice` for `tools`, which have the format of chat completions.
 
     Raises:
-      InvalidRequest: `choice` is not valid, or allows a tool that is not among `tools`.
+      InvalidRequest: `choice` is invalid, or allows a tool that is not among `tools`.
     """
     choice = plain_choice(choice)
     if not isinstance(choice, dict):
@@ -63,15 +63,15 @@ def tool_choice(
 
 
 def note_about(functions: Sized, others: Collection[str], choice: object) -> str:
-    """Return a text that informs the model about missing tools; "" if none is needed.
+    """Return a note for the model about tools that are missing here; "" if it needs no note.
 
-    functions: the offered functions.
-    others: the types of tools that OpenAI runs (web_search and others). These are left out, because
+    functions: the functions that the model may call.
+    others: types of tools that only OpenAI runs (web_search and others). They are left out, because
       agents usually work without them. If a request offers no other tools, its response depends on
-      them, so the model is informed.
+      them, so the model gets the note.
 
     Raises:
-      InvalidRequest: the choice forces a call, and OpenAI runs all tools, or the chosen one.
+      InvalidRequest: the choice requires a call, but OpenAI runs the chosen tool or all tools.
     """
     plain = plain_choice(choice)
     if not others or plain == "none":
@@ -91,7 +91,7 @@ def note_about(functions: Sized, others: Collection[str], choice: object) -> str
 
 
 def plain_choice(choice: T) -> T | str:
-    """Return `choice`, or its type if that is "none", "auto" or "required" (as Cursor sends it)."""
+    """Return `choice`, or "none", "auto" or "required" if that is its type, as Cursor sends it."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     return kind if kind in ("none", "auto", "required") else choice
 
@@ -99,7 +99,7 @@ def plain_choice(choice: T) -> T | str:
 def _allowed_tools(
     choice: dict[str, Any], tools: list[dict[str, Any]], words: FunctionWords
 ) -> ToolChoice:
-    """Return the choice of `allowed_tools`: the model sees only the tools in it."""
+    """Return the ToolChoice for `allowed_tools`: the model sees only the tools in it."""
     inner = words.inner
     allowed = choice.get(inner) if inner else choice
     mode, chosen = None, None
@@ -112,7 +112,7 @@ def _allowed_tools(
             f"of {words.function} that is not empty"
         )
         raise InvalidRequest(msg, param="tool_choice")
-    # If all allowed tools would be skipped, keep them: the error below is about the first one.
+    # If all allowed tools would be skipped, keep them, so that the first one raises an error below.
     chosen = [tool for tool in chosen if not words.skips(tool)] or chosen
     names = [words.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}
@@ -126,7 +126,7 @@ def _allowed_tools(
 
 
 def function_name(tool: object) -> str | None:
-    """Return the function name in a tool of chat completions; None if the tool is not valid."""
+    """Return the function name of a chat completions tool; None if the tool is invalid."""
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         return None
     function = tool.get("function")

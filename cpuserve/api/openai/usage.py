@@ -1,4 +1,4 @@
-"""Token counts in the OpenAI format."""
+"""Convert token counts to the OpenAI format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def usage_body(usage: events.TokenUsage) -> Usage:
-    """Return the counts as the `usage` member of a response."""
+    """Return the token counts as the member `usage` of a response."""
     return Usage(
         usage.prompt,
         usage.prompt + usage.completion,

@@ -1,1 +1,1 @@
-"""/v1/batches: create, read, list and cancel batches."""
+"""/v1/batches: create, read, list and cancel batches of requests in uploaded files."""

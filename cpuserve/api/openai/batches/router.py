@@ -25,7 +25,7 @@ _ONE = "/v1/batches/{batch_id}"
 
 
 class CreateBatch(msgspec.Struct):
-    """POST /v1/batches. output_expires_after is refused, because files stay until deleted."""
+    """The body of POST /v1/batches; output_expires_after is refused, as files never expire."""
 
     input_file_id: str
     endpoint: str
@@ -36,7 +36,7 @@ class CreateBatch(msgspec.Struct):
 
 @post(router, "/v1/batches", schema=CreateBatch, response=BatchObject, id_prefix="batch_")
 async def create_batch(received: RequestContext, asked: CreateBatch) -> Response:
-    """Run the requests in a file, after the batches that were created before."""
+    """Create a batch of the requests in a file; it runs after all earlier batches."""
     batches = batches_of(received.state)
     if asked.endpoint not in ENDPOINTS:
         msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {asked.endpoint[:80]!r}"
@@ -70,13 +70,13 @@ async def list_batches(request: Request) -> Response:
 
 @router.get(_ONE, openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
 async def get_batch(request: Request) -> Response:
-    """Return a batch: its status, how many lines have ended, and the files of results."""
+    """Return a batch: its status, the number of finished lines, and the ids of result files."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
     return json_response(batches.find(request.scope[CALLER], name).batch)
 
 
 @router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
 async def cancel_batch(request: Request) -> Response:
-    """Cancel a batch; the results that it has stay."""
+    """Cancel a batch; clients can still read the results of lines that have finished."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
     return json_response(batches.cancel(request.scope[CALLER], name).batch)

@@ -1,4 +1,4 @@
-"""Several conversations in one request: POST /v1/chat/completions/batch of vLLM."""
+"""POST /v1/chat/completions/batch of vLLM: several conversations in one request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Choice
     from cpuserve.serving.generate import Generation
 
-# Fields that only a request with one conversation can have.
+# Fields that a request with several conversations cannot have.
 _OF_ONE = (
     *("stream", "tools", "use_beam_search", "prompt_logprobs", "return_prompt_text"),
     "return_progress",
@@ -25,13 +25,13 @@ _OF_ONE = (
 
 @with_refused("chat")
 class BatchChatRequest(ChatFields, kw_only=True):
-    """POST /v1/chat/completions/batch: `messages` is a list of conversations."""
+    """The body of POST /v1/chat/completions/batch: `messages` is a list of conversations."""
 
     messages: list[list[dict[str, Any]]]
 
 
 def batch_call(request: BatchChatRequest) -> GenerateCall:
-    """Return the call, which has a prompt for each conversation; it raises as `to_call` does."""
+    """Return a GenerateCall with a prompt for each conversation; it raises as `to_call` does."""
     if not 0 < len(request.messages) <= MAX_PROMPTS:
         msg = f"messages has {len(request.messages)} conversations: send 1 to {MAX_PROMPTS}"
         raise InvalidRequest(msg, param="messages")
@@ -50,14 +50,14 @@ def batch_call(request: BatchChatRequest) -> GenerateCall:
 
 
 def _first(request: BatchChatRequest) -> ChatRequest:
-    """Return a request with the same fields and the first conversation."""
+    """Return a ChatRequest for the first conversation, with the other fields of `request`."""
     names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
     shared = {name: getattr(request, name) for name in names}
     return ChatRequest(messages=request.messages[0], **shared)
 
 
 class BatchChatWriter(ChatWriter):
-    """Writes a response with a choice for each conversation."""
+    """Writes a response with one choice for each conversation."""
 
     def __init__(
         self, received: RequestContext, asked: BatchChatRequest, generation: Generation

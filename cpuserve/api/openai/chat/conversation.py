@@ -1,4 +1,4 @@
-"""Turn the messages of chat completions into the messages that chat templates read."""
+"""Convert messages of chat completions to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cpuserve.api.request.content_parts import plain
 from cpuserve.tokenizer.conversation import Content, ContentPart, ConversationMessage, MediaPart
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-# Clients send the model's earlier thoughts in one of these fields; the first with a text counts.
+# Clients return the model's earlier thoughts in one of these fields; the first with a text is used.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
-    """Return the messages with content parts, and with an assistant's thoughts in one field.
+    """Return the messages with typed content parts, and with thoughts in reasoning_content.
 
-    Invalid parts and the other fields stay, and are checked where the template is rendered.
+    Invalid parts and other fields stay as they are; the code that renders the template checks them.
     """
     return [
         message if _is_plain(message) else _message(message, f"messages[{index}]")
@@ -26,7 +26,7 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
-    """Return whether a message needs no change; most need none, and there may be 100,000."""
+    """Return whether a message needs no conversion, as most do; there may be 100,000 messages."""
     return isinstance(message.get("content"), str) and _CHANGED.isdisjoint(message)
 
 
@@ -62,7 +62,7 @@ def _is_thought(part: object) -> bool:
 
 
 def _thought(part: dict[str, Any]) -> str:
-    """Return the text of a thinking part; in the format of Mistral it is a list of text parts."""
+    """Return the text of a thinking part; Mistral clients send it as a list of text parts."""
     told = part.get("thinking")
     if isinstance(told, list):
         return "".join(plain(inner.get("text")) for inner in told if isinstance(inner, dict))
@@ -70,7 +70,7 @@ def _thought(part: dict[str, Any]) -> str:
 
 
 def _call(call: Any) -> Any:
-    """Return a tool call as a function call; the input of a custom tool is the only argument."""
+    """Return a tool call as a function call; a custom tool's input becomes the argument `input`."""
     custom = call.get("custom") if isinstance(call, dict) else None
     if not isinstance(custom, dict):
         return call
@@ -79,7 +79,7 @@ def _call(call: Any) -> Any:
 
 
 def _part(part: Any, where: str, index: int) -> Any:
-    """Return the part as a ContentPart, or unchanged if it is invalid."""
+    """Return a part of a message as a ContentPart, or unchanged if it is invalid."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return part
@@ -94,7 +94,7 @@ def _text(part: dict[str, Any]) -> Any:
 
 
 def _lenient(content: Any, where: str) -> Content:
-    """Return the content of an assistant's or a tool's message; no part of it is refused."""
+    """Return the content of an assistant or tool message; parts of any type are accepted."""
     if not isinstance(content, list):
         return plain(content)
     return [_any_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]

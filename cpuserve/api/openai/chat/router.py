@@ -1,4 +1,4 @@
-"""Chat completions: of one conversation or of several, and the prompt without a completion."""
+"""Chat completions for one or several conversations, and a route that only renders the prompt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def create_chat_completion(received: RequestContext, asked: ChatRequest) -
     words=words,
 )
 async def create_chat_completions(received: RequestContext, asked: BatchChatRequest) -> Response:
-    """Generate the next message of each of several conversations, one choice for each."""
+    """Generate the next message of each of several conversations, as one choice each."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, batch_call, BatchChatWriter)
 
@@ -61,7 +61,7 @@ async def create_chat_completions(received: RequestContext, asked: BatchChatRequ
     words=words,
 )
 async def render_chat_completion(received: RequestContext, asked: ChatRenderRequest) -> Response:
-    """Return the tokens of the prompt of a conversation; nothing is generated."""
+    """Return the token ids of a conversation's prompt, without generating a response."""
     take_request_id(received, asked.request_id)
     refuse_offsets(asked)
     generation = await prepared(received, asked, to_call)

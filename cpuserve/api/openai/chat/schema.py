@@ -1,4 +1,4 @@
-"""The fields of POST /v1/chat/completions, and the call that they make."""
+"""The body of POST /v1/chat/completions, its conversion to a GenerateCall, and responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _THINKING = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 
 
 class ChatFields(GenerationRequest, kw_only=True):
-    """The fields of conversations, except the messages."""
+    """The fields that all chat requests share: everything except the messages."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -48,7 +48,7 @@ class ChatFields(GenerationRequest, kw_only=True):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     timings_per_token: bool | None = None
-    # The most tokens of a thought: one field of vLLM, and two fields of llama.cpp.
+    # The maximum number of tokens of a thought: the field of vLLM, then two fields of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
@@ -67,20 +67,20 @@ class ChatFields(GenerationRequest, kw_only=True):
 
 @with_refused("chat")
 class ChatRequest(ChatFields, kw_only=True):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
 
 
 @with_refused("chat")
 class ChatRenderRequest(ChatRequest, kw_only=True):
-    """POST /v1/chat/completions/render."""
+    """The body of POST /v1/chat/completions/render."""
 
     return_token_offsets: bool | None = None
 
 
 class TopLogprob(msgspec.Struct):
-    """One alternative; `bytes` are the UTF-8 bytes of the token."""
+    """One of the most likely tokens at a position; `bytes` are its UTF-8 bytes."""
 
     token: str
     logprob: float
@@ -88,35 +88,35 @@ class TopLogprob(msgspec.Struct):
 
 
 class ChatLogprob(TopLogprob):
-    """The chosen token and its alternatives, most likely first."""
+    """The generated token at a position, and the most likely tokens there in descending order."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(msgspec.Struct):
-    """One entry per generated token."""
+    """The logprobs of a message: one entry per generated token."""
 
     content: list[ChatLogprob]
 
 
 class FunctionCall(msgspec.Struct):
-    """The function that the model calls; `arguments` is the JSON that it wrote."""
+    """The called function; `arguments` is the JSON text that the model wrote."""
 
     name: str
     arguments: str
 
 
 class CustomInput(msgspec.Struct):
-    """The custom tool that the model calls; `input` is the text that it wrote."""
+    """The called custom tool; `input` is the text that the model wrote."""
 
     name: str
     input: str
 
 
 class ToolCall(msgspec.Struct):
-    """A call, with the id that the message with its result repeats.
+    """A tool call; the tool message with its result repeats its id.
 
-    type: "function" or "custom"; the member of this name is set.
+    type: "function" or "custom"; only the member with this name is set.
     """
 
     id: str
@@ -126,9 +126,9 @@ class ToolCall(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The generated message; `content` is null if it consists of calls only.
+    """The generated message; `content` is null if it has only tool calls.
 
-    Clients of DeepSeek and vLLM read thoughts as reasoning_content, newer ones as reasoning.
+    DeepSeek and vLLM clients read thoughts in reasoning_content, newer clients in reasoning.
     """
 
     role: str
@@ -140,7 +140,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One of n responses; stop_reason is the stop string or stop token id that ended it."""
+    """One of n responses; stop_reason is the stop string or the stop token id that ended it."""
 
     index: int
     message: ChatMessage
@@ -151,7 +151,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """The body of POST /v1/chat/completions."""
+    """The body of the response to POST /v1/chat/completions."""
 
     id: str
     object: str
@@ -167,7 +167,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 def to_call(request: ChatRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+    """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory."""
     check_fields_together(request)
     _check_functions(request)
     if any(kind != "text" for kind in request.modalities or ()):
@@ -195,7 +195,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
 
 
 def words(request: ChatFields) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     return {
         "prompt": "messages",
         "max_tokens": length_field(request),
@@ -204,7 +204,7 @@ def words(request: ChatFields) -> dict[str, str]:
 
 
 def thought_budget(request: Any) -> int | None:
-    """Return the limit on tokens of a thought: the first of the three fields that is set."""
+    """Return the maximum tokens of a thought, from the first of three fields that is set."""
     names = (
         request.thinking_token_budget,
         request.thinking_budget_tokens,
@@ -214,9 +214,9 @@ def thought_budget(request: Any) -> int | None:
 
 
 def offered(tools: list[dict[str, Any]]) -> Offer:
-    """Return the tools with functions in place of custom tools; InvalidRequest if one is invalid.
+    """Return the tools, with functions in place of custom tools; InvalidRequest if one is invalid.
 
-    Functions are not checked here, but with the other values of the call.
+    Function tools are not checked here; `prepare` checks them with the other values of the call.
     """
     found = Offer([], {})
     for index, tool in enumerate(tools):
@@ -234,7 +234,7 @@ def offered(tools: list[dict[str, Any]]) -> Offer:
 
 
 def _custom_name(tool: object) -> str | None:
-    """Return the name of a custom tool; None if it is another tool, or not valid."""
+    """Return the name of a custom tool; None if `tool` is a function or invalid."""
     if not isinstance(tool, dict) or tool.get("type") != "custom":
         return None
     custom = tool.get("custom")
@@ -243,9 +243,9 @@ def _custom_name(tool: object) -> str | None:
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
-    """Return the variables of the chat template, including the ones that `thinking` sets.
+    """Return the variables of the chat template, including those that `thinking` sets.
 
-    The APIs of Z.ai and DeepSeek have the field `thinking`, and the templates of their models read
+    The field `thinking` is from the APIs of Z.ai and DeepSeek; the templates of their models read
     the variables enable_thinking and thinking.
     """
     thinking = request.thinking
@@ -269,7 +269,7 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 
 def _check_functions(request: ChatRequest) -> None:
-    """Raise InvalidRequest if `functions` is used, the field that OpenAI replaced by `tools`."""
+    """Raise InvalidRequest if the deprecated field `functions` is set, which `tools` replaced."""
     if request.function_call != "none" and is_set(request.functions):
         msg = "functions is not supported yet: omit it"
         raise unsupported(msg, "functions")

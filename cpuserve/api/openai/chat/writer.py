@@ -1,4 +1,4 @@
-"""Write the events of a chat completion, as the chunks of a stream or as one body."""
+"""Write generation events of a chat completion, as chunks of a stream or as one JSON body."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NOTHING = b',"delta":{}' + _NO_LOGPROBS
 
 
 class ChatWriter:
-    """Writes the response to one request."""
+    """Writes the response to one chat completion request."""
 
     form = FORM
 
@@ -101,7 +101,7 @@ class ChatWriter:
         return out
 
     def _of_prompt(self, event: Event) -> bytes:
-        """Return the members of the first chunk about the prompt."""
+        """Return the JSON members about the prompt, which only the first chunk has."""
         more = b""
         if self._ids:
             more += b',"prompt_token_ids":' + to_json(self._prompt_ids)
@@ -168,7 +168,7 @@ class ChatWriter:
 
 
 def _thought_part(event: Thought) -> bytes:
-    """Return the members of a chunk with a part of a thought, once for each name in use."""
+    """Return the members of a chunk with a piece of a thought, in both fields that clients read."""
     text = to_json(event.text)
     return (
         b',"delta":{"reasoning_content":%b,"reasoning":%b},"logprobs":null,"finish_reason":null'
@@ -177,7 +177,7 @@ def _thought_part(event: Thought) -> bytes:
 
 
 def _call_part(event: ToolCallDelta) -> bytes:
-    """Return the members of a chunk with a part of a call; the first part has id and name."""
+    """Return the members of a chunk with a piece of a call; only the first has its id and name."""
     kind, member = ("custom", "input") if event.custom else ("function", "arguments")
     called: dict[str, object] = {member: event.arguments}
     part: dict[str, object] = {"index": event.call, kind: called}
@@ -195,10 +195,10 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
 
 
 def echoed(asked: ChatFields, messages: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the role of a response to messages, and the text of the last one if it is echoed.
+    """Return (role of the response, text of the last message if `echo` repeats it, else "").
 
-    The last message is echoed if it has the same role as the response, as in vLLM. A response that
-    continues the last message, or has no beginning of its own, has the role of this message.
+    As in vLLM, the last message is echoed if it has the role of the response. A response that
+    continues the last message, or gets no generation prompt, has the role of that message.
     """
     role = "assistant"
     if not (asked.echo and messages):

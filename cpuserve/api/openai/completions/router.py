@@ -1,4 +1,4 @@
-"""POST /v1/completions, and the prompts that it would have."""
+"""POST /v1/completions, and POST /v1/completions/render, which only tokenizes the prompts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def create_completion(received: RequestContext, asked: CompletionRequest) 
     words=words,
 )
 async def render_completion(received: RequestContext, asked: CompletionRenderRequest) -> Response:
-    """Return the tokens of each prompt; nothing is generated."""
+    """Return the token ids of each prompt, without generating a response."""
     take_request_id(received, asked.request_id)
     refuse_offsets(asked)
     return json_response(rendered(received, await prepared(received, asked, to_call)))

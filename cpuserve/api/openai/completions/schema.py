@@ -1,4 +1,4 @@
-"""The fields of POST /v1/completions, and the call that they make."""
+"""The body of POST /v1/completions, its conversion to a GenerateCall, and the response objects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.serving.call import GenerateCall, call_from
 
-# max_tokens of completion requests that do not set it, as in the OpenAI API and vLLM. The server's
-# default (from the model or --override-generation-config) applies if it is lower.
+# The default of max_tokens in completion requests, as in the OpenAI API and vLLM. A lower default
+# of the server (from the model or --override-generation-config) takes precedence.
 COMPLETION_TOKENS = 16
 
 
 @with_refused("completions")
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """POST /v1/completions; `prompt` is a text, token ids, or a list of texts or of token ids."""
+    """The body of POST /v1/completions; `prompt` is text, token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
     max_completion_tokens: int | None = None
@@ -41,13 +41,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 @with_refused("completions")
 class CompletionRenderRequest(CompletionRequest, kw_only=True):
-    """POST /v1/completions/render."""
+    """The body of POST /v1/completions/render."""
 
     return_token_offsets: bool | None = None
 
 
 class LegacyLogprobs(msgspec.Struct):
-    """The completions endpoint's parallel lists; `text_offset` counts characters."""
+    """Logprobs as parallel lists, one entry per token; `text_offset` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -56,7 +56,7 @@ class LegacyLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One of n continuations of one of the prompts."""
+    """One of n continuations of one prompt of the request."""
 
     index: int
     text: str
@@ -69,7 +69,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """The body of POST /v1/completions."""
+    """The body of the response to POST /v1/completions."""
 
     id: str
     object: str
@@ -82,7 +82,7 @@ class Completion(msgspec.Struct):
 
 
 def to_call(request: CompletionRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+    """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory."""
     check_fields_together(request)
     return call_from(
         request,
@@ -96,5 +96,5 @@ def to_call(request: CompletionRequest) -> GenerateCall:
 
 
 def words(request: CompletionRequest) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     return {"max_tokens": length_field(request), "structured_outputs": form_field(request)}

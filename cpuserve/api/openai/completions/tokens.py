@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate of vLLM: tokens in, tokens out."""
+"""POST /inference/v1/generate of vLLM: the prompt and the response are token ids."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
-# Fields of the request that are refused if they are set.
+# Fields of the request that this server does not support; setting one is an error.
 _REFUSED = ("features", "kv_transfer_params", "ec_transfer_params")
-# Fields of /v1/completions that are no sampling parameters.
+# Fields of /v1/completions that are not sampling parameters, so sampling_params cannot have them.
 _NO_PARAMETERS = frozenset(
     {
         *("prompt", "model", "stream", "stream_options", "stream_interval", "echo", "suffix"),
@@ -39,12 +39,12 @@ _NO_PARAMETERS = frozenset(
         *("use_beam_search", "length_penalty", "add_special_tokens", "thinking"),
     }
 )
-# Parameters of vLLM about its own processes, and about texts, which are not returned.
+# Sampling parameters of vLLM that concern only its processes or texts, which are not returned.
 _NO_EFFECT = frozenset({"detokenize", "output_kind", "skip_clone"})
 
 
 class TokensRequest(msgspec.Struct, kw_only=True):
-    """POST /inference/v1/generate; sampling_params: as the render routes return them."""
+    """The body of POST /inference/v1/generate; the render routes return its sampling_params."""
 
     token_ids: list[int]
     sampling_params: dict[str, Any]
@@ -61,7 +61,7 @@ class TokensRequest(msgspec.Struct, kw_only=True):
 
 
 class TokensChoice(msgspec.Struct):
-    """One of n responses."""
+    """One of n generated token sequences for the prompt."""
 
     index: int
     logprobs: ChatLogprobs | None
@@ -70,7 +70,7 @@ class TokensChoice(msgspec.Struct):
 
 
 class TokensResponse(msgspec.Struct):
-    """The body of POST /inference/v1/generate."""
+    """The body of the response to POST /inference/v1/generate."""
 
     request_id: str
     model: str
@@ -82,7 +82,7 @@ class TokensResponse(msgspec.Struct):
 
 
 class TokensChunk(msgspec.Struct):
-    """A part of a streamed response: new tokens of one choice, or only the usage."""
+    """A chunk of a streamed response: new tokens of one choice, or only the token usage."""
 
     request_id: str
     choices: list[TokensChoice]
@@ -91,7 +91,7 @@ class TokensChunk(msgspec.Struct):
 
 
 def tokens_call(request: TokensRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field or a parameter that is not supported."""
+    """Return the GenerateCall; InvalidRequest for a field or parameter that is not supported."""
     for name in _REFUSED:
         if is_set(getattr(request, name)):
             msg = f"{name} is not supported yet: omit it"
@@ -121,7 +121,7 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
     check_fields(asked)
     call = to_call(asked)
     call.model = request.model
-    call.default_max_tokens = None  # as in vLLM, here the default is the rest of the context
+    call.default_max_tokens = None  # as in vLLM: the default is the rest of the context
     return call
 
 
@@ -135,13 +135,13 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
     words=lambda _: {"prompt": "token_ids"},
 )
 async def generate_tokens(received: RequestContext, asked: TokensRequest) -> Response:
-    """Continue the tokens of a prompt, and return tokens."""
+    """Generate tokens that continue the token ids of a prompt."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, tokens_call, TokensWriter)
 
 
 class TokensWriter:
-    """Writes the response of /inference/v1/generate."""
+    """Writes the response to a request to /inference/v1/generate."""
 
     form = FORM
 
@@ -187,7 +187,7 @@ class TokensWriter:
         return b"data: " + to_json(chunk) + b"\n\n"
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the event for an error after the stream has begun."""
+        """Return the SSE event for an error after the stream has begun."""
         return error_chunk(error)
 
     def whole(self, response: WholeResponse) -> bytes:

@@ -1,4 +1,4 @@
-"""Write the events of a completion, as the chunks of a stream or as one body."""
+"""Write generation events of a completion, as chunks of a stream or as one JSON body."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Scores = list["TokenLogprob | None"]
 
 
 class CompletionWriter:
-    """Writes the response to one request."""
+    """Writes the response to one completion request."""
 
     form = FORM
 
@@ -144,7 +144,7 @@ class CompletionWriter:
         )
 
     def _prompt_logprobs(self, choice: Choice) -> PromptLogprobs | None:
-        """Return the prompt's logprobs, which are built once for all choices of the prompt."""
+        """Return the logprobs of a prompt's tokens, which all choices of the prompt share."""
         if choice.scorer not in self._scored:
             rows = prompt_logprobs(choice.scores, self._prompt_top, self._names)
             self._scored[choice.scorer] = rows
@@ -152,7 +152,7 @@ class CompletionWriter:
 
 
 class _Part:
-    """One choice: its echoed prompt, and logprobs with offsets counted over all its chunks."""
+    """The state of one choice in a stream: whether it has begun, its echo, and text offsets."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Part:
         self._legacy = None if top is None else LegacyBuilder(names, top)
 
     def echoed_text(self) -> str:
-        """Return the text that the first chunk echoes: as it was sent, or the decoded ids."""
+        """Return the prompt text that the first chunk echoes, as sent or decoded from ids."""
         if not (self._echo and self.first):
             return ""
         if self.prompt.text is not None:

@@ -1,4 +1,4 @@
-"""StoredConversation: a list of items in the store, which responses extend."""
+"""StoredConversation: a stored list of items, which responses extend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConversationLocked(RequestError):
-    """Another request extends the conversation now (409); clients of OpenAI try again."""
+    """Another request is extending the conversation (409), so OpenAI clients retry later."""
 
     status = 409
     kind = "ConflictError"
@@ -24,7 +24,7 @@ class ConversationLocked(RequestError):
 
 
 class ConversationBody(msgspec.Struct):
-    """A conversation, as clients get it."""
+    """A conversation, as responses show it."""
 
     id: str
     created_at: int
@@ -34,21 +34,21 @@ class ConversationBody(msgspec.Struct):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredConversation(Entry):
-    """A conversation; it is `running` while a response extends it."""
+    """A stored conversation; its `running` is true while a response extends it."""
 
     metadata: dict[str, str]
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def body(self) -> ConversationBody:
-        """The conversation, as clients get it."""
+        """The conversation, as responses show it, without its items."""
         return ConversationBody(self.id, self.created, self.metadata)
 
     def lock(self) -> None:
-        """Keep other requests from extending the conversation.
+        """Prevent other requests from extending the conversation.
 
         Raises:
-          ConversationLocked: another request extends it.
+          ConversationLocked: another request is extending it.
         """
         self.check_unlocked()
         self.running = True

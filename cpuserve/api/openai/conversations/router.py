@@ -1,4 +1,4 @@
-"""Conversations: create, read, change and delete them, and the same for their items."""
+"""Routes to create, read, change and delete conversations and their items."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 router = APIRouter()
 _ONE = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_ONE}/items/{{item_id}}"
-# The OpenAI limit of items in one request.
+# The maximum number of items in one request, as in the OpenAI API.
 _MOST_ITEMS = 20
 _LOCKED = (ConversationLocked.status,)
 
@@ -53,7 +53,7 @@ _LOCKED = (ConversationLocked.status,)
     conversation="items",
 )
 async def create_conversation(received: RequestContext, asked: CreateConversation) -> Response:
-    """Create a conversation, which responses can extend."""
+    """Create a conversation that responses can extend."""
     store = received.state.stored
     if not store.enabled:
         msg = "This server stores no conversations (--stored-responses 0): send all items as input"
@@ -88,7 +88,7 @@ async def get_conversation(request: Request) -> Response:
     openapi_extra={**response_types(DeletedConversation, also=_LOCKED), **parameters(_ONE)},
 )
 async def delete_conversation(request: Request) -> Response:
-    """Delete a conversation; the responses that have extended it stay."""
+    """Delete a conversation; the responses that extended it remain stored."""
     found = _named(request)
     found.check_unlocked()
     get_state(request).stored.remove(found)
@@ -105,7 +105,7 @@ async def delete_conversation(request: Request) -> Response:
     conversation="items",
 )
 async def add_items(received: RequestContext, asked: AddItems) -> Response:
-    """Add items to the end of a conversation, and return them."""
+    """Append items to a conversation, and return these items."""
     found = _found(received)
     if not asked.items:
         msg = "items is missing: send a list of at least one item"
@@ -140,7 +140,7 @@ async def get_item(request: Request) -> Response:
     openapi_extra={**response_types(ConversationBody, also=_LOCKED), **parameters(_ITEM)},
 )
 async def delete_item(request: Request) -> Response:
-    """Delete an item of a conversation, and return the conversation."""
+    """Delete an item of a conversation, and return the conversation without its items."""
     found = _named(request)
     item = _item(request, found)
     found.check_unlocked()
@@ -151,9 +151,9 @@ async def delete_item(request: Request) -> Response:
 def _checked(
     received: RequestContext, items: list[dict[str, Any]], before: list[StoredItem] | None = None
 ) -> list[StoredItem]:
-    """Return the items with ids; InvalidRequest for an item that no response could read.
+    """Return the items with ids; InvalidRequest for an item that no response could use as input.
 
-    before: the items of the conversation so far.
+    before: the items that the conversation already has.
     """
     if len(items) > _MOST_ITEMS:
         msg = f"items has {len(items)} items, and may have {_MOST_ITEMS}: send several requests"

@@ -1,4 +1,4 @@
-"""The bodies of requests to /v1/conversations, and of the responses."""
+"""The bodies of requests to /v1/conversations, and of their responses."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import msgspec
 
 
 class CreateConversation(msgspec.Struct):
-    """POST /v1/conversations. items: the first items of the conversation."""
+    """The body of POST /v1/conversations. items: the first items of the conversation."""
 
     items: list[dict[str, Any]] | None = None
     metadata: dict[str, str] | None = None
 
 
 class UpdateConversation(msgspec.Struct):
-    """POST /v1/conversations/ID: the new metadata, which replaces the old one."""
+    """The body of POST /v1/conversations/ID: metadata that replaces the old metadata."""
 
     metadata: dict[str, str] | None = None
 
 
 class AddItems(msgspec.Struct):
-    """POST /v1/conversations/ID/items."""
+    """The body of POST /v1/conversations/ID/items."""
 
     items: list[dict[str, Any]] | None = None
 
 
 class DeletedConversation(msgspec.Struct):
-    """The body of DELETE /v1/conversations/ID."""
+    """The response of DELETE /v1/conversations/ID."""
 
     id: str
     object: str = "conversation.deleted"
@@ -35,7 +35,7 @@ class DeletedConversation(msgspec.Struct):
 
 
 class ConversationItem(msgspec.Struct):
-    """An item of a conversation; it has the members of its type as well."""
+    """An item of a conversation; members besides these depend on its type."""
 
     id: str
     type: str

@@ -1,1 +1,1 @@
-"""The OpenAI embeddings."""
+"""POST /v1/embeddings."""

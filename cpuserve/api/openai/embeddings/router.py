@@ -21,7 +21,7 @@ router = APIRouter()
     words=lambda _: {"prompt": "input"},
 )
 async def create_embeddings(received: RequestContext, asked: EmbeddingRequest) -> Response:
-    """Return a vector for each input."""
+    """Return an embedding vector for each input."""
     return await generate(
         received, asked, lambda asked: to_call(asked, received.context), EmbeddingWriter
     )

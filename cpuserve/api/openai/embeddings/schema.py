@@ -1,4 +1,4 @@
-"""The fields of POST /v1/embeddings, and the call that they make."""
+"""The body of POST /v1/embeddings, its conversion to a GenerateCall, and the response objects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FORMATS = ("float", "base64")
 
 @with_refused("embeddings")
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
+    """The body of POST /v1/embeddings; `input` is text, token ids, or a list of either.
 
-    prompt_name: the one of the checkpoint's prompts that goes before each text (a TEI field).
-    task: a task of the checkpoint, such as "retrieval.query" (a field of the API of Jina).
+    prompt_name: the checkpoint's prompt that is put before each text (a field of TEI).
+    task: a task of the checkpoint, such as "retrieval.query" (a field of the Jina API).
     normalize, use_activation: false = vectors are not scaled to length 1 (fields of TEI and vLLM).
     """
 
@@ -44,7 +44,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     @property
     def unit(self) -> bool:
-        """Whether vectors are scaled to length 1."""
+        """Whether vectors are scaled to Euclidean length 1."""
         return False not in (self.normalize, self.use_activation)
 
 
@@ -57,14 +57,14 @@ class EmbeddingItem(msgspec.Struct):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """The tokens of all inputs."""
+    """The number of tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingAnswer(msgspec.Struct):
-    """The body of POST /v1/embeddings."""
+    """The body of the response to POST /v1/embeddings."""
 
     object: str
     data: list[EmbeddingItem]
@@ -73,7 +73,7 @@ class EmbeddingAnswer(msgspec.Struct):
 
 
 def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported by `context`."""
+    """Return the GenerateCall; InvalidRequest for a field that the model does not support."""
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
@@ -104,8 +104,8 @@ def check_dimensions(
 ) -> None:
     """Raise InvalidRequest if the model's embeddings cannot be cut to `dimensions` values.
 
-    field: its name in the request. A model without embeddings is not refused here:
-    serving.generate.prepare refuses it later.
+    field: the name of `dimensions` in the request. This function accepts models without
+    embeddings, because serving.generate.prepare refuses them later.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingWriter:
-    """Writes the response to one request."""
+    """Writes the response to one embedding request."""
 
     def __init__(
         self, received: RequestContext, asked: EmbeddingRequest, _generation: Generation
@@ -45,9 +45,9 @@ class EmbeddingWriter:
 
 
 def shortened(values: array[float], dimensions: int | None, *, unit: bool = True) -> array[float]:
-    """Return the first `dimensions` values (None: all), divided by their length (Matryoshka).
+    """Return the first `dimensions` values (None: all), rescaled to length 1 (Matryoshka).
 
-    unit: False = the values are not divided by their length.
+    unit: whether the shortened vector is rescaled to length 1.
     """
     if dimensions is None or dimensions >= len(values):
         return values

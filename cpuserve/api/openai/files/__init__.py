@@ -1,1 +1,1 @@
-"""/v1/files: upload, list, read and delete files for batches."""
+"""/v1/files: upload, list, read and delete input and result files of batches."""

@@ -60,7 +60,7 @@ def _named(request: Request) -> FileObject:
     openapi_extra={"requestBody": _UPLOAD, **response_types(FileObject, also=[408, 413, 415])},
 )
 async def upload_file(request: Request) -> Response:
-    """Store a file of JSON lines, for a batch."""
+    """Store an uploaded file of JSON lines as the input of a batch."""
     directory, limits = _batches(request).directory, get_state(request).limits
     refuse_web_page(request)
     directory.check_room(0, new_files=1)
@@ -99,7 +99,7 @@ async def list_files(request: Request) -> Response:
 
 @router.get(_ONE, openapi_extra={**response_types(FileObject), **parameters(_ONE)})
 async def get_file(request: Request) -> Response:
-    """Describe a file."""
+    """Return the description of a file, without its content."""
     return json_response(_named(request))
 
 
@@ -114,7 +114,7 @@ async def get_content(request: Request) -> Response:
 
 @router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})
 async def delete_file(request: Request) -> Response:
-    """Delete a file that no running batch reads."""
+    """Delete a file, unless a batch that has not ended reads it."""
     batches, found = _batches(request), _named(request)
     if batches.uses(found.id):
         msg = f"File {found.id!r} is the input of a batch that has not ended: cancel the batch"

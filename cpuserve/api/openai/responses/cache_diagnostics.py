@@ -1,6 +1,6 @@
-"""The `prompt_cache_diagnostics` of a Response: how its prompt differs from an earlier one.
+"""The `prompt_cache_diagnostics` of a Response: where its prompt differs from an earlier prompt.
 
-A request has the id of an earlier response as `prompt_cache_options.comparison_response_id`
+A request sets the id of an earlier response in `prompt_cache_options.comparison_response_id`
 (https://developers.openai.com/api/docs/guides/prompt-caching/diagnostics).
 """
 
@@ -15,7 +15,7 @@ from cpuserve.api.response.cache_miss import FirstDifference
 if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
-# The API's word for each PromptDifference.reason; for other reasons it is "input_changed".
+# The reasons in the OpenAI API by PromptDifference.reason; all others become "input_changed".
 _REASONS = {
     "model_changed": "model_changed",
     "tools_changed": "tools_changed",
@@ -35,9 +35,8 @@ class CacheOptions(msgspec.Struct):
 class CacheDiagnostics(msgspec.Struct):
     """The result of a comparison; type: cache_hit, cache_miss or comparison_response_not_found.
 
-    cache_missed_tokens: the number of tokens of the earlier prompt from the first difference to its
-      end.
-    comparison_reusable_tokens: the number of tokens of the earlier prompt.
+    cache_missed_tokens: the number of tokens of the earlier prompt after the first difference.
+    comparison_reusable_tokens: the number of all tokens of the earlier prompt.
     """
 
     type: str
@@ -50,7 +49,7 @@ class CacheDiagnostics(msgspec.Struct):
 def cache_diagnostics(
     options: CacheOptions | None, generation: Generation
 ) -> CacheDiagnostics | msgspec.UnsetType:
-    """Return the member `prompt_cache_diagnostics`; UNSET if the request has not asked for it."""
+    """Return the member `prompt_cache_diagnostics`; UNSET if the request does not ask for it."""
     named = None if options is None else options.comparison_response_id
     if named is None:
         return msgspec.UNSET

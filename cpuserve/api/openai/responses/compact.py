@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: replace a conversation by the user's messages and a summary."""
+"""POST /v1/responses/compact: replace a conversation by its user messages and a summary."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.sealed import sealed
 
 router = APIRouter()
-# The model gets this after the conversation.
+# A user message at the end of the conversation, which asks the model for the summary.
 _ASK = (
     "Summarize our conversation so far, for an assistant that continues it and cannot see it. "
     "Include the goals of the user, decisions, facts, names, results of tools, and what is still "
     "to be done. Write only the summary."
 )
-# The model that continues gets this before the summary.
+# The beginning of the summary text, for the model that continues the conversation.
 _TOLD = "Summary of the conversation so far:\n"
 
 
 class CompactRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/responses/compact."""
+    """The body of POST /v1/responses/compact."""
 
     model: str | None = None
     input: str | list[dict[str, Any]] | None = None
@@ -40,14 +40,14 @@ class CompactRequest(msgspec.Struct, kw_only=True):
 
 
 class CompactedItem(msgspec.Struct, tag_field="type", tag="compaction"):
-    """The summary; this server reads it in `encrypted_content` of the item."""
+    """The summary of a conversation; `encrypted_content` has its text in sealed form."""
 
     id: str
     encrypted_content: str
 
 
 class CompactedResponse(msgspec.Struct):
-    """The body of POST /v1/responses/compact. output: the items to send as the next input."""
+    """The response of /v1/responses/compact. output: items to send as the next `input`."""
 
     id: str
     created_at: int
@@ -57,7 +57,7 @@ class CompactedResponse(msgspec.Struct):
 
 
 def _as_response(asked: CompactRequest) -> ResponsesRequest:
-    """Return the request for the summary, before its history is known."""
+    """Return the request that generates the summary, without the items of the history."""
     return ResponsesRequest(
         model=asked.model,
         input=asked.input if asked.input is not None or not asked.previous_response_id else [],
@@ -80,7 +80,7 @@ def _as_response(asked: CompactRequest) -> ResponsesRequest:
     words=lambda asked: words(_as_response(asked)),
 )
 async def compact_response(received: RequestContext, asked: CompactRequest) -> Response:
-    """Return a shorter conversation: the messages of the user, and a summary of everything."""
+    """Return a shorter conversation: the user messages, and a summary of everything."""
     await received.choose(asked.model)
     turn = read_turn(received, _as_response(asked))
     items = [msgspec.json.decode(item.data) for item in turn.history + turn.own]

@@ -1,4 +1,4 @@
-"""Turn the input items of a response into the messages that chat templates read."""
+"""Convert the input items of a response to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cpuserve.serving.call import unsupported
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 
 _ROLES = ("user", "assistant", "system", "developer")
-# The type of each content part with text, and the member that has the text.
+# For each type of text part, the member that contains the text.
 _TEXTS = {
     "input_text": "text",
     "output_text": "text",
@@ -35,12 +35,12 @@ _REFERENCE = "is an item_reference, which this endpoint does not resolve: send t
 def chat_messages(
     items: str | list[dict[str, Any]], instructions: str | None, num_stored: int = 0
 ) -> list[ConversationMessage]:
-    """Return the messages; InvalidRequest with the path of an invalid part.
+    """Return the messages for the template; InvalidRequest has the path of an invalid part.
 
-    num_stored: how many of the first items come from the store, and not from the request.
+    num_stored: how many of the first items come from the store instead of the request.
 
-    The items of one turn of the assistant become one message, because templates write the text of
-    a message, then its calls, and then the results of the calls.
+    The items of one assistant turn become one message, because templates write the text of a
+    message, then its calls, and then the results of these calls.
     """
     found = _Conversation()
     if instructions:
@@ -64,7 +64,7 @@ def chat_messages(
 def check_items(items: list[dict[str, Any]], num_stored: int = 0) -> None:
     """Raise InvalidRequest if no response could read these items; calls may lack an output.
 
-    num_stored: how many of the first items are stored already.
+    num_stored: how many of the first items come from the store instead of the request.
     """
     found = _Conversation()
     try:
@@ -76,17 +76,17 @@ def check_items(items: list[dict[str, Any]], num_stored: int = 0) -> None:
 
 
 class _Conversation:
-    """Collects the messages of the items, and checks that each call has an output."""
+    """Builds messages from items, and checks that each tool call has an output."""
 
     def __init__(self) -> None:
         self.messages: list[ConversationMessage] = []
-        self._thoughts: list[str] = []  # thoughts before the assistant's next message or call
+        self._thoughts: list[str] = []  # thoughts for the next assistant message or call
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # calls without an output, by call_id: path and type
-        self._num_searches = 0  # searches for tools that another server has run
+        self._open: dict[str, str] = {}  # (path and type) of calls without an output, by call_id
+        self._num_searches = 0  # the number of tool searches that another server ran
 
     def add(self, item: dict[str, Any], where: str) -> None:
-        """Add the next item."""
+        """Add the next item to the messages; `where`: the path of the item."""
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._add_message(item, where)
@@ -126,11 +126,11 @@ class _Conversation:
             self._append({"role": role, "content": parts})
 
     def _append(self, message: ConversationMessage) -> None:
-        self._thoughts.clear()  # thoughts of a turn that ended without text or calls
+        self._thoughts.clear()  # drop thoughts that no text or call follows
         self.messages.append(message)
 
     def _in_turn(self) -> ConversationMessage:
-        """Return the assistant's message that the next part of its turn belongs to."""
+        """Return the assistant message of the current turn; the message is added if missing."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": []})
         message = self.messages[-1]
@@ -147,11 +147,11 @@ class _Conversation:
         calls = self._in_turn().setdefault("tool_calls", [])
         calls.append({"id": number, "type": "function", "function": function})
         self._known.add(number)
-        if item.get("status") != "incomplete":  # such a call was cut off, so nobody could run it
+        if item.get("status") != "incomplete":  # an incomplete call never ran, so it has no output
             self._open[number] = f"{where} is the {item['type']}"
 
     def _identified(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Return the item with a call_id: calls that another server has run may have none."""
+        """Return the item with a call_id; items that another server wrote may have none."""
         if item.get("call_id") is not None or item.get("execution") != "server":
             return item
         self._num_searches += item["type"] == "tool_search_call"
@@ -168,7 +168,7 @@ class _Conversation:
         self._append({"role": "tool", "tool_call_id": number, "content": output})
 
     def check_answered(self) -> None:
-        """Raise InvalidRequest if a call has no output."""
+        """Raise InvalidRequest if a tool call has no output item."""
         for number, what in self._open.items():
             output = OUTPUT_OF[what.rpartition(" ")[2]]
             why = f"{number[:64]!r}, which needs a {output} after it: send its output there"
@@ -176,10 +176,10 @@ class _Conversation:
 
 
 def _parts(content: object, where: str) -> list[ContentPart]:
-    """Return the parts of a content.
+    """Return the content parts of a user, system or developer message.
 
     Raises:
-      InvalidRequest: the content is not valid.
+      InvalidRequest: the content or one of its parts is invalid.
     """
     if isinstance(content, str):
         return [content]
@@ -201,7 +201,7 @@ def _part(part: object, where: str) -> ContentPart:
 
 
 def _returned(content: object, where: str) -> list[ContentPart]:
-    """Return the parts of a tool's output or an assistant's message; no part is refused."""
+    """Return the parts of a tool output or an assistant message; all part types are accepted."""
     if isinstance(content, dict) and isinstance(content.get("type"), str):
         content = [content]
     if not isinstance(content, list):

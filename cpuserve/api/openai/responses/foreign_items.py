@@ -1,6 +1,6 @@
-"""Input items of types that only other servers write.
+"""Read input items of types that only other servers write.
 
-A conversation may begin on another server and go on here, so the model gets their content.
+A conversation may begin on another server and continue here, so the model must see these items.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cpuserve.api.openai.responses.tools import SEARCH, flat_name
 from cpuserve.api.request.content_parts import elsewhere, plain
 from cpuserve.serving.sealed import unsealed
 
-# Types of calls, besides function calls, that clients run, and the member with the arguments.
+# Types of tool calls that clients run, except function calls; and the member with the arguments.
 CLIENT_CALLS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
@@ -20,12 +20,12 @@ CLIENT_CALLS = {
     "computer_call": "action",
     "tool_search_call": "arguments",
 }
-# The types of the items with the outputs of these calls.
+# The type of the output item for each of these types of tool calls.
 OUTPUT_OF = {kind: f"{kind}_output" for kind in ("function_call", *CLIENT_CALLS)} | {
     "tool_search_call": "tool_search_output"
 }
 OUTPUTS = frozenset(OUTPUT_OF.values())
-# Actions that the other server itself took during the model's turn.
+# Types of items for actions that the other server took during the model's turn.
 _DONE_ELSEWHERE = frozenset(
     (
         "web_search_call",
@@ -41,7 +41,7 @@ _DONE_ELSEWHERE = frozenset(
     )
 )
 _COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
-# Items about the other server, which are left out because a model cannot use them.
+# Types of items about the other server itself, which are left out of the prompt.
 _SILENT = frozenset(("compaction_trigger", "configuration_update", "ghost_snapshot"))
 KINDS = _DONE_ELSEWHERE | _COMPACTED | _SILENT
 _UNREADABLE = (
@@ -51,7 +51,7 @@ _UNREADABLE = (
 
 
 def line_of(item: dict[str, Any]) -> str:
-    """Return the text that the model gets for an item of KINDS; "" = none."""
+    """Return the text that the prompt has for an item of a type in KINDS; "" = no text."""
     kind = item["type"]
     if kind in _SILENT:
         return ""
@@ -64,7 +64,7 @@ def line_of(item: dict[str, Any]) -> str:
 
 
 def full_name(item: dict[str, Any]) -> object:
-    """Return the name of a call's tool as the model sees it, with the namespace (flat_name)."""
+    """Return the tool name of a call as the model sees it, with its namespace (see flat_name)."""
     namespace, name = item.get("namespace"), item.get("name")
     if isinstance(namespace, str) and isinstance(name, str):
         return flat_name(namespace, name)
@@ -72,7 +72,7 @@ def full_name(item: dict[str, Any]) -> object:
 
 
 def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
-    """Return the name and the arguments of a call of CLIENT_CALLS, as if it called a function."""
+    """Return the name and the arguments of a call in CLIENT_CALLS, as of a function call."""
     kind = item["type"]
     given = item.get(CLIENT_CALLS[kind])
     if kind == "custom_tool_call":
@@ -84,7 +84,7 @@ def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
 
 
 def thoughts_of(item: dict[str, Any]) -> str:
-    """Return the text of a reasoning item, or else its summary; "" if only OpenAI can read it."""
+    """Return the text or the summary of a reasoning item; "" if only OpenAI can decrypt it."""
     if (thought := unsealed(item.get("encrypted_content"))) is not None:
         return thought
     for member in ("content", "summary"):

@@ -1,4 +1,4 @@
-"""Find the stored items that a request refers to, and make ids for the items that it adds."""
+"""Find the stored items that a request refers to, and assign ids to the items that it adds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.api.stored.store import Store
 
-# The beginning of an item's id, by the type of the item; for other types it is "item".
+# The prefix of an item's id for each item type; other item types have the prefix "item".
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -33,14 +33,14 @@ _PREFIXES = {
 
 @dataclass(slots=True)
 class ReferringRequest:
-    """A request with the stored items that it refers to.
+    """A request for a response, together with the stored items that it refers to.
 
     asked: the request; its input has all items, and its `store` is true or false.
-    num_stored: how many of these come from a response or a conversation.
-    history: the same, as stored items.
+    num_stored: how many items of its input come from an earlier response or a conversation.
+    history: these earlier items, as StoredItems.
     own: the items that the request adds.
-    conversation: the conversation that they belong to, which no other request can extend until
-      `release`.
+    conversation: the conversation that the response extends; no other request can extend it
+      until `release` is called.
     """
 
     asked: ResponsesRequest
@@ -50,13 +50,13 @@ class ReferringRequest:
     conversation: StoredConversation | None = None
 
     def release(self) -> None:
-        """Let other requests extend the conversation."""
+        """Allow other requests to extend the conversation."""
         if self.conversation is not None:
             self.conversation.running = False
 
 
 def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
-    """Return the request with all items that it refers to.
+    """Return the request together with all stored items that it refers to.
 
     Raises:
       NotFound: the caller has no such response, conversation or item.
@@ -74,13 +74,13 @@ def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringReq
     if named is not None:
         turn.conversation = found = find_conversation(store, caller, named)
         turn.history = list(found.items)
-    # Items with users are in the store already, so they replace references to them.
+    # Items with `users` are stored already; they replace the item references in the input.
     if given and (turn.history or any(item.users for item in turn.own)):
         turn.num_stored = len(turn.history)
         items = _decoded(turn.history + turn.own, received.models.most_body_bytes)
         turn.asked = msgspec.structs.replace(asked, input=items)
     if turn.conversation is not None:
-        turn.conversation.lock()  # from here on, `release` must be called
+        turn.conversation.lock()  # the caller must call `release` later
     stores = asked.store is not False and store.enabled
     turn.asked = msgspec.structs.replace(turn.asked, store=stores)
     return turn
@@ -114,7 +114,7 @@ def _earlier(store: Store, caller: str, response_id: str) -> list[StoredItem]:
 
 
 def own_items(given: str | list[dict[str, Any]], store: Store, caller: str) -> list[StoredItem]:
-    """Return the items of a request, each with an id; it raises the errors of `read_turn`."""
+    """Return the items of a request, each with an id; for errors, see `read_turn`."""
     return [_own_item(item, store, caller) for item in _items(given)]
 
 
@@ -123,7 +123,7 @@ def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _own_item(item: dict[str, Any], store: Store, caller: str) -> StoredItem:
-    """Return an item with an id and a type; a reference becomes the item that it refers to."""
+    """Return an item with an id and a type; a reference becomes the stored item."""
     kind = item.get("type") or ("message" if "role" in item else None)
     given = item.get("id")
     if kind == "item_reference" or (kind is None and set(item) == {"id"}):
@@ -163,5 +163,5 @@ def _decoded(items: list[StoredItem], most: int) -> list[dict[str, Any]]:
 
 
 def new_items(found: StoredResponse) -> list[StoredItem]:
-    """Return the items that the request of a response has added, without those before them."""
+    """Return the items that the request of a response added, without its earlier history."""
     return found.items[found.num_before : found.num_before + found.num_own]

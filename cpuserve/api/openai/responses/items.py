@@ -1,4 +1,4 @@
-"""The items of an output, both in a stream and in a whole response."""
+"""The output items of a Response, both in a stream and in a whole body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cpuserve.serving.events import (
 )
 from cpuserve.serving.sealed import sealed
 
-# The beginning of an item's id, by the type of the item.
+# The prefix of an output item's id for each item type.
 _KINDS = {
     "message": "msg",
     "function_call": "fc",
@@ -46,12 +46,12 @@ _CALLS = {
 
 
 class ThoughtForm(NamedTuple):
-    """How thoughts are sent.
+    """How thoughts appear in the events of a stream: as raw text or as a summary.
 
-    part, text: the first words of the event types for a part and for its text, as in
+    part, text: the beginnings of the event types for a part and for its text, as in
       "content_part.done".
-    place: the member of the events with the number of the part.
-    make: the class of the part.
+    place: the member of the events with the index of the part.
+    make: the class of the part in the item.
     """
 
     part: str
@@ -68,9 +68,9 @@ SUMMARY = ThoughtForm(
 
 @dataclass(slots=True)
 class Item:
-    """Item number `index` of the output: a call if `call` is set, else a thought or a message.
+    """Output item `index`: a tool call if `call` is set, else a thought or a message.
 
-    thought_form: how a thought is sent.
+    thought_form: how a thought appears in events, raw or as a summary.
     seals: whether a thought has the member encrypted_content.
     """
 
@@ -86,18 +86,18 @@ class Item:
 
     @property
     def kind(self) -> str:
-        """The type of the item."""
+        """The type of the output item, such as "message" or "function_call"."""
         if self.call is not None:
             return _CALLS[self._origin(self.call).kind]
         return "reasoning" if self.thinks else "message"
 
     @property
     def id(self) -> str:
-        """The id of the item: the same in all events of a stream, and unique among the items."""
+        """The id of the item: equal in all events of a stream, unique among the output items."""
         return f"{_KINDS[self.kind]}_{self.request_id}_{self.index}"
 
     def begun(self) -> OutputItem:
-        """Return the item at its start: in progress and without content."""
+        """Return the item as it begins: in progress and without content."""
         if self.call is not None:
             return self._of(self.call, "in_progress", "")
         if self.thinks:
@@ -105,15 +105,15 @@ class Item:
         return ResponseMessage(self.id, "in_progress", "assistant", [])
 
     def part(self) -> ResponseText:
-        """Return the text of a message so far."""
+        """Return the message part with the text so far."""
         return ResponseText("".join(self.text), [], self.logprobs)
 
     def thought(self) -> ResponseThought | ResponseSummary:
-        """Return the text of a thought so far."""
+        """Return the thought part with the text so far."""
         return self.thought_form.make("".join(self.text))
 
     def written(self, reason: str = "") -> OutputItem:
-        """Return the whole item; reason: why the response ended, if this is its last item."""
+        """Return the finished item; reason: why the response ended, if this is its last item."""
         if self.call is not None:
             status = "completed" if reason in ("", "tool_calls") else "incomplete"
             return self._of(self.call, status, "".join(self.call.arguments))
@@ -151,11 +151,11 @@ def items_of(
     thought_form: ThoughtForm = RAW,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[OutputItem]:
-    """Return the items of a whole response; a response without text has one empty message.
+    """Return the output items of a whole response; without text, it has one empty message.
 
-    logprobs: one entry for each token of the text. A response with logprobs has only one message,
+    logprobs: one entry per token of the text. A response with logprobs has only one message,
       because the schema refuses logprobs together with tools.
-    seals, thought_form: see Item.
+    seals, thought_form: as in Item.
     tools: the tools of the request.
     """
     items: list[Item | OutputItem] = []
@@ -184,7 +184,7 @@ def items_of(
 def search_items(
     event: ToolSearched, request_id: str, index: int, tools: list[dict[str, Any]]
 ) -> list[OutputItem]:
-    """Return the two items of a search that the server has run: number `index` and the next one."""
+    """Return two items for a search that the server ran: its call (number `index`) and result."""
     call, output = f"tsc_{request_id}_{index}", f"tso_{request_id}_{index + 1}"
     found = found_definitions(tools, set(event.found))
     return [

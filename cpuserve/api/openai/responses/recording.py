@@ -1,4 +1,4 @@
-"""Run a response and store it: while its client waits, or in the background."""
+"""Run a response and store it, either while its client waits or in the background."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ log = get_logger("serve")
 
 
 class Recording:
-    """The store's side of one response: its entry, if it is stored, and its conversation."""
+    """Stores one response, if requested, and adds its items to its conversation."""
 
     def __init__(
         self, received: RequestContext, turn: ReferringRequest, writer: ResponseWriter
     ) -> None:
         self._store = received.state.stored
         self._writer = writer
-        # Without the request, which may be large and is not needed any more.
+        # Keep no reference to the request, which may be large and is no longer needed.
         self._own, self._conversation = turn.own, turn.conversation
         self.entry: StoredResponse | None = None
         if turn.asked.store:
@@ -51,10 +51,10 @@ class Recording:
             self._store.add(entry, [*before, *turn.own])
 
     def end(self) -> None:
-        """Store the whole response, and add its items to the conversation.
+        """Store the finished response, and add its items to the conversation.
 
         Raises:
-          InvalidRequest, TooManyRequests: the store has no room for it.
+          InvalidRequest, TooManyRequests: the store has no room for the response.
         """
         final, conversation = self._writer.final, self._conversation
         assert final is not None
@@ -65,7 +65,7 @@ class Recording:
             self._store.refresh(conversation)
 
     def release(self) -> None:
-        """Forget a response that has not ended, and let others extend the conversation."""
+        """Remove an unfinished response from the store, and unlock its conversation."""
         if self.entry is not None and self.entry.running:
             self._store.remove(self.entry)
         if self._conversation is not None:
@@ -73,7 +73,7 @@ class Recording:
 
 
 class _Recorded(Response):
-    """Sends a response, and then releases its recording."""
+    """Sends a response, and then calls `release` of its Recording."""
 
     def __init__(self, sent: Response, recording: Recording) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Recorded(Response):
         self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response; if the client disconnects, it is not stored."""
+        """Send the response; if the client disconnects first, the response is not stored."""
         try:
             await self._sent(scope, receive, send)
         finally:
@@ -91,10 +91,10 @@ class _Recorded(Response):
 def respond_recorded(
     received: RequestContext, turn: ReferringRequest, generation: Generation
 ) -> Response:
-    """Return the response that runs `generation`, and stores it as the request asks.
+    """Return the HTTP response that runs `generation` and stores the result if requested.
 
     Raises:
-      InvalidRequest, TooManyRequests: the store has no room for it.
+      InvalidRequest, TooManyRequests: the store has no room for the response.
     """
     writer = ResponseWriter(received, turn.asked, generation)
     recording = Recording(received, turn, writer)
@@ -116,7 +116,7 @@ def _in_background(
     writer: ResponseWriter,
     recording: Recording,
 ) -> Response:
-    """Start the response as a task; return its beginning, or a stream that follows it."""
+    """Start a background task for the response; return its first state or a stream of it."""
     entry, store = recording.entry, received.state.stored
     assert entry is not None
     queued = msgspec.structs.replace(writer.begun, status="queued")
@@ -124,7 +124,7 @@ def _in_background(
     if turn.asked.stream:
         entry.frames = []
         entry.add_frames(store, writer.queued())
-    # The response keeps its model loaded after the end of this request.
+    # The task keeps its model loaded after the end of this HTTP request.
     leases = list(received.leases)
     received.leases.clear()
     work = _Background(received, generation, writer, recording)
@@ -134,7 +134,7 @@ def _in_background(
 
 
 class _Background:
-    """A response that runs without a client; its result can be read in the store."""
+    """A response that runs without a connected client, who reads the result from the store."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Background:
         self._recording = recording
 
     async def run(self) -> None:
-        """Write all frames; an error is written into the response."""
+        """Store all SSE frames of the response; an error becomes a part of the response."""
         entry, store, writer = self._entry, self._store, self._writer
         try:
             async with aclosing(self._generation.events()) as batches:
@@ -168,7 +168,7 @@ class _Background:
             self._fail(error)
 
     def settle(self, leases: list[Lease]) -> None:
-        """End the response if its task was cancelled before the end, and release the models."""
+        """Finish a response that was cancelled before its end, and release its models."""
         entry = self._entry
         try:
             if entry.running and self._store.is_stored(entry):
@@ -185,7 +185,7 @@ class _Background:
                 lease.release()
 
     def _fail(self, error: Exception) -> None:
-        """Store the failure of the response; without room for it, the response is dropped."""
+        """Store the failed response; if the store has no room for it, remove the response."""
         log.warning("background response %s failed: %s", self._entry.id, error)
         entry = self._entry
         try:
@@ -205,13 +205,13 @@ def sent(entry: StoredResponse) -> Response:
 
 
 def stream_of(entry: StoredResponse, silent_s: float, first: int = 0) -> Response:
-    """Return a stream of the frames of a background response, from number `first` on."""
+    """Return a stream of a background response's frames, starting at frame number `first`."""
     frames = entry.follow(first)
     return EventStream(frames, silent_s, ResponseWriter.form, _failed)
 
 
 def _failed(error: BaseException) -> bytes:
-    """Return the frame for an error in a stream that follows a response."""
+    """Return the SSE frame for an error in a stream of a background response."""
     body = {
         "type": "error",
         "code": "server_error",

@@ -1,4 +1,4 @@
-"""The response of POST /v1/responses: a Response, and the items of its output."""
+"""The Response object of POST /v1/responses, and the types of its output items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpuserve.api.openai.responses.cache_diagnostics import CacheDiagnostics
 
 
 class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """Text of a message; there are no annotations."""
+    """The text of a message; `annotations` is always empty."""
 
     text: str
     annotations: list[Any]
@@ -19,7 +19,7 @@ class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """A message of the model. It is incomplete if the response reached max_output_tokens in it."""
+    """A message of the model; "incomplete" if the response reached max_output_tokens in it."""
 
     id: str
     status: str
@@ -28,9 +28,9 @@ class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete.
+    """A function call; `arguments` is the JSON text of the model, cut off if incomplete.
 
-    namespace: the namespace of the function, if it is in one.
+    namespace: the namespace of the function, if it belongs to one.
     """
 
     id: str
@@ -53,10 +53,10 @@ class ResponseCustomCall(msgspec.Struct, tag_field="type", tag="custom_tool_call
 
 
 class ResponseSearchCall(msgspec.Struct, tag_field="type", tag="tool_search_call"):
-    """A search for tools; `arguments` is the object that the model wrote.
+    """A call of the tool search; `arguments` is the JSON object that the model wrote.
 
     execution: who runs the search, "client" or "server".
-    call_id: None if the server runs it.
+    call_id: None if this server runs the search.
     """
 
     id: str
@@ -67,7 +67,7 @@ class ResponseSearchCall(msgspec.Struct, tag_field="type", tag="tool_search_call
 
 
 class ResponseSearchOutput(msgspec.Struct, tag_field="type", tag="tool_search_output"):
-    """The tools that a search of the server has found, as the request defines them."""
+    """The tools that a search of this server found, as the request defined them."""
 
     id: str
     status: str
@@ -77,21 +77,21 @@ class ResponseSearchOutput(msgspec.Struct, tag_field="type", tag="tool_search_ou
 
 
 class ResponseThought(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """The text of a thought."""
+    """The raw text of a thought."""
 
     text: str
 
 
 class ResponseSummary(msgspec.Struct, tag_field="type", tag="summary_text"):
-    """The text of a thought, for clients that show summaries only."""
+    """The text of a thought, for clients that show only summaries."""
 
     text: str
 
 
 class ResponseReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """A thought, in `summary` if the request asks for summaries, else in `content`.
+    """A thought, in `summary` if the request asks for summaries, otherwise in `content`.
 
-    encrypted_content: the text again, for clients that keep only this (serving/sealed.py).
+    encrypted_content: the same text, for clients that return only this (serving/sealed.py).
     """
 
     id: str
@@ -112,20 +112,20 @@ OutputItem = (
 
 
 class InputDetails(msgspec.Struct):
-    """How many prompt tokens came from the prefix cache. Writes to the cache are not counted."""
+    """How many prompt tokens came from the prefix cache; writes to the cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
-    """The number of tokens in thoughts."""
+    """The number of output tokens that belong to thoughts."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token counts of the request."""
+    """The token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -135,20 +135,20 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed after its beginning."""
+    """The error that made a response fail after its beginning."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why the response is incomplete."""
+    """The reason why a response is incomplete, such as max_output_tokens."""
 
     reason: str
 
 
 class ResponseFunction(msgspec.Struct, tag_field="type", tag="function"):
-    """A function that was offered to the model."""
+    """A function that the request offered to the model."""
 
     name: str
     description: str | None
@@ -158,7 +158,7 @@ class ResponseFunction(msgspec.Struct, tag_field="type", tag="function"):
 
 
 class ResponseCustomTool(msgspec.Struct, tag_field="type", tag="custom"):
-    """A custom tool that was offered to the model; format: the grammar, or any text."""
+    """A custom tool that was offered to the model; format: a grammar, or "text" for any text."""
 
     name: str
     description: str | None
@@ -167,7 +167,7 @@ class ResponseCustomTool(msgspec.Struct, tag_field="type", tag="custom"):
 
 
 class ResponseSearchTool(msgspec.Struct, tag_field="type", tag="tool_search"):
-    """A search for tools, which the client or the server runs (execution)."""
+    """A tool search; `execution` shows whether the client or the server runs it."""
 
     execution: str
     description: str | None
@@ -175,7 +175,7 @@ class ResponseSearchTool(msgspec.Struct, tag_field="type", tag="tool_search"):
 
 
 class ResponseNamespace(msgspec.Struct, tag_field="type", tag="namespace"):
-    """A namespace; its tools were offered to the model as NAMESPACE__NAME."""
+    """A namespace of tools; the model sees each of its tools as NAMESPACE__NAME."""
 
     name: str
     description: str | None
@@ -183,23 +183,23 @@ class ResponseNamespace(msgspec.Struct, tag_field="type", tag="namespace"):
 
 
 class ResponseReasoning(msgspec.Struct):
-    """The effort of the request, and the kind of summaries that it asks for."""
+    """The reasoning effort of the request, and the kind of summaries that it asks for."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class ConversationRef(msgspec.Struct):
-    """The conversation that a response belongs to."""
+    """A reference to the conversation that a response belongs to."""
 
     id: str
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """The body of POST /v1/responses, which events of its stream contain as well.
+    """The response of POST /v1/responses; events of its stream contain it as well.
 
-    Copies of lists and objects of the request are written once for all events: metadata, text
-    (its format), tool_choice and tools, which are the tools that were offered
+    Members that repeat the request are encoded once for all events: metadata, text (the format),
+    tool_choice, and tools. These are the tools that were offered to the model
     (ResponseFunction, ResponseCustomTool, ResponseNamespace, ResponseSearchTool).
     """
 
@@ -238,14 +238,14 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct):
-    """The body of POST /v1/responses/input_tokens."""
+    """The response of POST /v1/responses/input_tokens."""
 
     input_tokens: int
     object: str = "response.input_tokens"
 
 
 class DeletedResponse(msgspec.Struct):
-    """The body of DELETE /v1/responses/ID."""
+    """The response of DELETE /v1/responses/ID."""
 
     id: str
     object: str = "response"

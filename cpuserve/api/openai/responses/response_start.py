@@ -1,4 +1,4 @@
-"""Make the Response at its beginning: it has the settings of the request, and no output yet."""
+"""Make the Response object at its start: with the settings of the request, without output."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
-    """Return the Response of a request that has been checked, with its sampling parameters.
+    """Return the Response for a checked request with these sampling parameters.
 
-    asked: its `store` says whether the response is really stored.
+    asked: the request; its `store` says whether the response is actually stored.
     """
     return Response(
         id=received.id,
@@ -75,7 +75,7 @@ def _text(asked: ResponsesRequest) -> dict[str, Any]:
 def _tools(
     tools: list[dict[str, Any]],
 ) -> list[ResponseFunction | ResponseCustomTool | ResponseNamespace | ResponseSearchTool]:
-    """Return the offered tools; fields that a tool omits have the defaults that apply."""
+    """Return the offered tools; members that the request omits have their defaults."""
     found: list[ResponseFunction | ResponseCustomTool | ResponseNamespace | ResponseSearchTool] = []
     for tool in tools:
         about = tool.get("description")
@@ -91,7 +91,7 @@ def _tools(
 
 
 def _callable(tool: object) -> list[ResponseFunction | ResponseCustomTool]:
-    """Return a list of the function or custom tool; [] for a tool of another type."""
+    """Return [tool] for a function or custom tool; [] for a tool of another type."""
     if not isinstance(tool, dict) or not (is_function(tool) or is_custom(tool)):
         return []
     later = True if tool.get("defer_loading") is True else msgspec.UNSET

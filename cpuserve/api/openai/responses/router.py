@@ -1,4 +1,4 @@
-"""POST /v1/responses, and the requests that count, compact, read, cancel and delete responses."""
+"""POST /v1/responses, and the routes that count, compact, read, cancel and delete responses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ONE = "/v1/responses/{response_id}"
     words=words,
 )
 async def create_response(received: RequestContext, asked: ResponsesRequest) -> Response:
-    """Generate the next items of a conversation."""
+    """Generate the next output items of a conversation."""
     turn = await _turn(received, asked)
     try:
         _take_free_id(received)
@@ -62,7 +62,7 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
     words=words,
 )
 async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Response:
-    """Return how many tokens the prompt of such a response has."""
+    """Return the number of prompt tokens that this request for a response would have."""
     turn = await _turn(received, asked)
     turn.release()
     calls = partial(to_call, num_stored=turn.num_stored)
@@ -78,7 +78,7 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
     },
 )
 async def get_response(request: Request) -> Response:
-    """Return a stored response, or the events of one that was created in the background."""
+    """Return a stored response, or stream the events of a background response."""
     found = _found(request)
     query = request.query_params
     check_include(query.getlist("include") + query.getlist("include[]"))
@@ -110,7 +110,7 @@ async def get_response(request: Request) -> Response:
     openapi_extra={**response_types(response_object.DeletedResponse), **parameters(_ONE)},
 )
 async def delete_response(request: Request) -> Response:
-    """Delete a stored response; a response in the background is cancelled."""
+    """Delete a stored response; a background response is cancelled first."""
     found = _found(request)
     await _stop(found)
     get_state(request).stored.remove(found)
@@ -122,7 +122,7 @@ async def delete_response(request: Request) -> Response:
     openapi_extra={**response_types(response_object.Response), **parameters(_ONE)},
 )
 async def cancel_response(request: Request) -> Response:
-    """Cancel a response in the background, and return it; one that has ended stays as it is."""
+    """Cancel a background response and return it; a finished one is returned unchanged."""
     found = _found(request)
     if found.work is None:
         msg = (
@@ -142,7 +142,7 @@ async def cancel_response(request: Request) -> Response:
     },
 )
 async def list_input_items(request: Request) -> Response:
-    """List the items that the request of a response has sent."""
+    """List the input items that the request of a response sent."""
     items = new_items(_found(request))
     page = page_of(request.query_params, items, lambda item: item.id, lambda item: item.data)
     return json_response(page)
@@ -155,17 +155,17 @@ async def _turn(received: RequestContext, asked: ResponsesRequest) -> ReferringR
 
 
 def _take_free_id(received: RequestContext) -> None:
-    """Replace the id of the response if the caller has one with this id: clients choose ids."""
+    """Assign a new response id if the caller already stores a response with this id."""
     while received.state.stored.find(StoredResponse, received.caller, received.id) is not None:
         received.request_id = uuid.uuid4().hex
         received.id = f"resp_{received.request_id}"
 
 
 def _found(request: Request) -> StoredResponse:
-    """Return the response with the id in the path.
+    """Return the stored response with the id in the path.
 
     Raises:
-      NotFound: the caller has no such response.
+      NotFound: the caller has no response with this id.
     """
     response_id = request.path_params["response_id"]
     if response_id in ("input_tokens", "compact"):
@@ -174,7 +174,7 @@ def _found(request: Request) -> StoredResponse:
 
 
 async def _stop(found: StoredResponse) -> None:
-    """Cancel the work of a response in the background, and wait for its end."""
+    """Cancel the task of a background response, and wait until it has ended."""
     if found.work is not None and not found.work.done():
         found.work.cancel()
         await asyncio.wait((found.work,))

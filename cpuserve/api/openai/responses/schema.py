@@ -1,4 +1,4 @@
-"""The fields of POST /v1/responses, and the call that they make."""
+"""The body of POST /v1/responses, and its conversion to a GenerateCall."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cpuserve.serving.tool_catalog import ToolSearch
 
 _LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-# Values of `include`. Only logprobs and thoughts can be in a response of this server, which writes
-# no items of the other kinds.
+# The valid values of `include`. Only logprobs and encrypted thoughts have an effect, because this
+# server writes no items of the other kinds.
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -36,23 +36,23 @@ _INCLUDES = (
     SEALED,
     _LOGPROBS,
 )
-# The OpenAI limits of metadata: pairs, and characters of a key and of a value. Every event that
-# contains the response repeats the metadata.
+# The OpenAI limits of metadata: the number of pairs, and the characters of a key and of a value.
+# A limit matters because every event with the response repeats the metadata.
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class TextConfig(msgspec.Struct):
-    """The `text` of a request: the form of the response. `verbosity` has no effect."""
+    """The field `text`: the format of the output text. `verbosity` has no effect."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class Reasoning(msgspec.Struct):
-    """The `reasoning` of a request: the effort, which the chat template may read, and summaries.
+    """The field `reasoning`: the effort, which the chat template may read, and summaries.
 
-    summary: "auto", "concise" or "detailed" = clients show summaries of thoughts. A second model
-    would have to write these, so the summary is the whole thought.
+    summary: "auto", "concise" or "detailed" = the client shows summaries of thoughts. Only a second
+    model could write real summaries, so the summary contains the whole thought.
     """
 
     effort: str | None = None
@@ -60,13 +60,13 @@ class Reasoning(msgspec.Struct):
 
     @property
     def has_summaries(self) -> bool:
-        """Whether thoughts are sent as summaries."""
+        """Whether thoughts are sent in `summary` instead of `content`."""
         return self.summary in ("auto", "concise", "detailed")
 
 
 @with_refused("responses")
 class ResponsesRequest(GenerationRequest, kw_only=True):
-    """POST /v1/responses. The response is stored unless `store` is false."""
+    """The body of POST /v1/responses. The response is stored unless `store` is false."""
 
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -80,7 +80,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought: one field of vLLM, and two fields of llama.cpp.
+    # The maximum number of tokens of a thought: the field of vLLM, then two fields of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
@@ -98,7 +98,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 
 
 def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported or contradicts another.
+    """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory.
 
     num_stored: how many items at the beginning of `input` come from the store.
     """
@@ -127,12 +127,12 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
         custom_tools=offered.custom,
         tool_search=_search(request, offered.search),
         session=request.prompt_cache_key,
-        return_progress=True,  # so that a stream sends events during a long prompt
+        return_progress=True,  # progress makes the stream send events during a long prompt
     )
 
 
 def conversation_id(request: ResponsesRequest) -> str | None:
-    """Return the id of the conversation that the request refers to, or None.
+    """Return the id of the conversation that the request extends; None = no conversation.
 
     Raises:
       InvalidRequest: `conversation` is an object without an id.
@@ -147,7 +147,7 @@ def conversation_id(request: ResponsesRequest) -> str | None:
 
 
 def _search(request: ResponsesRequest, search: ToolSearch | None) -> ToolSearch | None:
-    """Return the search with the limit of calls that the server runs; `search`: None = no search.
+    """Return the tool search with a limit on its calls; `search`: None = no tool search.
 
     Raises:
       InvalidRequest: max_tool_calls is below 1.
@@ -160,7 +160,7 @@ def _search(request: ResponsesRequest, search: ToolSearch | None) -> ToolSearch 
 
 
 def words(request: ResponsesRequest) -> dict[str, str]:
-    """Return {RequestError.role: field of this API} for each role with another name."""
+    """Return the field of this API for each RequestError.role that has another name here."""
     form = "structured_outputs" if request.text is None else "text.format"
     return {
         "prompt": "input",
@@ -198,7 +198,7 @@ def check_metadata(metadata: dict[str, str]) -> None:
 
 
 def check_include(values: Iterable[str]) -> None:
-    """Raise InvalidRequest for a value of `include` that OpenAI does not define."""
+    """Raise InvalidRequest if `include` has a value that OpenAI does not define."""
     for value in values:
         if value not in _INCLUDES:
             msg = f"include has {value[:80]!r}: it may have {', '.join(_INCLUDES)}"
@@ -213,7 +213,7 @@ def _input(request: ResponsesRequest) -> str | list[dict[str, Any]]:
 
 
 def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
-    """Return how many alternatives to report; calls: whether the response may have tool calls."""
+    """Return the number of top logprobs; calls: whether the response may have tool calls."""
     top = request.top_logprobs
     if _LOGPROBS not in (request.include or ()):
         if top:
@@ -222,14 +222,14 @@ def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
         return None
     check_logprobs("top_logprobs", top)
     if calls:
-        # The logprobs would include tokens of calls, and call items have no member for logprobs.
+        # The logprobs would include tokens of tool calls, but call items have no member for them.
         msg = f"include cannot have {_LOGPROBS} together with tools: omit one of them"
         raise unsupported(msg, "include")
     return top or 0
 
 
 def _form(request: ResponsesRequest) -> StructuredOutputs | None:
-    """Return the structured output of `text`; None = free text, or structured_outputs of vLLM."""
+    """Return the structured output of text.format; None = text, or the vLLM field applies."""
     field, given = "text.format", (request.text or TextConfig()).format or {"type": "text"}
     kind, schema = given.get("type"), given.get("schema")
     if kind == "text":

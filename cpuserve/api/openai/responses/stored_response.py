@@ -1,4 +1,4 @@
-"""StoredResponse: a Response in the store, with its items and the frames of its stream."""
+"""StoredResponse: a Response in the store, with its items and the SSE frames of its stream."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredResponse(Entry):
-    """A response. Its items: the items before the request, its own items, and its output.
+    """A response in the store. Its items are earlier items, the request's items, and its output.
 
-    body: the Response as JSON.
-    frames: the SSE frames of a background response that streams; the position of a frame is its
+    body: the Response object as JSON.
+    frames: the SSE frames of a background response that streams; the index of a frame is its
       sequence_number.
-    work: the task of a background response.
+    work: the task that runs a background response.
     """
 
     body: bytes = b""
@@ -38,36 +38,36 @@ class StoredResponse(Entry):
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def show(self, store: Store, response: Response) -> None:
-        """Set the Response that clients get; it raises the errors of Store.grow."""
+        """Set the Response that clients get; for errors, see Store.grow."""
         body = _to_json(response)
         store.grow(self, num_bytes=len(body) - len(self.body))
         self.body, self.status = body, response.status
 
     def end(self, store: Store, response: Response) -> None:
-        """Set the Response at its end, and add its output to the items.
+        """Set the finished Response, and add its output items to the stored items.
 
         Raises:
-          InvalidRequest, TooManyRequests: the store has no room for it; see Store.add.
+          InvalidRequest, TooManyRequests: the store has no room for them; see Store.add.
         """
         self.show(store, response)
         store.grow(self, output_items(response))
         self.running = False
 
     def add_frames(self, store: Store, written: bytes) -> None:
-        """Add the SSE frames in `written` to those that clients can read again."""
+        """Append the SSE frames in `written`, which clients can read again later."""
         if self.frames is not None and written:
             store.grow(self, num_bytes=len(written))
-            # No frame has an empty line inside, because JSON has no line breaks.
+            # JSON has no line breaks, so empty lines occur only between frames.
             self.frames += [frame + b"\n\n" for frame in written.split(b"\n\n")[:-1]]
             self.tell()
 
     def tell(self) -> None:
-        """Wake the streams that wait for frames or the end."""
+        """Wake the streams that wait for new frames or for the end of the response."""
         self.news.set()
         self.news = asyncio.Event()
 
     async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yield the frames from number `first` on as they are written, up to the end."""
+        """Yield the frames from index `first` on, as they are written, until the response ends."""
         assert self.frames is not None
         while True:
             waiting = self.news
@@ -82,7 +82,7 @@ class StoredResponse(Entry):
 
 
 def output_items(response: Response) -> list[StoredItem]:
-    """Return the items of the output, as they are stored."""
+    """Return the output items of a response as StoredItems."""
     return [StoredItem(item.id, _to_json(item)) for item in response.output]
 
 
@@ -92,7 +92,7 @@ def find_response(
     """Return the caller's response with this id.
 
     Raises:
-      NotFound: the caller has no such response; param: the field in the error.
+      NotFound: the caller has no such response. param: the field that the error refers to.
     """
     found = store.find(StoredResponse, caller, response_id)
     if found is None:

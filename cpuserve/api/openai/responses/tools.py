@@ -1,7 +1,7 @@
-"""The tools that a request offers to the model, as functions in the format of chat completions.
+"""Convert the tools of a request to functions in the format of chat completions.
 
-Namespaces, custom tools and the search for tools are unknown to templates, so each becomes a
-function with a name that the model sees (flat name). `origins_of` returns the tool for each name.
+Chat templates know no namespaces, custom tools or tool searches, so each such tool becomes a
+function with a name of its own (flat name). `origins_of` returns the tool for each flat name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cpuserve.serving.tools.use import check_function
 
 Kind = Literal["function", "custom", "search"]
 
-# The name of the function for a search for tools, and the types of items that list more tools.
+# SEARCH: the function name of the tool search. _LISTS: item types that list additional tools.
 SEARCH = "tool_search"
 _LISTS = ("tool_search_output", "additional_tools")
 _FUNCTION = '{"type": "function", "name": ...}'
@@ -60,12 +60,12 @@ class _Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request.
+    """The tools of a request, as the model gets them.
 
-    found: functions that earlier items describe to the model.
-    custom: the grammars of the custom tools, by name.
-    search: the search that this server runs, None = none. note: a text for the model about tools
-      that are missing; "" = none.
+    found: functions that earlier input items describe to the model.
+    custom: the grammars of the custom tools, by function name.
+    search: the tool search that this server runs; None = the request has no such search.
+    note: a text in the prompt about tools that are missing here; "" = nothing is missing.
     """
 
     choice: ToolChoice
@@ -76,14 +76,14 @@ class OfferedTools:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name of a tool's function: templates know no namespaces, so it includes them."""
+    """Return the name of a tool's function: its namespace, if any, and its own name."""
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
 def origins_of(tools: list[dict[str, Any]], items: object) -> Origins:
-    """Return the tool for each name that the model sees (`flat_name`).
+    """Return the original tool for each flat name that the model sees.
 
-    items: the `input` of the request, which may describe further tools.
+    items: the `input` of the request, because its items may describe additional tools.
     """
     known = [*_found(items), *_offered(tools)]
     return {
@@ -95,14 +95,14 @@ def origins_of(tools: list[dict[str, Any]], items: object) -> Origins:
 def offered_tools(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, items: object
 ) -> OfferedTools:
-    """Return the tools among `tools`, and in earlier items, that the model may call.
+    """Return the tools in `tools` and in earlier items that the model may call.
 
-    A tool with defer_loading is left out until a search has found it.
+    A tool with defer_loading is left out until a tool search has found it.
 
-    items: the `input` of the request, where items can list further tools.
+    items: the `input` of the request, because its items may list additional tools.
 
     Raises:
-      InvalidRequest: a tool or the choice is not valid, or as in `note_about`.
+      InvalidRequest: a tool or the tool choice is invalid; see `note_about` for further cases.
     """
     given = list(_offered(tools or []))
     custom: dict[str, InputGrammar] = {}
@@ -139,7 +139,7 @@ def offered_tools(
 
 
 def _about(tools: list[dict[str, Any]]) -> str:
-    """Return lines about namespaces and tools that a search can find, for the model."""
+    """Return lines for the prompt about the namespaces and tools that a search can find."""
     lines = []
     for tool in tools:
         if _kind(tool) is None and tool["type"] != "namespace":
@@ -153,7 +153,7 @@ def _about(tools: list[dict[str, Any]]) -> str:
 
 
 def found_definitions(tools: list[dict[str, Any]], names: Collection[str]) -> list[dict[str, Any]]:
-    """Return the tools of the request with these flat names, in their namespaces."""
+    """Return those tools of the request that have these flat names, within their namespaces."""
     found = []
     for tool in tools:
         if tool.get("type") != "namespace":
@@ -173,7 +173,7 @@ def found_definitions(tools: list[dict[str, Any]], names: Collection[str]) -> li
 def _without_namespaces(
     choice: str | dict[str, Any] | None, given: list[_Offered]
 ) -> str | dict[str, Any] | None:
-    """Return the choice with the tools of a namespace in the place of the whole namespace."""
+    """Return the tool choice with the tools of a namespace in place of the namespace itself."""
     allowed = choice.get("tools") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(allowed, list):
         return choice
@@ -189,7 +189,7 @@ def _without_namespaces(
 
 
 def listed(tools: object) -> str:
-    """Return the text that describes tools to the model, in the middle of a conversation."""
+    """Return a text that describes additional tools to the model within a conversation."""
     return described(_function(offered)[0] for offered in _valid(tools, "tools"))
 
 
@@ -209,7 +209,7 @@ def _kind(tool: object) -> Kind | None:
 
 
 def is_search(tool: object) -> bool:
-    """Return whether `tool` is a search for tools that the client runs."""
+    """Return whether `tool` is a tool search that the client runs."""
     if not isinstance(tool, dict) or tool.get("type") != "tool_search":
         return False
     return tool.get("execution") == "client"
@@ -220,7 +220,7 @@ def _is_hosted_search(tool: dict[str, Any]) -> bool:
 
 
 def _is_offered(tool: dict[str, Any]) -> bool:
-    """Return whether the model gets functions for `tool`; other tools are left out."""
+    """Return whether the model gets functions for `tool`; tools of other types are left out."""
     return tool.get("type", "function") in ("function", "custom", "namespace", "tool_search")
 
 
@@ -242,7 +242,7 @@ def _offered(tools: list[dict[str, Any]], where: str = "tools") -> Iterator[_Off
 
 
 def _found(items: object) -> Iterator[_Offered]:
-    """Yield the tools that earlier items list; tools that are not valid are left out."""
+    """Yield the tools that earlier items list; invalid tools are left out."""
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and item.get("type") in _LISTS:
             yield from _valid(item.get("tools"), "input")
@@ -259,7 +259,7 @@ def _valid(tools: object, where: str) -> Iterator[_Offered]:
 
 
 def _function(offered: _Offered) -> tuple[dict[str, Any], InputGrammar | None]:
-    """Return the function for a tool and, for a custom tool, the grammar of its text."""
+    """Return the function for a tool and, for a custom tool, the grammar of its input text."""
     tool, where = offered.tool, offered.where
     if offered.kind == "search":
         about, parameters = tool.get("description"), tool.get("parameters")

@@ -1,4 +1,4 @@
-"""Write the events of a response as a Response, in a stream or as one body."""
+"""Write generation events as a Response object, in a stream or as one JSON body."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
-# The interval at which a stream reports that the prompt is still being computed. The frame repeats
-# the whole request, so it is not sent for every part of the prompt. Clients wait for minutes
+# How many seconds pass between two events of a stream while a long prompt is computed. Each event
+# repeats the whole request, so a stream has none for every prompt chunk. Clients wait for minutes
 # without an event (Codex: five).
 _PERIOD_S = 5.0
-# The types of a call's events (response.TYPE.delta and .done), by the type of the call's item.
+# The beginnings of the event types of a tool call (response.TYPE.delta and .done), by item type.
 _TEXTS = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
@@ -58,9 +58,9 @@ _TEXTS = {
 
 
 class ResponseWriter:
-    """Writes the response to one request: items, one after the other.
+    """Writes the response to one request as a sequence of output items.
 
-    A text becomes a message with one part. Text after a call becomes a further message.
+    A text becomes a message with one part. Text after a tool call becomes another message.
     """
 
     form = StreamFormat()
@@ -72,10 +72,10 @@ class ResponseWriter:
         self._request_id = received.request_id
         self._response = begun(received, asked, params)
         self._cache = cache_diagnostics(asked.prompt_cache_options, generation)
-        # The tools of an agent may take 40 kB, so the events before the last one have no tools.
+        # The tools of an agent may take 40 kB, so only the last event of a stream contains them.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._origins = origins_of(asked.tools or [], asked.input)
-        # Only a search of the server writes tools into the output.
+        # Output items contain tools only if this server runs the tool search.
         self._tools = (asked.tools or []) if generation.searches_tools else []
         self._seals = SEALED in (asked.include or ())
         summarized = asked.reasoning is not None and asked.reasoning.has_summaries
@@ -90,7 +90,7 @@ class ResponseWriter:
         self._num_frames = 0
         self._begun = False
         self._told_at = 0.0
-        self.final: Response | None = None  # the whole response, when it has ended
+        self.final: Response | None = None  # the Response at its end; None before
         self._output: list[OutputItem] = []
         self._open: Item | None = None
         self._reason = "stop"
@@ -111,7 +111,7 @@ class ResponseWriter:
             self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
-                if event.text or event.logprobs:  # else: held-back text, or a thought
+                if event.text or event.logprobs:  # without text: a stop string may have begun
                     out += self._text(event)
             elif isinstance(event, Thought):
                 out += self._think(event)
@@ -128,7 +128,7 @@ class ResponseWriter:
     def failed(self, error: BaseException) -> bytes:
         """Return the SSE event for an error after the stream has begun."""
         failure = ResponseError(_cause(error), public_message(error))
-        if not self._num_frames:  # only pings were sent, so the client knows of no response
+        if not self._num_frames:  # the client got only pings, and no response.created
             return self._frame("error", code=failure.code, message=failure.message, param=None)
         told = {"status": "failed", "error": failure, "output": self._output}
         self.final = msgspec.structs.replace(self._response, **told)
@@ -136,11 +136,11 @@ class ResponseWriter:
 
     @property
     def begun(self) -> Response:
-        """The response at its beginning, in progress."""
+        """The Response at its start, with the status in_progress."""
         return self._response
 
     def queued(self) -> bytes:
-        """Return the first SSE frames of a response that has not begun."""
+        """Return the first SSE frames of a queued response."""
         queued = msgspec.structs.replace(self._brief, status="queued")
         frames = [
             self._frame(f"response.{kind}", response=queued) for kind in ("created", "queued")
@@ -148,7 +148,7 @@ class ResponseWriter:
         return b"".join(frames)
 
     def cancelled(self) -> bytes:
-        """End the response with the items that are written; return the last SSE frames."""
+        """End the response with the items written so far; return the last SSE frames."""
         out = self._close("length")
         self.final = msgspec.structs.replace(
             self._response, status="cancelled", output=self._output
@@ -202,7 +202,7 @@ class ResponseWriter:
         return out
 
     def _searched(self, event: ToolSearched) -> bytes:
-        """Return the frames of a search that has been run: two whole items."""
+        """Return the frames of a tool search that the server ran: its call and result items."""
         out = self._close()
         found = search_items(event, self._request_id, len(self._output), self._tools)
         for item in found:
@@ -215,7 +215,7 @@ class ResponseWriter:
     def _start(
         self, call: WholeToolCall | None = None, *, thinks: bool = False
     ) -> tuple[bytes, Item]:
-        """Close the open item, and open a new one; return the frames of both and the new item."""
+        """Close the open item and begin a new one; return the frames of both and the new item."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._origins, call)
         item.thinks, item.seals, item.thought_form = thinks, self._seals, self._thought_form
@@ -249,14 +249,14 @@ class ResponseWriter:
 
     def _end(self, usage: TokenUsage) -> bytes:
         out = b""
-        if self._open is None and not self._output:  # the response gets one empty message
+        if self._open is None and not self._output:  # if the output is empty, add an empty message
             out = self._text(Text(0, "", [], []))
         out += self._close(self._reason)
         response = self._ended(self._reason, usage)
         return out + self._frame(f"response.{response.status}", response=response)
 
     def _ended(self, reason: str, usage: TokenUsage) -> Response:
-        """Return the Response at its end, with the output that is written."""
+        """Return the Response at its end, with all output items."""
         cut = reason == "length"
         self.final = msgspec.structs.replace(
             self._response,
@@ -275,7 +275,7 @@ class ResponseWriter:
         return chat_logprobs(entries or [], self._top, self._names).content
 
     def _of(self, item: Item, kind: str, **members: Any) -> bytes:
-        """Return the frame of an event of one item."""
+        """Return the SSE frame of an event about one output item."""
         place = {"item_id": item.id, "output_index": item.index}
         return self._frame(f"response.{kind}", **place, **members)
 
@@ -288,10 +288,10 @@ class ResponseWriter:
         *,
         index: bytes = b"content_index",
     ) -> bytes:
-        """Return the SSE frame of a piece of text. This runs for each token, so it must be cheap.
+        """Return the SSE frame with a piece of text; it must be cheap, as it runs for each token.
 
-        more: further JSON members of the event, with a comma before each.
-        index: the member with the number of the part, which is always 0.
+        more: further JSON members of the event, each with a comma before it.
+        index: the member with the index of the part, which is always 0.
         """
         number, place = self._num_frames, (_to_json(item.id), item.index)
         self._num_frames += 1
@@ -306,7 +306,7 @@ class ResponseWriter:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the error code of a failed Response, one that the OpenAI clients know."""
+    """Return the error code of a failed Response; OpenAI clients know all of these codes."""
     status = error.status if isinstance(error, RequestError) else 500
     if status == 429:
         return "rate_limit_exceeded"
@@ -314,7 +314,7 @@ def _cause(error: BaseException) -> str:
 
 
 def usage_of(usage: TokenUsage) -> ResponseUsage:
-    """Return token counts as the member `usage` of a Response."""
+    """Return token counts in the format of the member `usage` of a Response."""
     return ResponseUsage(
         usage.prompt,
         InputDetails(usage.cached),
