@@ -1,11 +1,11 @@
-"""The POST routes of all dialects: decode the body, make a call from it, write the response.
+"""The POST routes of all dialects: decode the body, make a GenerateCall, write the response.
 
-A body that asks for text, vectors or scores is checked here and nowhere else, in this order:
+A request for text, vectors or scores is checked only here, in this order:
 
-1. `read_call` checks its size, media type and JSON, and the types of the schema's fields.
-2. `RequestContext.choose` finds the model that it asks for.
+1. `read_call` checks the size, media type and JSON of the body, and the types of its fields.
+2. `RequestContext.choose` finds the model that the body selects.
 3. `check_fields` rejects fields that the endpoint refuses.
-4. `to_call` of the dialect rejects fields that contradict each other, or that a call cannot have.
+4. `to_call` of the dialect rejects contradictory fields, and fields that a call cannot express.
 5. `prepare` checks the values of the call against the model, in the same way for all dialects.
 """
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
-# The priority of requests that wait for all other requests; a higher number means a later turn.
+# The priority of requests that wait for all others; a higher number is scheduled later.
 LOWEST_PRIORITY = 2**31 - 1
 Handler = Callable[[RequestContext, T], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[T]):
-    """A handler of decoded bodies; see `post`, which has the same arguments."""
+    """A handler of decoded bodies with its description; its fields are the arguments of `post`."""
 
     handler: Handler[T]
     form: BodyForm[T]
@@ -70,7 +70,7 @@ class Endpoint(Generic[T]):
 
     @property
     def described(self) -> dict[str, Any]:
-        """The `openapi_extra` of a route of this endpoint."""
+        """The `openapi_extra` that describes a route with this endpoint."""
         media = TEXT if self.response is None else self.stream
         return json_body(self.form.schema, self.response, self.error, media=media, also=self.also)
 
@@ -92,14 +92,14 @@ def post(
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
-    also: statuses of errors that few routes have.
-    pages: whether web pages may use the route.
-    id_prefix: the start of the id in the response.
+    also: additional error statuses of the route.
+    pages: whether web pages may send requests to the route.
+    id_prefix: the prefix of the response id.
     stream: the media type of streamed responses; None = the route never streams.
-    conversation: see BodyForm.
+    conversation: the body field with the messages; see BodyForm.
     words: returns {role of an error: field of the body} (see RequestError.role); None = each role
-      is the field of the same name.
-    errors: the format of errors; None = as the path says.
+      is the name of a field.
+    errors: the error format of the route; None = the format for its path.
 
     The operation in /openapi.json has the handler's name and docstring. The decorator returns an
     Endpoint, so that `post_by_field` can serve it at a further path.
@@ -122,7 +122,7 @@ def post(
     return add
 
 
-# Endpoints by the pooling of the model (EngineConfig.pooling); "" = all other models.
+# Endpoints by the pooling type of the model (EngineConfig.pooling); "" = all other models.
 ByPooling = Mapping[str, Endpoint[Any]]
 
 
@@ -135,11 +135,11 @@ def post_by_field(
     about: str,
     otherwise: Endpoint[Any] | None = None,
 ) -> None:
-    """Add a route that serves several endpoints; a field of the body and the model decide which.
+    """Add a route that serves several endpoints; a body field and the model select the endpoint.
 
-    endpoints: the endpoints by the name of a field, which may be inside an object, such as
-      "inputs.sentences". The first of these fields that the body has selects its entry.
-    otherwise: the endpoint for bodies without any of the fields.
+    endpoints: the endpoints by field and pooling type. A field may be nested, such as
+      "inputs.sentences". The first of these fields that the body has selects its endpoints.
+    otherwise: the endpoint for bodies without any of these fields.
     name, about: the name and the description of the operation in /openapi.json.
     """
     names = dict.fromkeys(field.partition(".")[0] for field in endpoints)
@@ -163,7 +163,7 @@ def post_by_field(
 
     served = [each for choices in endpoints.values() for each in choices.values()]
     served += [] if otherwise is None else [otherwise]
-    # An error before the choice of an endpoint has the format of OpenAI.
+    # Errors before the choice of an endpoint have the OpenAI format.
     described = [*(each.described for each in served), response_types(None, also=BODY_ERRORS)]
     router.add_api_route(
         path,
@@ -176,7 +176,7 @@ def post_by_field(
 
 
 def _has_field(value: msgspec.Raw, name: str) -> bool:
-    """Return whether a JSON value is an object with this field."""
+    """Return whether a JSON value is an object with the field `name`."""
     try:
         return name in msgspec.json.decode(value, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
@@ -184,7 +184,7 @@ def _has_field(value: msgspec.Raw, name: str) -> bool:
 
 
 def _pooling_of(request: Request, model: object) -> str:
-    """Return the pooling of the model of a body; "" if it is not loaded or not known."""
+    """Return the pooling type of a body's model; "" if the model is unknown or not loaded."""
     models = get_state(request).models
     try:
         context = models.peek(models.resolve(model if isinstance(model, str) else None))
@@ -194,7 +194,7 @@ def _pooling_of(request: Request, model: object) -> str:
 
 
 async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint[Any]]) -> Response:
-    """Read a body, and return the response of the endpoint that is chosen for it."""
+    """Read a body, and return the response of the endpoint that `endpoint_of` selects."""
     chosen: list[Endpoint[Any]] = []
 
     def form_of(body: bytearray) -> BodyForm[Any]:
@@ -218,10 +218,10 @@ async def generate(
     to_call: Callable[[N], GenerateCall],
     writer: Callable[[RequestContext, N, Generation], Writer],
 ) -> Response:
-    """Return the response to a body that asks for texts, vectors or scores.
+    """Return the response to a request for text, vectors or scores.
 
     Raises:
-      RequestError: the model cannot be found, or the body is invalid; see `prepare`.
+      RequestError: the model is not found, or the body is invalid; see `prepare`.
     """
     generation = await prepared(received, asked, to_call)
     return respond(generation, writer(received, asked, generation))
@@ -230,7 +230,7 @@ async def generate(
 async def prepared(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> Generation:
-    """Return the generation of a body, which has not begun; it raises the errors of `generate`."""
+    """Return a Generation for a body without running it; for errors, see `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
     call, caller = to_call(asked), received.caller
@@ -244,7 +244,7 @@ async def prepared(
 async def prompt_length(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> int:
-    """Return how many tokens the prompt of a body has; it raises the errors of `generate`."""
+    """Return the number of prompt tokens of a body; for errors, see `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
     return len(await prompt_ids(received.context, to_call(asked), received.body_bytes))

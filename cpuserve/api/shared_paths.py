@@ -1,4 +1,4 @@
-"""Paths that several APIs have: a field of the body and the model decide which of them is meant."""
+"""Paths that several dialects share: a body field and the model select the endpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEI: dict[str, ByPooling] = {
     },
 }
 
-# TEI and the clients of Hugging Face send requests to this path.
+# TEI and Hugging Face clients send requests of all tasks to this path.
 post_by_field(
     router,
     "/",
@@ -36,7 +36,7 @@ post_by_field(
     name="inference",
     about="Serve embeddings, labels, scores or similarities, in the format of TEI.",
 )
-# The route of SageMaker, which serves every kind of request.
+# SageMaker sends requests of every kind to this path.
 post_by_field(
     router,
     "/invocations",

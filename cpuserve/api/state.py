@@ -1,4 +1,4 @@
-"""ServerState, which all endpoints share: the models, limits, and whether the server stops."""
+"""ServerState, which all routes share: the models, their limits, and the shutdown state."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class ServerState:
     """The served models and the state of the HTTP server.
 
-    `draining`: the server will stop, and load balancers should send it no new requests, but it
-      still serves them.
-    `stopping`: it serves no requests any more.
-    `config`: the settings of the first model's engines.
-    stored: the responses and conversations that clients store.
-    batches: the batches of clients; None = the server keeps no files.
-    created: the models that clients create; None = the server keeps none.
+    draining: whether the server will stop soon: load balancers should send no new requests, but the
+      server still serves them.
+    stopping: whether the server no longer serves any requests.
+    config: the settings of the first model's engines.
+    stored: the responses and conversations that clients have stored.
+    batches: the batches of clients; None = the server has no --files-dir.
+    created: the models that clients created; None = the server has no --models-dir.
     """
 
     models: ModelRegistry
@@ -51,16 +51,16 @@ class ServerState:
 
     @property
     def context(self) -> ModelContext:
-        """The first model, which is always loaded; /health reports the health of this model."""
+        """The first model of the command line; /health reports the health of this model."""
         return self.models.first
 
     @property
     def limits(self) -> ClientLimits:
-        """The limits on what clients may use."""
+        """The limits on requests of clients."""
         return self.context.limits
 
     def unavailable(self) -> str | None:
-        """Return why requests cannot be answered now, or None if they can."""
+        """Return why the server cannot serve requests now; None = it can."""
         return "The server is shutting down" if self.stopping else self.context.unavailable()
 
     def unhealthy(self) -> tuple[str, str] | None:
@@ -77,7 +77,7 @@ class ServerState:
     def check_open(self) -> None:
         """Raise ServiceUnavailable (503) if no model can serve requests now.
 
-        With several models, the others still serve requests while the first one restarts.
+        If the server has several models, the others serve requests while the first model restarts.
         """
         first = self.context
         if self.stopping or not self.models.several or not first.ready or first.failed is not None:
@@ -91,13 +91,13 @@ class ServerState:
 
 
 def get_state(request: Request) -> ServerState:
-    """Return the ServerState of the app that received the request."""
+    """Return the ServerState of the app that handles the request."""
     state: ServerState = request.app.state.server
     return state
 
 
 def created_models(state: ServerState) -> CreatedModels:
-    """Return the created models of the server; NotFound if it keeps none."""
+    """Return the models that clients created; NotFound if the server has no --models-dir."""
     if state.created is None:
         msg = (
             "This server keeps no models of clients: models are served from the start, see "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CacheMissReason(msgspec.Struct):
     """The first difference between this prompt and the prompt of the earlier response.
 
-    cache_missed_input_tokens: the tokens of the earlier prompt after the first difference.
+    cache_missed_input_tokens: the number of tokens of the earlier prompt after the difference.
     """
 
     type: str

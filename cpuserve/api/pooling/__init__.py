@@ -1,1 +1,1 @@
-"""Vectors and labels of texts and of their tokens, in the formats of vLLM."""
+"""Vectors and class labels of texts and of single tokens, in the formats of vLLM."""

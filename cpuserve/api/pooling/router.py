@@ -29,7 +29,7 @@ router = APIRouter()
     words=lambda _: {"prompt": "input"},
 )
 async def pooling(received: RequestContext, asked: PoolingRequest) -> Response:
-    """Return the vector or the labels of each input, or of each of its tokens."""
+    """Return the vector or the class scores of each input, or of each token of each input."""
     return await generate(
         received, asked, lambda asked: pooling_call(asked, received.context), PoolingWriter
     )
@@ -44,9 +44,9 @@ async def pooling(received: RequestContext, asked: PoolingRequest) -> Response:
     words=lambda _: {"prompt": "input"},
 )
 async def classify(received: RequestContext, asked: ClassifyRequest) -> Response:
-    """Return the most likely label of each input, and the probability of each label."""
+    """Return the most likely class of each input, and the probability of each class."""
     return await generate(received, asked, classify_call, ClassifyWriter)
 
 
-# The API of vLLM for results that are neither texts nor embeddings.
+# The Dialect of two vLLM routes; their results are neither texts nor embeddings in OpenAI format.
 POOLING = Dialect((router,))

@@ -1,4 +1,4 @@
-"""The fields of POST /pooling and /classify, and the calls that they make."""
+"""The bodies of POST /pooling and /classify, and their conversion to a GenerateCall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpuserve.serving.pooling_tasks import ALL, BOTH, embedding_tasks, vectors_o
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# The tasks of /pooling, and the kind of model that each needs.
+# The tasks of /pooling, each with the kind of model that can do it.
 TASKS = {
     "embed": "an embedding model",
     "token_embed": "an embedding model",
@@ -25,14 +25,14 @@ TASKS = {
     BOTH: "BGE-M3 with its heads in safetensors",
     ALL: "BGE-M3 with its heads in safetensors",
 }
-# The data of an input: numbers, a row for each token, or base64 of their fp32.
+# The data of one input: numbers, a row of numbers per token, or the base64 text of fp32 values.
 PoolingData = Sequence[float | list[float]] | str
 
 
 class _Inputs(msgspec.Struct, kw_only=True):
-    """The fields that /pooling and /classify share; `input` is as in /v1/embeddings.
+    """The request fields that /pooling and /classify share; `input` is as in /v1/embeddings.
 
-    use_activation, activation, softmax: false = the logits as they are (all are fields of vLLM).
+    use_activation, activation, softmax: false = return raw logits (all three are vLLM fields).
     """
 
     input: str | list[str | int | list[int]]
@@ -50,28 +50,28 @@ class _Inputs(msgspec.Struct, kw_only=True):
 
     @property
     def activates(self) -> bool:
-        """Whether the activation of the model is applied to its results."""
+        """Whether the model's activation, such as softmax, is applied to the results."""
         return False not in (self.use_activation, self.activation)
 
 
 @with_refused("pooling")
 class ClassifyRequest(_Inputs, kw_only=True):
-    """POST /classify: texts, or token ids, to be labelled."""
+    """The body of POST /classify: texts or token ids to classify."""
 
     softmax: bool | None = None
 
     @property
     def activates(self) -> bool:
-        """Whether the activation of the model is applied to its results."""
+        """Whether the model's activation, such as softmax, is applied to the results."""
         return False not in (self.use_activation, self.activation, self.softmax)
 
 
 @with_refused("pooling")
 class PoolingRequest(_Inputs, kw_only=True):
-    """POST /pooling; task: one of TASKS, None = as the model allows.
+    """The body of POST /pooling; task: a key of TASKS, None = the default of the model.
 
     normalize: whether vectors are scaled to length 1.
-    dimensions: how many values of an embedding are returned.
+    dimensions: the number of leading values of each embedding that are returned.
     """
 
     task: str | None = None
@@ -81,12 +81,12 @@ class PoolingRequest(_Inputs, kw_only=True):
 
     @property
     def activates(self) -> bool:
-        """Whether the activation of the model is applied to its results."""
+        """Whether the model's activation, or scaling to length 1, is applied to the results."""
         return False not in (self.use_activation, self.activation, self.normalize)
 
 
 class PoolingUsage(msgspec.Struct):
-    """The tokens of all inputs."""
+    """The number of tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -95,7 +95,7 @@ class PoolingUsage(msgspec.Struct):
 
 
 class ClassifyItem(msgspec.Struct):
-    """The most likely label of an input, and the value of each label."""
+    """The most likely class of an input, and the probability or logit of each class."""
 
     index: int
     label: str | None
@@ -104,7 +104,7 @@ class ClassifyItem(msgspec.Struct):
 
 
 class ClassifyAnswer(msgspec.Struct):
-    """The body of POST /classify."""
+    """The response of POST /classify."""
 
     id: str
     object: str
@@ -115,7 +115,7 @@ class ClassifyAnswer(msgspec.Struct):
 
 
 class PoolingItem(msgspec.Struct):
-    """The result of one input; of several tasks at once, the data of each by its name."""
+    """The result for one input; if a request has several tasks, the data of each task by name."""
 
     index: int
     object: str
@@ -123,7 +123,7 @@ class PoolingItem(msgspec.Struct):
 
 
 class PoolingAnswer(msgspec.Struct):
-    """The body of POST /pooling."""
+    """The response of POST /pooling."""
 
     id: str
     object: str
@@ -134,7 +134,7 @@ class PoolingAnswer(msgspec.Struct):
 
 
 def task_of(request: PoolingRequest, context: ModelContext) -> str:
-    """Return the task of a request; InvalidRequest for a task that is not known."""
+    """Return the pooling task of a request; InvalidRequest for an unknown task."""
     if request.task is None:
         default = {"classify": "classify", "token_classify": "token_classify", "splade": "embed"}
         return default.get(context.pooling, "token_embed")
@@ -150,7 +150,7 @@ def task_of(request: PoolingRequest, context: ModelContext) -> str:
 
 
 def pooling_call(request: PoolingRequest, context: ModelContext) -> GenerateCall:
-    """Return the call of /pooling; InvalidRequest for a field that `context` does not support."""
+    """Return the GenerateCall of /pooling; InvalidRequest for a field the model cannot support."""
     task = task_of(request, context)
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
@@ -165,7 +165,7 @@ def pooling_call(request: PoolingRequest, context: ModelContext) -> GenerateCall
 
 
 def classify_call(request: ClassifyRequest) -> GenerateCall:
-    """Return the call of /classify."""
+    """Return the GenerateCall of a request to /classify."""
     return _call(request, classify="text")
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ClassifyWriter:
-    """Writes the response of /classify."""
+    """Writes the response to a request to /classify."""
 
     def __init__(
         self, received: RequestContext, asked: ClassifyRequest, _generation: Generation
@@ -53,7 +53,7 @@ class ClassifyWriter:
 
 
 class PoolingWriter:
-    """Writes the response of /pooling."""
+    """Writes the response to a request to /pooling."""
 
     def __init__(
         self, received: RequestContext, asked: PoolingRequest, _generation: Generation
@@ -78,7 +78,7 @@ class PoolingWriter:
         return PoolingItem(choice.index, "pooling", self._shown(data))
 
     def _shown(self, data: Data) -> PoolingData:
-        """Return the numbers, or the base64 text of their fp32."""
+        """Return the numbers as they are, or the base64 text of their little-endian fp32 bytes."""
         if self._asked.encoding_format != "base64":
             return data
         rows = (each if isinstance(each, list) else [each] for each in data)

@@ -1,1 +1,1 @@
-"""From the bytes of a request to a checked body."""
+"""Read, limit, decode and check the bodies of requests."""

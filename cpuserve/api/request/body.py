@@ -1,4 +1,4 @@
-"""Read request bodies with limits on size and time, and decode them to the protocol's types."""
+"""Read request bodies with limits on size and time, and decode them to the types of a dialect."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-# Bodies up to this size are read without a reservation: the buffers of a connection hold as much
-# anyway, and small requests need not wait for large ones. They are decoded on the event loop,
-# which takes too little time to delay the tokens of streams.
+# Bodies up to this many bytes are read without a reservation: the buffers of a connection hold as
+# much anyway, and small requests need not wait for large ones. They are decoded on the event loop,
+# because that takes too little time to delay the tokens of streams.
 FREE_BYTES = 1 << 16
 
 
@@ -44,15 +44,15 @@ class ClientGone(Exception):
 async def read_body(
     request: Request, limits: ClientLimits, held: Reservation, most: int
 ) -> bytearray:
-    """Return the whole body, of at most `most` bytes.
+    """Return the whole body, which may have at most `most` bytes.
 
-    If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
+    If the body exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
 
     Raises:
-      PayloadTooLarge: the body exceeds `most`; no more than that is ever held.
-      ServerBusy: the memory for bodies was in use for longer than limits.body_wait_s.
+      PayloadTooLarge: the body exceeds `most` bytes; the server never holds more than that.
+      ServerBusy: other bodies used the memory for bodies for longer than limits.body_wait_s.
       RequestTimeout: the body was not complete within limits.body_timeout_s.
-      ClientGone: the client closed the connection before the end.
+      ClientGone: the client closed the connection before the end of the body.
     """
     declared = request.headers.get("content-length", "")
     expected = most
@@ -88,7 +88,7 @@ async def _receive_all(
 
 
 def check_size(num_bytes: int, most: int) -> None:
-    """Raise PayloadTooLarge if a body has more than `most` bytes."""
+    """Raise PayloadTooLarge if a body has more bytes than the limit `most`."""
     if num_bytes > most:
         msg = (
             f"The request body is larger than {most} bytes, this server's limit: send less, or "
@@ -97,11 +97,11 @@ def check_size(num_bytes: int, most: int) -> None:
         raise PayloadTooLarge(msg)
 
 
-# Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
-# may be "null"). Newer browsers add Sec-Fetch-Site as well. No page can leave out either header.
+# Browsers add Origin to each POST of a web page (Fetch standard, "append a request Origin header";
+# it may be "null"), and newer browsers add Sec-Fetch-Site. No page can suppress these headers.
 _BROWSER_HEADERS = ("origin", "sec-fetch-site")
-# The Content-Type that curl sends with -d by default, even for JSON. The Ollama documentation has
-# such commands.
+# The Content-Type that curl sends with -d by default, even for JSON. The examples in the Ollama
+# documentation use this option.
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
@@ -110,9 +110,9 @@ def _may_be_web_page(request: Request) -> bool:
 
 
 def refuse_web_page(request: Request) -> None:
-    """Raise UnsupportedMediaType for an upload or a change that a web page may have asked for.
+    """Raise UnsupportedMediaType for an upload or a change that a web page may have sent.
 
-    Any page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
+    Any web page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
     """
     if _may_be_web_page(request):
         msg = (
@@ -125,10 +125,10 @@ def refuse_web_page(request: Request) -> None:
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    Without a CORS preflight request, any web page may post some other types to 127.0.0.1 ("simple
-    requests"), or a body without a type (a Blob). So a body of another type is never parsed as
-    JSON. Some clients, such as LiteLLM for Ollama, declare no type: a body without a type, or with
-    the default type of curl, is parsed only if no browser can have sent it.
+    Any web page may post certain other types ("simple requests"), or a body without a type (a
+    Blob), to 127.0.0.1 without a CORS preflight request. So a body of another type is never parsed
+    as JSON. Some clients, such as LiteLLM for Ollama, declare no type. A body without a type, or
+    with the default type of curl, is parsed only if no browser can have sent it.
     """
     declared = request.headers.get("content-type")
     kind = None if declared is None else declared.partition(";")[0].strip().lower()
@@ -149,19 +149,19 @@ def check_media_type(request: Request) -> None:
 def decode_request(
     body: bytes | bytearray, kind: type[T], most_objects: Mapping[str, int] | None = None
 ) -> T:
-    """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
+    """Decode `body`, a JSON object, to a `kind`; unknown fields are ignored.
 
-    A number such as 5.0 is the integer 5 where a field needs an integer.
+    If a field needs an integer, a number such as 5.0 is accepted as the integer 5.
 
-    most_objects: for each field name the most JSON lists, objects and strings, which only bodies
-      above FREE_BYTES are checked for (check_objects).
+    most_objects: the maximum number of JSON lists, objects and strings in each field, which is
+      checked only in bodies above FREE_BYTES (check_objects).
 
     Raises:
-      InvalidRequest: the body is not a valid `kind`; the error has the invalid field.
+      InvalidRequest: the body is not a valid `kind`; the error has the name of the invalid field.
     """
     try:
         if not body.isascii():
-            body.decode()  # msgspec checks no UTF-8 in the fields that it ignores
+            body.decode()  # msgspec does not check UTF-8 in ignored fields
         if len(body) > FREE_BYTES:
             check_objects(body, kind, most_objects or {})
         if log.isEnabledFor(logging.DEBUG):
@@ -185,7 +185,7 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        # Other fields stay as they were sent, since a schema may have a field of plain JSON.
+        # Other fields stay raw JSON, because the schema may declare them as raw JSON as well.
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         fields: dict[str, Any] = {
             name: msgspec.json.decode(raw)
@@ -193,7 +193,7 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
             if name == "options" or _is_number(raw)
         }
         fields = _whole_numbers(fields)
-        if isinstance(options := fields.get("options"), dict):  # Ollama
+        if isinstance(options := fields.get("options"), dict):  # sampling parameters of Ollama
             fields["options"] = _whole_numbers(options)
         return decoder.decode(msgspec.json.encode({**values, **fields}))
 
@@ -204,9 +204,9 @@ def _is_number(raw: msgspec.Raw) -> bool:
 
 
 def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values` with 5 in place of 5.0; values inside lists and objects are not changed.
+    """Return `values` with integers in place of floats such as 5.0; nested values are unchanged.
 
-    JSON has one type of numbers, and some libraries (Gson, Lua libraries) write integers as 5.0.
+    JSON has only one number type, and some libraries (Gson, Lua libraries) write integers as 5.0.
     """
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""Limit the bytes of request bodies in memory, including unfinished uploads."""
+"""Limit the total bytes of request bodies in memory, including unfinished uploads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class BodyBudget:
-    """Limits the bytes that all request bodies hold together.
+    """Limits the bytes that all request bodies together hold in memory.
 
-    A body reserves its whole length before it is read, in order of arrival, so that every body that
-    was started can finish. A body larger than the budget is admitted when no other is held.
+    A body reserves its whole length before it is read, in order of arrival, so every body that was
+    started can finish. A body larger than the budget is admitted when no other body is in memory.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,7 +25,7 @@ class BodyBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int, wait_s: float) -> None:
-        """Reserve `size` bytes; ServerBusy (503) if they are not available within wait_s."""
+        """Reserve `size` bytes; ServerBusy (503) if they are not free within `wait_s` seconds."""
         if not self._waiting and self._fits(size):
             self.held += size
             return
@@ -46,7 +46,7 @@ class BodyBudget:
             raise ServerBusy(msg, retry_after_s=wait_s)
 
     def give_back(self, size: int) -> None:
-        """Free `size` reserved bytes, and admit bodies that waited for them."""
+        """Free `size` reserved bytes, and admit bodies that wait for memory."""
         self.held -= size
         while self._waiting and self._fits(self._waiting[0][0]):
             wanted, granted = self._waiting.popleft()
@@ -62,23 +62,23 @@ class BodyBudget:
             self.give_back(size)
         else:
             self._waiting.remove(entry)
-            self.give_back(0)  # smaller bodies may have waited for this one
+            self.give_back(0)  # admit smaller bodies that waited after this one
 
 
 class Reservation:
-    """The bytes that one body has reserved; leaving the `with` block frees them."""
+    """The bytes that one body has reserved; they are freed at the end of the `with` block."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self.size = 0
         self._budget = budget
 
     async def take(self, size: int, wait_s: float) -> None:
-        """Reserve `size` bytes; see BodyBudget.take."""
+        """Reserve `size` more bytes; see BodyBudget.take."""
         await self._budget.take(size, wait_s)
         self.size += size
 
     def shrink(self, size: int) -> None:
-        """Free all reserved bytes beyond `size`."""
+        """Free all reserved bytes except the first `size` bytes."""
         if size < self.size:
             self._budget.give_back(self.size - size)
             self.size = size

@@ -1,4 +1,4 @@
-"""Make content parts that are not text, and texts in place of unreadable ones, in any dialect."""
+"""Make content parts for images and files, and texts in place of unreadable parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpuserve.tokenizer.conversation import (
     left_out,
 )
 
-# The kind of each type of part, and its noun in error messages and in texts for the model.
+# For each part type: its kind, and a noun for it in error messages and in texts for the model.
 _KINDS: dict[str, tuple[Kind, str]] = {
     "image": ("image", "an image"),
     "image_url": ("image", "an image"),
@@ -36,17 +36,17 @@ _KINDS: dict[str, tuple[Kind, str]] = {
     "container_upload": ("file", "a file"),
 }
 _PDF = "application/pdf"
-# Media types, besides text/..., of files that are text.
+# Media types of text files, besides those that begin with "text/".
 _TEXT_TYPES = frozenset(
     f"application/{name}" for name in ("json", "xml", "yaml", "x-yaml", "javascript", "toml")
 )
-# The most bytes of a file that becomes text: more than any context holds.
+# The maximum size in bytes of a file that becomes text in the prompt: more than a context holds.
 _MAX_TEXT_BYTES = 1 << 24
-# How many characters of a data: URL are searched for its media type.
+# The media type of a data: URL is searched only in this many characters.
 _MAX_HEAD = 256
 _MAX_NAME = 200
 
-# Members of an item that a model cannot use.
+# Members of an item that carry no information for the model.
 _OPAQUE = frozenset(
     ("type", "id", "call_id", "tool_use_id", "status", "caller", "cache_control", "citations")
 )
@@ -55,11 +55,11 @@ _SPACE = re.compile(r"\s")
 
 
 def media_part(type_: str, where: str, **given: Any) -> MediaPart:
-    """Return the part of this type at the path `where`.
+    """Return a MediaPart of the type `type_` at the path `where` of the request.
 
     given: data, url, media_type, detail, name and hint of MediaPart, as the client sent them.
-    Values that are not strings are left out without an error: parts of earlier turns are never
-    refused.
+    Values that are not strings are left out without an error, because parts of earlier turns are
+    never refused.
     """
     kind, noun = _KINDS.get(type_, ("other", f"a part of the type {type_[:40]}"))
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
@@ -77,9 +77,9 @@ def media_part(type_: str, where: str, **given: Any) -> MediaPart:
 
 
 def file_part(part: MediaPart) -> ContentPart:
-    """Return a file that is text as its name and its text, and any other part unchanged.
+    """Return a text file as its name and its text, and any other part unchanged.
 
-    A text file that cannot be decoded stays a MediaPart, with the reason in its `why`.
+    A text file that cannot be decoded stays a MediaPart; its member `why` has the reason.
     """
     media = part.media_type.lower()
     if part.kind != "file" or not (media.startswith("text/") or media in _TEXT_TYPES):
@@ -94,16 +94,16 @@ def file_part(part: MediaPart) -> ContentPart:
 
 
 def plain(value: object) -> str:
-    """Return the result of a tool as text: clients send objects and numbers as well."""
+    """Return the result of a tool as text; objects and numbers become JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def elsewhere(kind: str, members: Mapping[str, Any]) -> str:
-    """Return a line about what another server did in the model's turn, such as a search.
+    """Return a text about an action that another server took in the model's turn, such as a search.
 
-    Parts that only that server can read, such as encrypted results, are left out.
+    Members that only the other server can read, such as encrypted results, are left out.
     """
     if kind in _KINDS:
         return left_out(media_part(kind, kind), ())
@@ -124,18 +124,18 @@ def _readable(value: Any) -> Any:
 def _is_shown(key: str, value: Any) -> bool:
     if key in _OPAQUE or key.startswith("encrypted_"):
         return False
-    # A long text without white space is a picture or a signature.
+    # A long text without white space is image data or a signature, which the model cannot use.
     return not (isinstance(value, str) and len(value) > _LONGEST_WORD and not _SPACE.search(value))
 
 
 def joined(messages: list[ConversationMessage]) -> list[ConversationMessage]:
-    """Return the messages; the texts of each content are joined with newlines between them.
+    """Join the texts of each message's content by newlines, and return the messages.
 
-    In the dialects that call this (Messages, Responses), each block of a turn is a text of its own.
+    The dialects that call this (Messages, Responses) send each text block as a separate text.
     """
     for message in messages:
         parts = message["content"]
-        # The texts of an assistant's turn come before and after its calls, and may be empty.
+        # In an assistant turn, texts come before and after the tool calls, and may be empty.
         kept = [part for part in parts if part] if message["role"] == "assistant" else parts
         message["content"] = join_texts(kept)
     return messages

@@ -1,4 +1,4 @@
-"""The first steps of every POST endpoint: check the server's state, read and decode the body."""
+"""The first steps of every POST endpoint: check the server state, read and decode the body."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request with its body read; `id` is the endpoint's prefix followed by the request_id.
+    """A request and its model; `id` is the id prefix of the endpoint followed by request_id.
 
     state: the state of the server.
     path: the parameters in the path of the request.
-    low_priority: whether the request runs after all others, if the scheduler heeds priorities.
-    caller: the API key ("key-1") or the address of the client.
-    body_bytes: the size of the body; 0 until it has been read.
-    record: the line of the log for the request.
-    created, begun: when the request came, in seconds of time.time() and of time.monotonic().
+    low_priority: whether the scheduler should run the request after all others.
+    caller: "key-1" for the first API key of the server, or the address of the client.
+    body_bytes: the size of the body in bytes; 0 until the body has been read.
+    record: the log record of the request.
+    created, begun: when the request arrived, as seconds of time.time() and of time.monotonic().
     """
 
     state: ServerState
@@ -70,11 +70,11 @@ class RequestContext:
 
     @property
     def models(self) -> ModelRegistry:
-        """The served models."""
+        """The models that the server serves."""
         return self.state.models
 
     async def choose(self, model: str | None) -> str:
-        """Find the model that the request asks for, set `served`, and return the name.
+        """Find the model that the request selects, set `served`, and return the model name.
 
         The model stays loaded until the response has been sent.
 
@@ -90,49 +90,49 @@ class RequestContext:
         return self._served.name
 
     def keep_loaded(self, seconds: float | None) -> None:
-        """Set how long the model stays loaded after the request; None = as the server chooses."""
+        """Set how many seconds the model stays loaded after the request; None = the default."""
         if seconds is not None:
             self.served.lease.keep(seconds)
 
     def note_model(self, model: str | None) -> None:
-        """Note the name of the model for the log."""
+        """Store the requested model name in the log record."""
         if self.record is not None:
             self.record.model = model
 
     @property
     def served(self) -> Served:
-        """The model that the request asks for, after `choose`."""
+        """The model of the request; it is available after `choose`."""
         assert self._served is not None
         return self._served
 
     @property
     def context(self) -> ModelContext:
-        """The model of the request, after `choose`."""
+        """The context of the request's model; it is available after `choose`."""
         return self.served.context
 
 
 class Named(Protocol):
-    """A decoded body with an optional model name."""
+    """A decoded body with an optional field `model`."""
 
     @property
     def model(self) -> str | None:
-        """The name of the model; None = the first model."""
+        """The requested model name; None = the first model of the server."""
 
 
 class _ModelName(msgspec.Struct):
-    """The field `model` of a large body, which is decoded first: the model sets the size limits."""
+    """The field `model` of a large body, decoded first because limits depend on the model."""
 
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BodyForm(Generic[T]):
-    """How the body of a request is decoded.
+    """How to decode the body of a request.
 
-    prefix: the start of the id in the response.
+    prefix: the prefix of the response id.
     schema: the type of the decoded body.
-    conversation: the field with the messages; _most_objects returns how many JSON lists, objects
-      and strings it may have.
+    conversation: the field with the messages; `_most_objects` returns the maximum number of JSON
+      lists, objects and strings in this field.
     """
 
     prefix: str
@@ -144,13 +144,13 @@ class BodyForm(Generic[T]):
 async def read_call(
     request: Request, form_of: Callable[[bytearray], BodyForm[T]]
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
-    """Yield the request and its decoded body; its bytes stay reserved until the block ends.
+    """Yield the request and its decoded body; its memory stays reserved until the block ends.
 
-    form_of: returns how a body is decoded, or raises InvalidRequest.
+    form_of: returns the BodyForm for a body, or raises InvalidRequest.
 
     Raises:
       ServiceUnavailable: the server cannot serve requests now.
-      InvalidRequest: the body is not a valid `kind`.
+      InvalidRequest: the body does not match the schema of its BodyForm.
       RequestError: the body has another media type, is too large or too late; see read_body.
     """
     state = get_state(request)
@@ -191,14 +191,14 @@ async def read_call(
 
 
 async def _model_of_large(received: RequestContext, body: bytearray) -> ModelContext:
-    """Return the model that a large body asks for, after a check of the model's body size limit.
+    """Return the model that a large body selects, after checking this model's body size limit.
 
     Raises:
-      PayloadTooLarge: the body is larger than that model accepts.
+      PayloadTooLarge: the body is larger than the model allows.
     """
     models = received.models
     if not models.several:
-        return models.first  # read_body has checked the size
+        return models.first  # read_body has already checked the size
     named = await asyncio.to_thread(decode_request, body, _ModelName)
     await received.choose(named.model)
     check_size(len(body), received.context.limits.max_body_bytes)
@@ -206,15 +206,15 @@ async def _model_of_large(received: RequestContext, body: bytearray) -> ModelCon
 
 
 def _most_objects(max_model_len: int) -> int:
-    """Return the limit on JSON lists, objects and strings in a conversation.
+    """Return the maximum number of JSON lists, objects and strings in a conversation.
 
-    A short message has 5 of them: an object, and the names and values of role and content. With
-    nearly all templates it takes two tokens or more (its text and a marker), so 4 a token suffice.
+    A short message has 5 of them: an object, and keys and values of role and content. In nearly all
+    templates, a message has two tokens or more (its text and a marker), so 4 per token are enough.
     """
     return MAX_OBJECTS + 4 * max_model_len
 
 
 def request_id(request: Request) -> str:
-    """Return the request's id, which the middleware RequestIds sets, or a new one."""
+    """Return the request id that the middleware RequestIds has set, or a new id."""
     known = request.scope.get(REQUEST_ID)
     return known if isinstance(known, str) else uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Errors for invalid request bodies, in terms of request fields and JSON types."""
+"""Error messages for invalid request bodies, with the request field and the JSON types."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     import msgspec
 
-# msgspec: "Expected `int | null`, got `str` - at `$.stop[0]`".
+# Matches the path in msgspec errors such as "Expected `int | null`, got `str` - at `$.stop[0]`".
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-# Matches an escape in a JSON string. The group matches one half of a surrogate pair if the other
-# half is missing.
+# Matches an escape sequence in a JSON string. The group matches only an unpaired surrogate, one
+# half of a surrogate pair without the other half.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
@@ -35,7 +35,7 @@ _GOT_NAMES = {**_JSON_NAMES, "bool": "a boolean"}
 
 
 def wrong_field(error: msgspec.ValidationError) -> InvalidRequest:
-    """Return the error for a missing field or one of the wrong type, with the field."""
+    """Return the error for a missing field or a field of the wrong type, with the field name."""
     text = str(error)
     if missing := _MISSING.search(text):
         name = missing["name"]
@@ -52,13 +52,13 @@ def wrong_field(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 def _wanted(types: str) -> str:
-    """Return "an integer" for "int | null"; null is omitted because it only means "not set"."""
+    """Return "an integer" for "int | null"; null is left out, as it only means "not set"."""
     names = [_JSON_NAMES.get(name, name) for name in types.split(" | ") if name != "null"]
     return " or ".join(names)
 
 
 def not_json(body: bytes | bytearray, error: msgspec.DecodeError) -> InvalidRequest:
-    """Return the error for a body that is not JSON."""
+    """Return the error for a body that is not valid JSON."""
     told = str(error)
     if not body.strip():
         return InvalidRequest("The request body is empty: send a JSON object", code="invalid_json")
@@ -74,8 +74,8 @@ def not_json(body: bytes | bytearray, error: msgspec.DecodeError) -> InvalidRequ
 
 
 def not_utf8(body: bytes | bytearray) -> InvalidRequest:
-    """Return the error for a body that is not UTF-8, with the position of the invalid byte."""
-    # msgspec's error has a position in one string value; decoding the body finds it in the body.
+    """Return the error for a body that is not valid UTF-8, with the offset of the invalid byte."""
+    # The position in msgspec errors is relative to one string, so the body is decoded again.
     try:
         body.decode()
         where = "in a string"

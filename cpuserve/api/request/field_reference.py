@@ -1,4 +1,4 @@
-"""Make the tables of docs/fields.md: which request fields each endpoint honours or refuses.
+"""Generate the tables of docs/fields.md: which request fields each endpoint honours or refuses.
 
 `python -m cpuserve.api.request.field_reference docs/fields.md` writes them between two markers.
 """
@@ -37,7 +37,7 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- fields: made by python -m cpuserve.api.request.field_reference docs/fields.md -->"
 END = "<!-- end of fields -->"
-# The endpoints as the table of fields calls them, with the path and the schema of each.
+# For each endpoint: its name in the table REFUSED, its path, and the schema of its body.
 SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.CHAT, "/v1/chat/completions", ChatRequest),
     (fields.TEXT, "/v1/completions", CompletionRequest),
@@ -66,12 +66,12 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
 
 
 def tables() -> str:
-    """Return Markdown: the fields that are honoured, refused, and without effect."""
+    """Return Markdown tables of the fields that are honoured, refused, or without effect."""
     return "\n".join([*_honoured(), "", *_refused(), "", *_without_effect()])
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if they are missing."""
+    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
     return between(text, BEGIN, END, tables())
 
 
@@ -106,7 +106,7 @@ def _codes(names: list[str] | tuple[str, ...]) -> str:
 
 
 def main(path: Path) -> None:
-    """Write the tables into the file at `path`."""
+    """Replace the tables in the Markdown file at `path`."""
     path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""The table of request fields of other servers that are refused here, or have no effect.
+"""Tables of request fields of other servers that this server refuses, or that have no effect.
 
-A field that is not in the table is honoured if the schema of its endpoint has it, else ignored.
-`python -m cpuserve.api.request.field_reference docs/fields.md` writes a page about all fields.
+A field in neither table is honoured if the schema of its endpoint has it, otherwise ignored.
+`python -m cpuserve.api.request.field_reference docs/fields.md` documents all fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpuserve.errors import InvalidRequest
 
 S = TypeVar("S", bound=type[msgspec.Struct])
 
-# The endpoints of the table. A field has the same meaning at all endpoints of one row.
+# Endpoint keys of the tables; a field has the same meaning at all endpoints of its row.
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 POOLING = "pooling"
@@ -25,16 +25,16 @@ DECISIONS = "systemone"
 COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
 OPENAI = (CHAT, TEXT, RESPONSES)
-# The Anthropic clients look for this code, and then send the whole conversation each time.
+# Anthropic clients check for this error code, and then send the whole conversation in each request.
 NO_THREADS = "thread_unsupported_request"
 
 
 class Refused(NamedTuple):
-    """A field that is refused by name, because ignoring it would change the response.
+    """A field that raises an error if it is set, because ignoring it would change the response.
 
-    why: the error message after the field's name. None, false and empty values count as not set,
-      because clients send them.
-    off: further values that count as not set.
+    why: the error message after the field name. None, false and empty values count as not set,
+      because clients send them by default.
+    off: additional values that count as not set.
     sets: values that count as set although they are false or empty.
     code: the error code in the response.
     """
@@ -47,12 +47,12 @@ class Refused(NamedTuple):
     code: str = "unsupported_parameter"
 
     def is_set_by(self, value: object) -> bool:
-        """Return whether a request with this value asks for something that is not supported."""
+        """Return whether `value` counts as set, so that the request must be refused."""
         return value in self.sets or (is_set(value) and value not in self.off)
 
 
 class NoEffect(NamedTuple):
-    """Fields that change no response here, and why."""
+    """Fields that never change a response of this server, and the reason."""
 
     names: tuple[str, ...]
     endpoints: tuple[str, ...]
@@ -60,7 +60,7 @@ class NoEffect(NamedTuple):
 
 
 def is_set(value: object) -> bool:
-    """Return whether a value is other than those that clients send for "not set"."""
+    """Return whether `value` differs from null, false and the empty values for "not set"."""
     return value is not None and value is not False and value not in ("", [], {})
 
 
@@ -77,16 +77,16 @@ _JSON = _send("structured_outputs")
 _NO_MESSAGES = "is not supported, because messages are not: omit it"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
-# tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
-# If several are set, the error is about the first one.
+# tests/api/test_api_fields.py compares this table with the documented fields of OpenAI, vLLM,
+# llama.cpp and Ollama. If a request sets several refused fields, the error is about the first one.
 REFUSED = (
-    # OpenAI
+    # Fields of the OpenAI API
     Refused("audio", OPENAI),
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
     Refused("suffix", (CHAT, RESPONSES)),
-    Refused("web_search_options", OPENAI, sets=({},)),  # {} switches a search on
-    # vLLM
+    Refused("web_search_options", OPENAI, sets=({},)),  # {} enables the web search
+    # Fields of vLLM
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
     Refused("guided_choice", OPENAI, _JSON),
@@ -112,7 +112,7 @@ REFUSED = (
         "is not supported, because no prompt is padded: omit it",
         off=("do_not_pad",),
     ),
-    # llama.cpp
+    # Fields of llama.cpp
     Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
     Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
     Refused("image_data", (*OPENAI, COMPLETION)),
@@ -129,14 +129,14 @@ REFUSED = (
     Refused("t_max_predict_ms", OPENAI, off=(0, -1)),
     Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
-    # Ollama
+    # Fields of Ollama
     Refused("images", (OLLAMA_TEXT, DECISIONS, COHERE)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),
-    # System One
+    # Fields of System One
     Refused("stream", (DECISIONS,), "is not possible, because nothing is written: omit it"),
     Refused("decision_template", (DECISIONS,)),
-    # Anthropic
+    # Fields of the Anthropic API
     Refused(
         "thread",
         (MESSAGES,),
@@ -146,8 +146,8 @@ REFUSED = (
     ),
     Refused("mcp_servers", (MESSAGES,)),
     Refused("container", (MESSAGES,)),
-    # Fields of another endpoint, which this endpoint does not have or calls by another name.
-    Refused("thinking", (TEXT,)),  # completions render no template that could read it
+    # Fields of other endpoints, which this endpoint lacks or has under another name.
+    Refused("thinking", (TEXT,)),  # completions use no chat template that could read it
     Refused(
         "prompt",
         (RESPONSES,),
@@ -164,7 +164,7 @@ REFUSED = (
     Refused("logprobs", (RESPONSES,), _moved(_LOGPROBS)),
     Refused("previous_response", (RESPONSES,), _moved("previous_response_id")),
     Refused("previous_input_messages", (RESPONSES,), _moved("input")),
-    # A Response has no members for the results of these fields.
+    # The Response object has no members for the results of these fields.
     Refused("enable_response_messages", (RESPONSES,)),
     Refused("prompt_logprobs", (RESPONSES,)),
     Refused("return_token_ids", (RESPONSES,)),
@@ -262,9 +262,9 @@ _REFUSED_BY: dict[type, tuple[Refused, ...]] = {}
 
 
 def with_refused(*endpoints: str) -> Callable[[S], S]:
-    """Return a decorator that adds the refused fields of these endpoints to a schema.
+    """Return a decorator that adds the refused fields of `endpoints` to a body schema.
 
-    The added fields accept values of any type, and `check_fields` checks them.
+    The added fields accept values of any type, so that `check_fields` can refuse them by name.
     """
     rules = tuple(rule for rule in REFUSED if set(endpoints) & set(rule.endpoints))
 
@@ -285,7 +285,7 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
 
 
 def check_fields(asked: object) -> None:
-    """Raise InvalidRequest for the first field that is set and that the endpoint refuses."""
+    """Raise InvalidRequest for the first field that is set although the endpoint refuses it."""
     for rule in refused_by(type(asked)):
         value = getattr(asked, rule.name)
         if value is not None and rule.is_set_by(value):
@@ -306,5 +306,5 @@ def honoured(endpoint: str, schema: type[msgspec.Struct]) -> list[str]:
 
 
 def refused_names(asked: object) -> set[str]:
-    """Return the name of each field that `refused_by` returns; a GenerateCall gets none of them."""
+    """Return the refused fields of a body by name; they must not be passed to a GenerateCall."""
     return {rule.name for rule in refused_by(type(asked))}

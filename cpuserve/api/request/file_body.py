@@ -1,4 +1,4 @@
-"""Receive a body that may be large, and pass its parts on as they arrive."""
+"""Receive a body that may be large, and pass its pieces on as they arrive."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ async def receive_body(
     paused: str,
     too_large: str,
 ) -> None:
-    """Call `write` with each part of the body.
+    """Call `write` with each piece of the body.
 
-    most: the most bytes of the body.
-    wait_s: how many seconds the client may pause.
-    paused, too_large: the messages of RequestTimeout and of PayloadTooLarge.
+    most: the maximum size of the body in bytes.
+    wait_s: how many seconds the client may pause between two pieces.
+    paused, too_large: the error messages of RequestTimeout and PayloadTooLarge.
 
     Raises:
       PayloadTooLarge: the body has more bytes than `most`.
-      RequestTimeout: the client paused too long.
+      RequestTimeout: the client paused longer than `wait_s` seconds.
       ClientGone: the client closed the connection.
     """
     received = 0

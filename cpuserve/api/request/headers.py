@@ -1,4 +1,4 @@
-"""Values that the middleware and the routes read in the headers of a request."""
+"""Helpers of middleware and routes to read headers and scope entries of a request."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-# A key of ASGI scopes for the sender of the request. RequestIds sets it to the client's address. If
-# the server has API keys, ApiKeys sets it to "key-1" for the first key, "key-2" for the second one.
+# The key in ASGI scopes for the sender of the request. RequestIds sets it to the client's address;
+# if the server has API keys, ApiKeys sets it to "key-1" for the first key, "key-2" for the second.
 CALLER = "cpuserve.caller"
-# A key of ASGI scopes: whether all other requests go before this one, as before lines of a batch.
+# The key in ASGI scopes for a flag: run this request after all others, as for lines of a batch.
 LOW_PRIORITY = "cpuserve.low_priority"
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """Return the value of the first header with this name, in lower case; b"" if it is missing."""
+    """Return the value of the first header `name` (lower case); b"" if it is missing."""
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def has_header(scope: Scope, name: bytes) -> bool:
-    """Return whether the request of `scope` has a header with this name, in lower case."""
+    """Return whether the request of `scope` has a header `name` (lower case)."""
     return any(given == name for given, _ in scope["headers"])
 
 

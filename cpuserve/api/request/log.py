@@ -1,7 +1,7 @@
-"""One line of the log for each request that fails, and for each client that disconnects.
+"""Log one line for each request that fails, and for each client that disconnects.
 
-A line never has text of a prompt. The only texts of the client in a line are the model's name and
-the path, both shortened.
+A line never contains text of a prompt. The only client texts in a line are the model name and the
+path, both shortened.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/ngi
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The line of the log for one request.
+    """The facts about one request that its log line contains.
 
     status: the HTTP status of the response, 0 before it starts.
-    failure: (status, code) of an error; a stream that fails has sent status 200 before.
-    usage: returns the token counts so far.
+    failure: (status, code) of an error; a stream may fail after it has sent status 200.
+    usage: a function that returns the token counts so far.
     """
 
     request_id: str = ""
@@ -76,12 +76,12 @@ class RequestRecord:
 
 def _write(status: int, line: str) -> None:
     level = logging.WARNING if status >= 500 else logging.INFO
-    # A flood of one kind of failures must not hide the others.
+    # Each class of statuses has its own log limit, so that many 4xx lines do not hide 5xx lines.
     log.log(level, "%s", line, extra=limited_as(f"requests {status // 100}xx"))
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
-    """Put the status and code of an error into the record of the request of `scope`."""
+    """Store the status and code of an error in the log record of the request of `scope`."""
     record = scope.get(RECORD)
     if record is not None:
         shown = error if isinstance(error, RequestError) else RequestError("")
@@ -89,13 +89,13 @@ def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
 
 
 def log_unready(method: str, path: str) -> None:
-    """Log the refusal of a request that came before the server was ready."""
+    """Log that a request was refused because the server was not ready."""
     shown = f"{method[:_MAX_SHOWN]} {path[:_MAX_SHOWN]}"
     _write(503, f"request {shown}: 503 service_unavailable, the server is not ready")
 
 
 def log_refused(client: tuple[str, int] | None, error: RequestError, data: bytes) -> None:
-    """Log the refusal of a connection on which `data` was received instead of a request."""
+    """Log that a connection was refused because `data` is not a valid HTTP request."""
     place = f" from {client[0]}:{client[1]}" if client else ""
     hint = _TLS_HINT if data.startswith(_TLS) else ""
     _write(error.status, f"invalid HTTP request{place}: {error.status} {error.code}{hint}")

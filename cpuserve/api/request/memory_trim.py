@@ -1,7 +1,7 @@
-"""Return the memory that large requests have freed to the operating system.
+"""Return memory that large requests have freed to the operating system.
 
-The C library keeps freed memory between allocations still in use: 100 to 3,000 MB after
-a text of a million tokens. malloc_trim returns all but 1 MB of it in 10 to 160 ms.
+The C library keeps freed memory between blocks that are still in use: 100 to 3,000 MB after a
+text of a million tokens. malloc_trim returns all but 1 MB of this memory in 10 to 160 ms.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# By then the error response of a rejected request has been sent and its memory freed.
+# Seconds until the error response of a rejected request has been sent and its memory freed.
 _DELAY_S = 1.0
 
-# A mapping of a file in /proc/PID/smaps: its addresses, permissions, and the lines about it.
+# Matches one mapping in /proc/PID/smaps: its addresses, permissions, and its statistics.
 _MAPPING = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ [1-9]\d* +/.*\n((?:[A-Z].*\n)+)", re.MULTILINE
 )
@@ -28,7 +28,7 @@ _due: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def trim_soon() -> None:
-    """Return freed memory to the system after a second; calls during this second do nothing."""
+    """Return freed memory to the system after a second; further calls in that second do nothing."""
     loop = asyncio.get_running_loop()
     if loop not in _due:
         _due.add(loop)
@@ -36,20 +36,20 @@ def trim_soon() -> None:
 
 
 def trim_asleep() -> None:
-    """Return to the system all memory that a server without loaded models does not need.
+    """Return all memory to the system that a server without loaded models does not need.
 
-    These are freed memory, and the pages of libraries, which the system reads again from their
-    files when they are used: 20 of 80 MB.
+    This is freed memory and the pages of shared libraries, 20 of 80 MB; the system reads such
+    pages again from their files when they are used.
     """
     _trim()
-    with suppress(OSError, AttributeError):  # only Linux has these files, and only Unix madvise
+    with suppress(OSError, AttributeError):  # only Linux has /proc, and only Unix madvise
         _drop_file_pages(Path("/proc/self/smaps").read_text(), ctypes.CDLL(None).madvise)
 
 
 def _drop_file_pages(
     smaps: str, madvise: Callable[[ctypes.c_void_p, ctypes.c_size_t, int], int]
 ) -> None:
-    """Drop the pages of mappings of files that are read-only and have no changed pages.
+    """Drop the memory pages of mapped files that are read-only and unchanged.
 
     smaps: the text of /proc/self/smaps.
     """

@@ -1,8 +1,8 @@
 """Limit the number of Python objects in a request body, counted before any is created.
 
-A list, object or string takes 50 to 100 bytes and about 50 ns in Python, but may be only three
-bytes of JSON, and no other Python thread runs while msgspec creates them. Numbers are not counted:
-they take at most ten times the memory of their JSON.
+Each list, object or string takes 50 to 100 bytes and about 50 ns in Python, but may take only three
+bytes of JSON. No other Python thread runs while msgspec creates them. Numbers are not counted,
+because they take at most ten times the memory of their JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-# For fields without a limit of their own. 100 tools of 50 parameters have about 25,000 objects.
+# The limit for fields without their own limit. 100 tools of 50 parameters have 25,000 objects.
 MAX_OBJECTS = 1 << 15
 
 
@@ -24,9 +24,9 @@ def check_objects(
 ) -> None:
     """Raise InvalidRequest if a field of `kind` in the JSON object `body` has too many objects.
 
-    most: the limit of objects for each field name; other fields have the limit MAX_OBJECTS. Fields
-    that `kind` does not have are ignored, as in decoding. For an invalid body the function raises
-    the same error as msgspec.json.decode.
+    most: the maximum number of objects for each field; other fields have the limit MAX_OBJECTS.
+    Fields that `kind` does not have are ignored, as in decoding. For invalid JSON, the function
+    raises the same error as msgspec.json.decode.
     """
     fields = _raw_fields(kind)
     for name, raw in msgspec.structs.asdict(fields.decode(body)).items():
@@ -41,21 +41,21 @@ def check_objects(
 
 @cache
 def _raw_fields(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of a JSON object to the unparsed JSON of each field of `kind`."""
+    """Return a decoder that returns the unparsed JSON of each field of `kind`."""
     names = [field.encode_name for field in msgspec.structs.fields(kind)]
     unset = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
     return msgspec.json.Decoder(msgspec.defstruct(f"{kind.__name__}Raw", unset))
 
 
 def num_objects(json: bytes, enough: int) -> int:
-    """Return a bound on the number of lists, objects and strings in `json`.
+    """Return an estimate of the number of lists, objects and strings in `json`.
 
-    A result up to `enough` is an upper bound, a larger result is a lower bound.
+    A result up to `enough` is an upper bound of the number; a larger result is a lower bound.
     """
     at_most = json.count(b"[") + json.count(b"{") + json.count(b'"') // 2
     if at_most <= enough:
         return at_most
-    # Brackets inside strings are text. Without escaped quotes, every quote begins or ends a string.
+    # Brackets inside strings do not count. After removing escaped quotes, quotes delimit strings.
     plain = json.replace(rb"\\", b"").replace(rb"\"", b"")
     strings = plain.count(b'"') // 2
     if strings > enough:

@@ -1,1 +1,1 @@
-"""From events, values and errors to the bytes of a response."""
+"""Convert events, values and errors to the bytes of responses."""

@@ -1,4 +1,4 @@
-"""Explain cache misses in any dialect: a header says where a prompt differs from an earlier one."""
+"""A response header of all dialects: where a prompt differs from an earlier, cached prompt."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class FirstDifference(msgspec.Struct):
-    """The position of the first token that differs, and the texts from there on.
+    """The position of the first different token, and the texts of both prompts from there on.
 
-    The two APIs with cache diagnostics (Messages and Responses) do not have this member.
+    This member is an extension: the APIs with cache diagnostics (Messages, Responses) lack it.
 
-    before: the text of the earlier prompt.
-    now: the text of this prompt.
+    before: the text of the earlier prompt from the first difference on.
+    now: the text of this prompt from the first difference on.
     """
 
     token: int
@@ -29,7 +29,7 @@ CACHE_MISS = "x-cache-miss"
 
 
 def cache_headers(generation: Generation) -> dict[str, str]:
-    """Return the header that says why tokens of an earlier prompt are computed again, or {}."""
+    """Return a header that explains why cached tokens could not be reused; {} if none is needed."""
     miss = generation.cache_miss()
-    # A header may have no DEL, the only character of ASCII that JSON does not escape.
+    # Headers must not contain DEL, the only ASCII control character that JSON does not escape.
     return {} if miss is None else {CACHE_MISS: json.dumps(miss).replace("\x7f", "\\u007f")}

@@ -1,7 +1,7 @@
-"""The format of errors, which depends on the dialect of a path.
+"""The format of error responses, which depends on the dialect of the request path.
 
-No web framework is imported here, because the server that responds while a model is downloaded has
-none.
+This module imports no web framework, because the startup server uses it while a model is
+downloaded, before FastAPI is imported.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cpuserve.errors import status_of
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How a dialect writes errors, and on which paths.
+    """How a dialect writes errors, and the paths that it writes them for.
 
-    error: encodes an error.
-    status: returns its status.
-    beginnings: a path that begins with one of these uses `error`, even if no such route exists; all
-      other paths use the OpenAI format.
-    id_headers: headers that return the request's id, besides x-request-id.
-    shared: beginnings of OpenAI paths that belong to this dialect if the request has `header`.
+    error: encodes an exception as the body of a response.
+    status: returns the HTTP status of an exception.
+    beginnings: path prefixes of the dialect, even of paths without a route; all other paths use the
+      OpenAI format.
+    id_headers: response headers with the request id, besides x-request-id.
+    shared: prefixes of OpenAI paths that belong to this dialect if the request has `header`.
     """
 
     error: Envelope = error_json
@@ -40,7 +40,7 @@ class ErrorFormat:
 
 
 OPENAI = ErrorFormat()
-# All Anthropic clients send this header, and no OpenAI client sends it.
+# All Anthropic clients send the header anthropic-version, and no OpenAI client sends it.
 ANTHROPIC = ErrorFormat(
     anthropic_error,
     beginnings=("/v1/messages",),
@@ -81,7 +81,7 @@ _FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI, COHERE)
 
 
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
-    """Return the format of the errors of `path` in a request with these headers (lower case).
+    """Return the error format for `path` in a request with these headers (lower case).
 
     path: a path, or a full URL as clients of a proxy send it.
     """
@@ -96,7 +96,7 @@ def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
 
 
 def error_format_of_head(head: bytes) -> ErrorFormat:
-    """Return the format for a request with this head, which may be invalid or incomplete."""
+    """Return the error format for a request with these header bytes, which may be incomplete."""
     line, *fields = head.splitlines() or [b""]
     target = line.decode("latin-1").split(" ")[1:2]
     path = unquote("".join(target).partition("?")[0])

@@ -1,7 +1,7 @@
 """Errors as JSON, in the OpenAI format {"error": {"message", "type", "param", "code"}}.
 
-No web framework is imported here, because the server that responds while a model is downloaded has
-none.
+This module imports no web framework, because the startup server uses it while a model is
+downloaded, before FastAPI is imported.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from cpuserve.errors import RequestError
 
-# Memory addresses and file paths, which clients must not see in messages of internal errors.
+# Matches memory addresses and file paths, which messages of internal errors must not reveal.
 _INTERNAL = re.compile(r"\b0x[0-9a-fA-F]+|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
 _MAX_MESSAGE_CHARS = 2000
 
 
 class ErrorInfo(msgspec.Struct):
-    """Describes an error; `code` identifies its cause (RequestError.code)."""
+    """The details of an error; `code` identifies its cause (RequestError.code)."""
 
     message: str
     type: str
@@ -33,23 +33,23 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
-# Turns an error into the body of a response to the request with this id ("" if it has none).
+# A function that encodes an error as a response body, for the request with this id ("" = none).
 Envelope = Callable[[BaseException, str], bytes]
 
 
 def public_message(error: BaseException) -> str:
-    """Return the message for the client; from status 500 on it contains no internal details."""
+    """Return the error message for the client, without internal details from status 500 on."""
     if not isinstance(error, RequestError):
         return "Internal server error. The server's log has the details."
     text = error.message
     if error.status >= 500:
         text = _INTERNAL.sub("...", text)
-    # A message may quote the request, and a lone surrogate in it cannot be encoded.
+    # A message may quote a part of the request with a lone surrogate, which UTF-8 cannot encode.
     return text[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
 def error_json(error: BaseException, _request_id: str = "") -> bytes:
-    """Return `error` as the JSON of an ErrorBody."""
+    """Return the exception `error` as the JSON of an ErrorBody."""
     shown = error if isinstance(error, RequestError) else RequestError("")
     message = public_message(error)
     return msgspec.json.encode(ErrorBody(ErrorInfo(message, shown.kind, shown.param, shown.code)))

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the error format of the dialect that the path belongs to."""
+"""Convert errors to HTTP responses in the error format of the dialect of the path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Forbidden(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The route does not support the method (405)."""
+    """The path exists, but not with this HTTP method (405)."""
 
     status = 405
     kind = "MethodNotAllowedError"
@@ -84,7 +84,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class HeadersTooLarge(RequestError):
-    """The header fields are too many or too long (431); the connection is closed."""
+    """The request has too many or too long header fields (431); the connection is closed."""
 
     status = 431
     kind = "RequestHeaderFieldsTooLargeError"
@@ -99,24 +99,24 @@ class ServerBusy(ServiceUnavailable):
         self.retry_after_s = retry_after_s
 
 
-# For each role of an error (a field of GenerateCall), the field of the dialect with this value:
-# RequestError.use_words puts the field into the error.
+# For each RequestError.role (a field of GenerateCall), the field of the dialect with this value;
+# RequestError.use_words puts this field into the error.
 Words = Mapping[str, str]
 
-# Keys of ASGI scopes: the ErrorFormat of the request, the request's id and its Words.
+# The keys in ASGI scopes for the ErrorFormat, the id and the Words of a request.
 ERROR_FORMAT = "cpuserve.error_format"
 REQUEST_ID = "cpuserve.request_id"
 WORDS = "cpuserve.words"
 
-# How long a rejected client may continue to send before the connection is closed.
+# How many seconds a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
 
 
 def settle_failure(error: BaseException, scope: Scope) -> None:
-    """Replace the role of an error by the field of the request's dialect, and note it for the log.
+    """Put the request field of the dialect into an error, and store the error for the log.
 
-    An error that becomes a response of 500 is logged at once, with the request id that the client
+    An exception that becomes status 500 is logged immediately, with the request id that the client
     gets.
     """
     if isinstance(error, RequestError) and WORDS in scope:
@@ -132,18 +132,18 @@ def settle_failure(error: BaseException, scope: Scope) -> None:
 def error_response(
     error: BaseException, headers: dict[str, str] | None = None, scope: Scope | None = None
 ) -> Response:
-    """Return `error` as an HTTP response with its status, 500 for unknown exceptions.
+    """Return `error` as an HTTP response with its status; 500 for unknown exceptions.
 
-    scope: the scope of the request; its dialect determines the format (DialectOfPath).
+    scope: the ASGI scope of the request; its dialect determines the format (DialectOfPath).
     """
     status = status_of(error)
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests | ServiceUnavailable):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        if error.retry_after_s < 1:  # clients of OpenAI read milliseconds as well
+        if error.retry_after_s < 1:  # OpenAI clients also read this header
             all_headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
     if isinstance(error, DeadlineExceeded):
-        # The OpenAI clients retry a 504, which would take as long again and fail the same way.
+        # OpenAI clients would retry a 504, which would take as long again and fail in the same way.
         all_headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         all_headers["www-authenticate"] = "Bearer"
@@ -157,10 +157,10 @@ def error_response(
 
 
 class _Lingering(Response):
-    """A response to a request with a body that has not been read completely.
+    """A response to a request with a body that was not read completely.
 
-    Closing a connection with unread data resets it, and the client would lose the response. The
-    rest of the body is therefore read and dropped, for up to LINGER_S, before the response ends.
+    Closing a connection with unread data resets it, and the client would lose the response. So the
+    rest of the body is read and dropped, for up to LINGER_S seconds, before the response ends.
     """
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +193,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         shown = _unknown_route(request)
     elif error.status_code == 405:
-        # Starlette knows only the methods of one route, and each method of a path may be a route.
+        # Starlette lists only the methods of one route, but a path may have a route per method.
         allowed = ", ".join(allowed_methods(request.url.path, request.app.state.routes))
         error.headers = {**(error.headers or {}), "Allow": allowed}
         shown = MethodNotAllowed(missing_method(request.method, request.url.path, allowed))
@@ -209,6 +209,6 @@ def _unknown_route(request: Request) -> NotFound:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Respond to RequestErrors, unknown routes and unknown methods with `error_response`."""
+    """Make the app respond to RequestErrors and unknown routes or methods with error_response."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -1,4 +1,4 @@
-"""Add the request and response types to /openapi.json."""
+"""Add the types of requests and responses to /openapi.json."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.routing import BaseRoute
 
-# The media types of streams, and of texts.
+# The media types of SSE streams, JSON lines, and plain text.
 EVENTS, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
-# All types in the schema, by their module and name: classes of several modules may have one name.
+# All types in the schema, by module and class name, because classes may have equal names.
 _TYPES: dict[str, Any] = {}
-# The statuses of errors of every route, and more statuses of routes that read a body.
+# The error statuses of every route, and the additional ones of routes that read a body.
 _ERRORS = (400, 401, 403, 404, 500, 503)
 BODY_ERRORS = (408, 413, 415, 429, 504)
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """Return a reference to a type, which `install_schema` replaces by its schema."""
+    """Return a reference to the type `kind`; `install_schema` replaces it by the type's schema."""
     if isinstance(kind, tuple):
         return {"anyOf": [_schema(each) for each in kind]}
     place = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else repr(kind)
@@ -37,14 +37,14 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def _json(kind: Any) -> dict[str, Any]:
-    """Return the content of a JSON body of a type, or of one of a tuple of types."""
+    """Return the OpenAPI content of a JSON body of the type `kind`, or of one of several types."""
     return {"application/json": {"schema": _schema(kind)}}
 
 
 def _statuses(
     good: dict[str, Any], error: type[msgspec.Struct], errors: Iterable[int], status: int
 ) -> dict[str, Any]:
-    """Return the responses of a route: `status` with the content `good`, and the errors."""
+    """Return the OpenAPI responses of a route: `status` with the content `good`, and the errors."""
     content = _json(error)
     success = {"description": "Success", **({"content": good} if good else {})}
     found = {
@@ -64,11 +64,11 @@ def response_types(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads no body.
 
-    response: the type of its JSON, or a tuple of types; None = it sends none.
-    media: the media type of its streams or texts.
-    error: the type of its errors.
-    also: further statuses of errors.
-    status: the status of success.
+    response: the type of its JSON response, or a tuple of types; None = it sends no JSON.
+    media: the media type of its streams or texts; None = it sends none.
+    error: the type of its error bodies.
+    also: additional error statuses.
+    status: the status of successful responses.
     """
     good = {} if response is None else _json(response)
     if media is not None:
@@ -77,7 +77,7 @@ def response_types(
 
 
 def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[str, Any]:
-    """Return the `openapi_extra` with the parameters in `path` and in the query string."""
+    """Return the `openapi_extra` that describes parameters in `path` and in the query string."""
     named = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)(?::path)?}", path)
@@ -99,7 +99,7 @@ def json_body(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads a JSON body of the type `request`.
 
-    `response_types` describes the other arguments.
+    The other arguments are as in `response_types`.
     """
     body = {"required": True, "content": _json(request)}
     found = response_types(response, error, media=media, also={*BODY_ERRORS, *also})
@@ -107,7 +107,7 @@ def json_body(
 
 
 def either(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that serves the endpoints with these descriptions."""
+    """Return the `openapi_extra` of a route that serves any of several described endpoints."""
     if len(described) == 1:
         return described[0]
     found: dict[str, Any] = {"responses": {}}
@@ -147,7 +147,7 @@ def _replaced(value: Any, schemas: Mapping[str, Any]) -> Any:
 
 
 def _complete(operation: dict[str, Any], extras: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return an operation with exactly the responses of its routes, and each parameter once."""
+    """Return an OpenAPI operation with the responses of its routes, and each parameter once."""
     described = either(extras)
     named = [*operation.get("parameters", ()), *described.get("parameters", ())]
     found = {**operation, **described}
@@ -159,7 +159,7 @@ def _complete(operation: dict[str, Any], extras: Sequence[dict[str, Any]]) -> di
 def install_schema(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
     """Add the `openapi_extra` of `routes`, all routes of the app, to its /openapi.json.
 
-    Several routes may have the same path, such as a path that two dialects share.
+    Several routes may have the same path, for example a path that two dialects share.
     """
     base = app.openapi
     extras: dict[tuple[str, str], list[dict[str, Any]]] = {}

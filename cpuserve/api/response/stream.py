@@ -1,4 +1,4 @@
-"""Responses that are cancelled when the client disconnects: JSON and streams."""
+"""JSON responses and streams that are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """How a dialect streams: the media type, the bytes sent during silence, and the last bytes."""
+    """How a dialect streams: the media type, the bytes of a ping, and the last bytes."""
 
     media_type: bytes = b"text/event-stream; charset=utf-8"
     ping: bytes = b": keep-alive\n\n"
@@ -35,7 +35,7 @@ class StreamFormat:
 
 _HEADERS = [
     (b"cache-control", b"no-cache"),
-    # nginx buffers responses by default, and then a stream arrives in one piece.
+    # nginx buffers responses by default, so that a stream would arrive in one piece.
     (b"x-accel-buffering", b"no"),
 ]
 
@@ -48,7 +48,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
     finally:
         watching.cancel()
-        working.cancel()  # no effect if the work has ended
+        working.cancel()  # this has no effect if the work has ended
         await asyncio.wait((working, watching))
     if working.cancelled():
         raise ClientGone
@@ -66,19 +66,19 @@ def _count_by(usage: Callable[[], TokenUsage] | None, scope: Scope) -> None:
 
 
 class JsonResult(Response):
-    """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
+    """Sends the JSON bytes that a coroutine returns; a disconnect cancels the coroutine."""
 
     def __init__(
         self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], TokenUsage] | None = None
     ) -> None:
-        """`usage`: returns the token counts so far, for the log."""
+        """`usage`: a function that returns the token counts so far, for the log."""
         super().__init__()
         self._work = work
         self._usage = usage
         self.further_headers: Callable[[], dict[str, str]] = dict
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond, or raise the error of the coroutine."""
+        """Send the response, or raise the error of the coroutine."""
         _count_by(self._usage, scope)
         await until_gone(receive, self._respond(scope, receive, send))
 
@@ -89,15 +89,15 @@ class JsonResult(Response):
 
 
 class EventStream(Response):
-    """Sends events from a generator of encoded events, and then `form.done`.
+    """Sends encoded events from a generator, and then `form.done`.
 
     The headers wait for the first event, so that an error before it has its own status. After
-    `silent_s` without an event the headers and a ping are sent, and then a ping after each further
-    `silent_s`, so that proxies do not close the connection during a long prompt. An error after the
-    headers is sent as the event that `failed` makes of it. The generator is closed when the client
-    disconnects.
+    `silent_s` seconds without an event the headers and a ping are sent, and then a ping after each
+    further `silent_s` seconds, so that proxies do not close the connection during a long prompt.
+    An error after the headers is sent as the event that `failed` returns for it. The generator is
+    closed when the client disconnects.
 
-    usage: returns the token counts so far, for the log.
+    usage: a function that returns the token counts so far, for the log.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class EventStream(Response):
         await writer.end(self._form.done)
 
     async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write a ping if nothing was written for silent_s, checked once per silent_s."""
+        """Write a ping if nothing was written for `silent_s` seconds, checked at that interval."""
         before = -1
         while True:
             if self._num_written == before and not self._writing:
@@ -158,7 +158,7 @@ class EventStream(Response):
             await asyncio.sleep(self._silent_s)
 
     async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
-        """Return the first event; pings are written while waiting for it."""
+        """Return the first event; write pings while waiting for it."""
         waiting = asyncio.ensure_future(_next(events))
         try:
             while not (await asyncio.wait((waiting,), timeout=self._silent_s))[0]:
@@ -177,9 +177,9 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 class _Writer:
-    """Sends the headers with the first bytes; `body`, if any, writes later bytes directly.
+    """Sends the headers with the first bytes; EventStream writes later bytes to `body` if set.
 
-    further: returns the headers that are known only when the first bytes are sent.
+    further: a function that returns headers which are known only when the first bytes are sent.
     """
 
     def __init__(
@@ -206,5 +206,5 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:
-        """Send `data` as the last piece of the body."""
+        """Send `data` as the final piece of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -1,4 +1,4 @@
-"""Error messages for unknown routes."""
+"""Error messages for unknown routes and methods, with a suggestion."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CHAT = f"{BASE}/chat/completions"
 _TEXT = f"{BASE}/completions"
 _MAX_SHOWN = 200
 
-# Why a path does not have a method, where clients of other servers might expect it.
+# Hints for methods that clients of other servers expect, appended to the error message.
 _FIXED = {("POST", "/props"): ". The settings of this server are the options of its start"}
-# Routes that are never suggested, because a longer name is meant.
+# Routes that are never suggested, because clients with a similar path mean a longer route.
 _NOT_MEANT = {"/", "/completion", "/embedding"}
-# Prefixes of other servers' routes, and what to use on this server. The first match counts.
+# Path prefixes of other servers with a hint for this server; the first matching prefix is used.
 _ELSEWHERE = (
     (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
@@ -56,10 +56,10 @@ _ELSEWHERE = (
 
 
 def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
-    """Return the methods that the routes of `path` accept, sorted.
+    """Return the sorted HTTP methods that the routes of `path` accept.
 
-    A route with exactly this path hides routes with a path parameter that matches it as well:
-    `input_tokens` in /v1/responses/input_tokens is not the id of a response.
+    A route with exactly this path hides matching routes with a path parameter: in
+    /v1/responses/input_tokens, `input_tokens` is not the id of a response.
     """
     own = [r for r in routes if isinstance(r, Route) and r.path_regex.match(path)]
     literal = [route for route in own if route.path == path]
@@ -67,12 +67,12 @@ def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
 
 
 def missing_method(method: str, path: str, allowed: str) -> str:
-    """Return the error message for a method that `path` does not have; allowed: its methods."""
+    """Return the error message for a method that `path` lacks; allowed: the methods it has."""
     return f"{method} is not allowed on {path}: use {allowed}{_FIXED.get((method, path), '')}"
 
 
 def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
-    """Return the error message for `path`; it suggests an alternative or the most similar route."""
+    """Return the error message for an unknown `path`, with an alternative or a similar route."""
     shown = path[:_MAX_SHOWN]
     what = f"Unknown route: {method} {shown}"
     if shown == BASE:
@@ -90,8 +90,8 @@ def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
 def _near(path: str, known: Sequence[str]) -> str | None:
     """Return the route that `path` probably means, or None.
 
-    Three searches are tried in order: a route that, without /v1, is the end of `path` (the client
-    has a wrong base URL); a route that begins with `path`; a route with a similar spelling.
+    Three searches are tried in order: a route that is a suffix of `path` after removing /v1 (the
+    client has a wrong base URL); a route that begins with `path`; a route with similar spelling.
     """
     lowered = path.lower()
     others = [route for route in known if route not in _NOT_MEANT]
@@ -101,7 +101,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     for route in others:
         if route.startswith(f"{lowered}/"):
             return route
-    # The base of an API, which all its routes share, is removed before spellings are compared.
+    # All routes of an API share its base path, so remove it before comparing spellings.
     known_bare = {_bare(route): route for route in others}
     close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
     if not close:
@@ -111,7 +111,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
 
 
 def _bare(path: str) -> str:
-    """Return the path without the base of its API."""
+    """Return the path without the base path of its API."""
     base = next((base for base in _BASES if path.startswith(f"{base}/")), "")
     return path.removeprefix(base)
 

@@ -1,4 +1,4 @@
-"""Respond to a request in a dialect: a writer turns events into frames, or into one body."""
+"""The Writer protocol of dialects: a writer encodes events as stream frames, or as one body."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Writes the response to one request in a dialect."""
+    """Writes the response to one request in the format of a dialect."""
 
     def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON, for a request without streaming."""
+        """Return the whole response as JSON, for a request that does not stream."""
 
 
 class StreamWriter(Writer, Protocol):
-    """A writer that can also stream."""
+    """A writer that can also write a stream of frames."""
 
     @property
     def form(self) -> StreamFormat:
-        """How the dialect streams."""
+        """The stream format of the dialect."""
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the frame for an error after the stream has begun."""
+        """Return the stream frame for an error after the stream has begun."""
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the bytes for one list of events (see serving/events.py), b"" for none."""
+        """Return the stream bytes for `events` (serving/events.py); b"" if they show nothing."""
 
 
 def respond(
     generation: Generation, writer: Writer, ended: Callable[[], None] | None = None
 ) -> Response:
-    """Return the response that runs `generation`, as a stream if the call asks for one.
+    """Return the response that runs `generation`, as a stream if the call requests one.
 
-    writer: a StreamWriter if the call can ask for a stream.
-    ended: called when the writer has written the whole response, before its end is sent.
+    writer: must be a StreamWriter if the call can request a stream.
+    ended: called after the writer has encoded the whole response, before its end is sent.
     """
     if generation.call.stream:
         streams = cast("StreamWriter", writer)
@@ -68,7 +68,7 @@ def respond(
 
 
 def json_response(body: object) -> Response:
-    """Return a response with the JSON of `body`."""
+    """Return a JSON response with the encoded `body`."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

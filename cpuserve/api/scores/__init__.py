@@ -1,1 +1,1 @@
-"""Scores of pairs of texts, in the formats of Jina, Cohere and vLLM."""
+"""Relevance scores for pairs of texts, in the formats of Jina, Cohere and vLLM."""

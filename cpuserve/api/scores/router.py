@@ -35,7 +35,7 @@ router = APIRouter()
     words=lambda _: {"prompt": "documents"},
 )
 async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
-    """Order documents by how well they match a query."""
+    """Rank documents by their relevance for a query."""
     scores = PairScores()
     return await generate(
         received,
@@ -55,7 +55,7 @@ async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
     words=lambda asked: {"prompt": asked.names[1]},
 )
 async def score(received: RequestContext, asked: ScoreRequest) -> Response:
-    """Return the score of each pair of texts."""
+    """Return the relevance score of each pair of texts."""
     scores = PairScores()
     return await generate(
         received,
@@ -65,5 +65,5 @@ async def score(received: RequestContext, asked: ScoreRequest) -> Response:
     )
 
 
-# The reranking API that Jina, Cohere and vLLM share.
+# The Dialect of the reranking API that Jina, Cohere and vLLM share.
 SCORES = Dialect((router,))

@@ -1,4 +1,4 @@
-"""The fields of /rerank and /score, and the calls that they make."""
+"""The bodies of /rerank and /score, and their conversion to a GenerateCall."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
 
 
 class Document(msgspec.Struct):
-    """A document as an object; its other fields are not read."""
+    """A document in an object with `text`; other fields of the object are ignored."""
 
     text: str
 
 
 Texts = str | Document | list[str | Document]
-# The two fields with texts at /score; all are fields of vLLM.
+# Pairs of fields that may contain the two sides of text pairs at /score; vLLM accepts all of them.
 SCORED = (
     ("text_1", "text_2"),
     ("data_1", "data_2"),
@@ -26,9 +26,9 @@ SCORED = (
 
 
 class ScoringRequest(msgspec.Struct, kw_only=True):
-    """The fields that /rerank and /score share. Only some models take an `instruction`.
+    """The request fields that /rerank and /score share. Only some models use `instruction`.
 
-    use_activation: false = the scores of a reranker before its activation.
+    use_activation: false = return the scores of a reranker before its activation.
     """
 
     model: str | None = None
@@ -44,7 +44,7 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
 
 @with_refused("rerank")
 class RerankRequest(ScoringRequest, kw_only=True):
-    """POST /rerank: documents to be ordered by how well they match the query."""
+    """The body of POST /rerank: documents to rank by their relevance for the query."""
 
     query: str | Document
     documents: Texts
@@ -54,9 +54,9 @@ class RerankRequest(ScoringRequest, kw_only=True):
 
 @with_refused("rerank")
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """POST /score: one text and others, or pairs of texts from two lists of equal length.
+    """The body of POST /score: one text and a list, or two lists of equal length to pair up.
 
-    The texts are in two fields of SCORED.
+    The texts are in one of the pairs of fields in SCORED.
     """
 
     text_1: Texts | None = None
@@ -69,21 +69,21 @@ class ScoreRequest(ScoringRequest, kw_only=True):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two fields that have the texts, or that should have them."""
+        """The pair of fields that contains the texts, or the pair to mention in an error."""
         given = [pair for pair in SCORED if any(getattr(self, name) is not None for name in pair)]
         whole = [pair for pair in given if all(getattr(self, name) is not None for name in pair)]
         return (whole or given or SCORED)[0]
 
 
 class ScoringUsage(msgspec.Struct):
-    """The tokens of all pairs."""
+    """The number of tokens of all pairs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class RerankResult(msgspec.Struct, omit_defaults=True):
-    """A document, its place in the request and its score."""
+    """A document with its index in the request and its relevance score."""
 
     index: int
     relevance_score: float
@@ -91,7 +91,7 @@ class RerankResult(msgspec.Struct, omit_defaults=True):
 
 
 class RerankAnswer(msgspec.Struct):
-    """The body of POST /rerank: the best documents, the best one first."""
+    """The response of POST /rerank: the most relevant documents, best one first."""
 
     id: str
     model: str
@@ -100,7 +100,7 @@ class RerankAnswer(msgspec.Struct):
 
 
 class ScoreItem(msgspec.Struct):
-    """The score of a pair."""
+    """The relevance score of one pair of texts."""
 
     index: int
     object: str
@@ -108,7 +108,7 @@ class ScoreItem(msgspec.Struct):
 
 
 class ScoreAnswer(msgspec.Struct):
-    """The body of POST /score, in the order of the pairs."""
+    """The response of POST /score, with one score per pair in the order of the pairs."""
 
     id: str
     object: str
@@ -119,7 +119,7 @@ class ScoreAnswer(msgspec.Struct):
 
 
 def rerank_call(request: RerankRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is out of range or not supported."""
+    """Return the GenerateCall; InvalidRequest for a field that is out of range or unsupported."""
     if request.top_n is not None and request.top_n < 0:
         msg = f"top_n must be at least 0, got {request.top_n}; 0 returns all documents"
         raise InvalidRequest(msg, param="top_n")
@@ -132,7 +132,7 @@ def rerank_call(request: RerankRequest) -> GenerateCall:
 
 
 def score_call(request: ScoreRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for lists that make no pairs, or a field not supported."""
+    """Return the GenerateCall; InvalidRequest if the lists cannot be paired up, for example."""
     names = request.names
     _check_names(request, names)
     first, second = (texts_of(getattr(request, name), name) for name in names)
@@ -148,7 +148,7 @@ def score_call(request: ScoreRequest) -> GenerateCall:
 
 
 def _check_names(request: ScoreRequest, names: tuple[str, str]) -> None:
-    """Raise InvalidRequest unless exactly the two fields `names` have texts."""
+    """Raise InvalidRequest unless the two fields `names`, and no others, contain texts."""
     for name in names:
         if getattr(request, name) is None:
             msg = f"{name} is missing"
@@ -160,7 +160,7 @@ def _check_names(request: ScoreRequest, names: tuple[str, str]) -> None:
 
 
 def texts_of(given: Texts, name: str) -> list[str]:
-    """Return the texts of a field; InvalidRequest if there are none, or too many."""
+    """Return the texts of a field; InvalidRequest if it has no texts or too many."""
     listed = given if isinstance(given, list) else [given]
     if not 0 < len(listed) <= MAX_PROMPTS:
         most = f"give 1 to {MAX_PROMPTS} texts" if listed else "give at least one text"

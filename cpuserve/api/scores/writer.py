@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RerankWriter:
-    """Writes the response of /rerank; documents of equal scores keep their order."""
+    """Writes the response of /rerank; documents with equal scores keep their order."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RerankWriter:
 
 
 class ScoreWriter:
-    """Writes the response of /score."""
+    """Writes the response to a request to /score."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Endpoints about the server: health, metrics, machine, routes."""
+"""Routes about the server itself: health, metrics, CPU use, and a list of all routes."""

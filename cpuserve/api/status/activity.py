@@ -1,4 +1,4 @@
-"""GET /v1/activity: live figures of the engines, and the last sequences."""
+"""GET /v1/activity: current figures of the engines, and their recent sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.get("/v1/activity", openapi_extra=response_types(Activity))
 async def show_activity(request: Request) -> Response:
-    """Report running and recent sequences of the loaded models, and the times of the CPUs."""
+    """Report the running and recent sequences of all loaded models, and the times of all CPUs."""
     contexts = get_state(request).models.contexts()
     activity = Activity(
         object="activity",

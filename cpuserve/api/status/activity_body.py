@@ -8,11 +8,11 @@ from cpuserve.platforms.cpu_times import CpuTimes
 
 
 class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence, without its text and its client.
+    """One sequence, without its text and without its client.
 
-    *_s: seconds on the clock of Activity.time, null if it has not happened.
-    state: waiting, prompt or generating, and at the end the reason: stop, length, repetition, abort
-      or error.
+    *_s: times in seconds on the clock of Activity.time; null = this has not happened yet.
+    state: "waiting", "prompt" or "generating"; after the end the reason: "stop", "length",
+      "repetition", "abort" or "error".
     """
 
     number: int
@@ -27,12 +27,12 @@ class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """The gauges and counters of one model's engines, and its last sequences, the oldest first.
+    """The gauges and counters of one model's engines, and its recent sequences, oldest first.
 
-    kv_usage: the share of kv_bytes in use.
-    busy_s: seconds in steps.
-    weight_bytes: packed weights that steps read.
-    roofline_bytes_per_s: the memory bandwidth, null until it is measured.
+    kv_usage: the used share of the KV cache, which has kv_bytes bytes.
+    busy_s: seconds that engines spent in steps.
+    weight_bytes: bytes of packed weights that steps have read.
+    roofline_bytes_per_s: the measured memory bandwidth; null until it is measured.
     """
 
     model: str
@@ -50,7 +50,7 @@ class ModelActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of GET /v1/activity. time: seconds on the clock of all its times."""
+    """The body of GET /v1/activity. time: the time now, in seconds of a monotonic clock."""
 
     object: str
     time: float

@@ -1,4 +1,4 @@
-"""A metric of LoRA adapters in use. Routers for vLLM read it to choose a server."""
+"""A metric about LoRA adapters in use, which vLLM routers read to choose a server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cpuserve.metrics.server import Sequence
 
 
 class AdapterMetrics:
-    """Which LoRA adapters the sequences of the server use now.
+    """Reports which LoRA adapters the sequences of the server use now.
 
-    As in vLLM, the value of the metric is the present time.
+    As in vLLM, the labels of the metric list the adapters, and its value is the current time.
 
-    adapters: all loaded adapters; without any there is no metric.
-    sequences: running, waiting and ended ones.
+    adapters: all loaded adapters; without adapters there is no metric.
+    sequences: all known sequences, whether running, waiting or ended.
     """
 
     def __init__(self, adapters: Collection[str], sequences: Iterable[Sequence]) -> None:
@@ -24,7 +24,7 @@ class AdapterMetrics:
         self._sequences = sequences
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric, with the adapters in its labels."""
+        """Yield the metric; its labels list running and waiting adapters."""
         if not self._adapters:
             return
         active = [each for each in self._sequences if each.adapter and not each.ended]

@@ -1,4 +1,4 @@
-"""GET /v1/cpu: the machine, thread placement, and utilization over the last ten seconds."""
+"""GET /v1/cpu: the machine, the thread placement, and utilization over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuserve.errors import DeadlineExceeded, NotFound
 
 router = APIRouter()
 
-REPORT_S = 10.0  # how long the engine may take to finish its step and respond
+REPORT_S = 10.0  # seconds within which the engine must finish its step and respond
 
 
 @router.get("/v1/cpu", openapi_extra=response_types(CpuReport, also=[504]))

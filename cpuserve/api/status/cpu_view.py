@@ -1,4 +1,4 @@
-"""The machine, thread placement, and utilization over the last ten seconds."""
+"""The machine, the thread placement, and utilization over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ SAMPLE_S = 0.25
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a rank's weights and KV cache per NUMA node, where they are now."""
+    """Bytes of a rank's weights and of its KV cache on each NUMA node now."""
 
     weights: dict[str, int]
     kv: dict[str, int]
 
 
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Utilization over the last ten seconds; rates are null if no step ran or they are unknown.
+    """Utilization over the last ten seconds; rates are null if unknown or if no step ran.
 
-    With several engines, the rates are their means, and the roofline is measured by the first.
+    With several engines, rates are means over the engines; only the first measures the roofline.
 
-    busy: the share of time spent in steps.
-    bandwidth_bytes_per_s: packed weights read per second of steps.
-    roofline_bytes_per_s: the memory bandwidth measured at the start.
-    fraction_of_roofline: bandwidth divided by roofline; it is low during prefill, which is compute
+    busy: the share of time that engines spent in steps, from 0 to 1.
+    bandwidth_bytes_per_s: bytes of packed weights read per second of steps.
+    roofline_bytes_per_s: the memory bandwidth that the engine measured at its start.
+    fraction_of_roofline: bandwidth divided by roofline. It is low during prefill, which is compute
       bound.
-    threads_on: the CPU on which each thread was last seen, -1 for none yet.
-    misplaced: the threads that run outside of the CPUs they are bound to, as text, or "".
+    threads_on: the CPU on which each thread was last seen; -1 = not seen yet.
+    misplaced: a text about threads that run outside of the CPUs they are bound to; "" = none.
     numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
-      "interleave" or "none" (one rank).
-    ranks: the NUMA nodes of each rank's memory, empty if the kernel does not report them.
-    throttled_*: counted since the control group was created, null without a quota.
+      "interleave" or "none" (there is one rank).
+    ranks: the memory of each rank per NUMA node; empty if the kernel does not report it.
+    throttled_*: counters since the control group was created; null = it has no CPU quota.
     """
 
     busy: float
@@ -78,17 +78,17 @@ class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuMeter:
-    """Computes rates from the engine's counters; used on the event loop's thread only."""
+    """Computes rates from the counters of engine steps; used on the event loop's thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, engines: int = 1) -> None:
         self._clock = clock
         self._engines = engines
-        # (time, seconds in steps, bytes read), at least SAMPLE_S apart
+        # Samples of (time in s, seconds in steps, bytes read), at least SAMPLE_S seconds apart.
         self._samples: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])
         self._last = (0.0, 0.0)
 
     def on_step(self, stats: Stats) -> None:
-        """Record the counters after a step."""
+        """Store the counters of the engine after a step."""
         now = self._clock()
         self._last = stats.busy_s, stats.weight_bytes
         if now - self._samples[-1][0] >= SAMPLE_S:
@@ -96,9 +96,9 @@ class CpuMeter:
             self._forget(now)
 
     def rates(self) -> tuple[float, float | None]:
-        """Return the share of the window spent in steps, and the bytes read per second of steps.
+        """Return (share of the window spent in steps, weight bytes read per second of steps).
 
-        The second value is None if no step ran.
+        The second value is None if no step ran in the window.
         """
         now = self._clock()
         self._forget(now)
@@ -116,7 +116,7 @@ class CpuMeter:
 
 
 class CpuView:
-    """Builds /v1/cpu and the CPU metrics of /metrics for one platform and its engines."""
+    """Makes the bodies of /v1/cpu and the CPU metrics of /metrics from the engines' reports."""
 
     def __init__(self, platform: Platform, configs: Sequence[EngineConfig]) -> None:
         self._platform = platform
@@ -124,9 +124,9 @@ class CpuView:
         self.meter = CpuMeter(engines=len(configs))
 
     def sample(self, stats: Stats, engine: Mapping[str, Any]) -> CpuSample:
-        """Return the CPU metrics from `stats`, the files of this process's cgroup, and `engine`.
+        """Return the CPU metrics from `stats`, this process's control group, and `engine`.
 
-        engine: the report of the engine's start.
+        engine: the report that the engine sent at its start.
         """
         group = own_cgroup()
         return CpuSample(
@@ -141,13 +141,13 @@ class CpuView:
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
-        """Return the report.
+        """Return the body of /v1/cpu.
 
-        engine: the engine's own report.
+        engine: the current report of the engine.
         busy, bandwidth: the results of CpuMeter.rates.
 
-        This reads the machine's state again, which takes milliseconds, so the caller must not be
-        on the thread of the event loop.
+        This reads the state of the machine again, which takes milliseconds, so do not call it on
+        the thread of the event loop.
         """
         host = self._platform.host()
         config = self._configs[0]
@@ -174,7 +174,7 @@ class CpuView:
 
 
 def binding_mode(engine: Mapping[str, Any]) -> str:
-    """Return how the engine bound weights and KV cache to NUMA nodes: LiveReport.numa_binding."""
+    """Return how the engine bound its memory to NUMA nodes; see LiveReport.numa_binding."""
     return str((engine.get("numa_binding") or {}).get("mode", "none"))
 
 
@@ -187,7 +187,7 @@ def _rank_memory(engine: Mapping[str, Any]) -> Iterator[RankMemory]:
 
 
 def placement_of(configs: Sequence[EngineConfig]) -> Placement:
-    """Return the thread placement in the configurations of all engines."""
+    """Return the thread placement of all engines with these configurations."""
     ranks = tuple(rank for config in configs for rank in _ranks(config))
     front_end = tuple(CpuId(cpu) for cpu in configs[0].frontend_cpus or ()) or None
     return Placement(ranks, front_end, configs[0].passive_waits)

@@ -26,10 +26,10 @@ class Version(msgspec.Struct):
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
-    The body of a 200 is empty, unless only some of several engines serve. The body of a 503 has the
-    usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes), "draining"
-    (the server will stop, but still serves new requests), "restarting" (the engine has died) or
-    "failed".
+    The body of a 200 is empty, unless only some of several engines can serve. The body of a 503 has
+    the usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes),
+    "draining" (the server will stop, but still serves new requests), "restarting" (the engine has
+    died) or "failed".
     """
     state = get_state(request)
     unhealthy = state.unhealthy()
@@ -51,21 +51,21 @@ async def health(request: Request) -> Response:
 @router.get("/ping", openapi_extra=response_types(None))
 @router.post("/ping", operation_id="ping_post", openapi_extra=response_types(None))
 async def ping(request: Request) -> Response:
-    """The same as /health, under the name that SageMaker uses."""
+    """The same as /health, at the path that SageMaker uses."""
     return await health(request)
 
 
 @router.get("/live", openapi_extra=response_types(None))
 async def live() -> Response:
-    """Answer 200 as long as this process handles HTTP requests.
+    """Respond with 200 as long as this process handles HTTP requests.
 
-    That includes the time while the model is downloaded and loaded and while the server drains. A
-    supervisor should restart the server if there is no response; load balancers should use /health.
+    It does so while the model is downloaded and loaded, and while the server drains. A supervisor
+    should restart the server if there is no response; load balancers should use /health.
     """
     return Response(status_code=200)
 
 
 @router.get("/version", openapi_extra=response_types(Version))
 async def show_version() -> Response:
-    """The version of cpuserve."""
+    """Return the version of cpuserve."""
     return json_response(Version(version()))

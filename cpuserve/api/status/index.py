@@ -1,4 +1,4 @@
-"""GET and HEAD /: the chat page for browsers, else a description of the server and its routes."""
+"""GET and HEAD /: the chat page for browsers, otherwise a description of the server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cpuserve.api.webui.router import page_for
 from cpuserve.version import version
 
 router = APIRouter()
-# The body that clients of Ollama expect, to find out whether a server runs.
+# Ollama clients detect a running server by this body.
 _RUNS = b"Ollama is running"
-# Clients that accept one of these types by name get the description: browsers, clients of the API.
+# Requests that accept one of these types explicitly get the description instead of that text.
 _DESCRIBED = ("text/html", "application/json")
 
 
 class Welcome(msgspec.Struct):
-    """The body of GET /."""
+    """The body of GET / for API clients."""
 
     server: str
     version: str
@@ -34,10 +34,10 @@ _DOCUMENTED["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "
 
 @router.get("/", openapi_extra=_DOCUMENTED)
 async def welcome(request: Request) -> Response:
-    """Describe this server and list its routes; without Accept, say what clients of Ollama expect.
+    """Describe this server and list its routes; Ollama clients get "Ollama is running".
 
-    A request that accepts JSON by name gets the description. One that accepts HTML gets the chat
-    page, or the description if the server has no page.
+    A request that accepts JSON explicitly gets the description. A request that accepts HTML gets
+    the chat page, or the description if the chat page is disabled. Others get the Ollama text.
     """
     page = page_for(request)
     if page is not None:

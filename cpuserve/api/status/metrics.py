@@ -1,4 +1,4 @@
-"""GET /metrics in Prometheus' text format."""
+"""GET /metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/metrics", openapi_extra=response_types(None, media=TEXT))
 async def metrics(request: Request) -> Response:
-    """Return all metrics."""
+    """Return all metrics of the server in the text format of Prometheus."""
     state = get_state(request)
     contexts = list(state.models.contexts())
     adapters = AdapterMetrics(

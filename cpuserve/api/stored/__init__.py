@@ -1,1 +1,1 @@
-"""What clients store on this server: responses and conversations in memory."""
+"""Responses and conversations that clients store in the memory of this server."""

@@ -1,4 +1,4 @@
-"""Pages of lists in the format of OpenAI: `limit`, `order`, `after` and `before`."""
+"""Pagination of lists in the OpenAI API: parameters `limit`, `order`, `after` and `before`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST, _DEFAULT = 100, 20
 
 
 class Page(msgspec.Struct):
-    """A part of a list; first_id, last_id: the ids of its ends."""
+    """One page of a list. first_id, last_id: the ids of its first and last element."""
 
     data: list[msgspec.Raw]
     first_id: str | None
@@ -31,12 +31,12 @@ def page_of(
     *,
     order: str = "desc",
 ) -> Page:
-    """Return the part of `found`, the oldest first, that the query parameters ask for.
+    """Return the page of the list `found` (oldest first) that the query parameters select.
 
-    order: the order without the parameter of this name: "asc" = the oldest first, or "desc".
+    order: the default of the parameter `order`: "asc" = oldest first, or "desc" = newest first.
 
     Raises:
-      InvalidRequest: a parameter is not valid, or `after` or `before` is no id of the list.
+      InvalidRequest: a parameter is invalid, or `after` or `before` is not an id of the list.
     """
     asked = query.get("order", order)
     if asked not in ("asc", "desc"):
@@ -48,7 +48,7 @@ def page_of(
     start = 0 if "after" not in query else _place(ids, "after", query["after"]) + 1
     end = len(ids) if "before" not in query else _place(ids, "before", query["before"])
     rest = max(0, end - start)
-    # A page before an item ends at this item; all other pages begin at `start`.
+    # With `before`, the page ends just before this element; otherwise it begins at `start`.
     if "before" in query and "after" not in query:
         start = max(start, end - most)
     shown = ordered[start : min(end, start + most)]
@@ -61,7 +61,7 @@ def page_of(
 
 
 def limit_of(query: Mapping[str, str], most: int = _MOST) -> int:
-    """Return how many elements a page may have; InvalidRequest if it is not from 1 to `most`."""
+    """Return the maximum length of a page; InvalidRequest if `limit` is not from 1 to `most`."""
     given = query.get("limit", str(_DEFAULT))
     if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= most):
         msg = f"limit must be from 1 to {most}, got {given[:80]!r}"

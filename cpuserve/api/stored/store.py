@@ -1,6 +1,6 @@
-"""Store: entries of clients in memory, with limits on their number, bytes and age.
+"""Store: entries of clients in memory, with limits on their number, total bytes and age.
 
-An entry belongs to the caller that made it. For other callers it does not exist.
+An entry belongs to the caller that created it; other callers cannot see it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cpuserve.config.server import ServerOptions
 from cpuserve.errors import InvalidRequest, TooManyRequests
 
 _DEFAULTS = ServerOptions()
-# Estimates of the memory of the objects themselves, without their JSON.
+# Estimated bytes of the Python objects of an entry, an item and a reference, without their JSON.
 _ENTRY_BYTES, _ITEM_BYTES, _REFERENCE_BYTES = 1024, 200, 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """The most entries (0 = nothing is stored), their bytes together, and their age in seconds."""
+    """Limits of the store: the number of entries (0 = none), their total bytes, their age in s."""
 
     num_entries: int = _DEFAULTS.stored_responses
     num_bytes: int = _DEFAULTS.stored_bytes
@@ -29,13 +29,13 @@ class StoreBounds:
 
     @classmethod
     def of(cls, options: ServerOptions) -> StoreBounds:
-        """Return the bounds that the options of the server set."""
+        """Return the limits that the server options set."""
         return cls(options.stored_responses, options.stored_bytes, options.stored_age)
 
 
 @dataclass(slots=True, eq=False)
 class StoredItem:
-    """The JSON of one item of a conversation. Entries share items; users: how many hold it."""
+    """The JSON of one item of a conversation. users: the number of entries that share the item."""
 
     id: str
     data: bytes
@@ -43,16 +43,16 @@ class StoredItem:
 
     @property
     def size(self) -> int:
-        """The bytes of memory that the item takes."""
+        """The bytes of memory that the item takes, including its Python objects."""
         return len(self.data) + _ITEM_BYTES
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A response or a conversation; while it is `running` it stays stored.
+    """A stored response or conversation; it is never dropped while `running` is true.
 
-    items: the items that it holds, which the Store changes.
-    size: the bytes of everything else.
+    items: the items of the entry; only the Store changes this list.
+    size: the bytes of the entry without its items.
     """
 
     caller: str
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def held(self) -> int:
-        """The bytes of the entry with all its items."""
+        """The bytes of the entry, including all its items."""
         return self.size + sum(item.size + _REFERENCE_BYTES for item in self.items)
 
 
@@ -72,10 +72,10 @@ E = TypeVar("E", bound=Entry)
 
 
 class Store:
-    """Holds entries. If a bound is exceeded, the oldest finished entry is dropped.
+    """Stores entries in memory. If a limit is exceeded, the oldest finished entry is dropped.
 
-    It is dropped from the entries of the caller that holds most, so that a caller that stores much
-    replaces its own entries.
+    It is an entry of the caller with the most stored bytes, so a caller that stores much replaces
+    its own entries.
     """
 
     def __init__(
@@ -84,25 +84,25 @@ class Store:
         self.bounds = bounds or StoreBounds()
         self.num_bytes = 0
         self._clock = clock
-        self._entries: dict[tuple[str, str], Entry] = {}  # the oldest entry first
+        self._entries: dict[tuple[str, str], Entry] = {}  # in order of age, the oldest entry first
         self._items: dict[tuple[str, str], StoredItem] = {}
 
     @property
     def enabled(self) -> bool:
-        """Whether anything can be stored."""
+        """Whether the store accepts entries at all."""
         return self.bounds.num_entries > 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, kind: type[E], caller: str, entry_id: str) -> E | None:
-        """Return the caller's entry with this id; None if there is none, or none any more."""
+        """Return the caller's entry of this kind with this id; None if there is none."""
         self._drop_old()
         found = self._entries.get((caller, entry_id))
         return found if isinstance(found, kind) else None
 
     def item(self, caller: str, item_id: str) -> StoredItem | None:
-        """Return the newest item with this id among the caller's entries."""
+        """Return the newest item with this id in the caller's entries; None if there is none."""
         self._drop_old()
         return self._items.get((caller, item_id))
 
@@ -126,7 +126,7 @@ class Store:
             raise
 
     def grow(self, entry: Entry, items: Iterable[StoredItem] = (), num_bytes: int = 0) -> None:
-        """Add items and further bytes to a stored entry; it raises the errors of `add`."""
+        """Add items and `num_bytes` bytes to a stored entry; for errors, see `add`."""
         added = list(items)
         for item in added:
             self._hold(entry, item)
@@ -143,18 +143,18 @@ class Store:
                 raise
 
     def drop_items(self, entry: Entry, items: list[StoredItem]) -> None:
-        """Remove these items from an entry."""
+        """Remove these items from a stored entry."""
         for item in items:
             entry.items.remove(item)
             self._release(entry, item)
 
     def refresh(self, entry: Entry) -> None:
-        """Make an entry the newest one."""
+        """Make an entry the newest entry, as if it had just been added."""
         self._entries[entry.caller, entry.id] = self._entries.pop((entry.caller, entry.id))
         entry.begun = self._clock()
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry; nothing happens if it is not stored any more."""
+        """Remove an entry; nothing happens if the entry is no longer stored."""
         if self._entries.get((entry.caller, entry.id)) is not entry:
             return
         del self._entries[entry.caller, entry.id]
@@ -186,7 +186,7 @@ class Store:
         return len(self._entries) > bounds.num_entries or self.num_bytes > bounds.num_bytes
 
     def _make_room(self, entry: Entry) -> None:
-        """Drop finished entries until the bounds hold; `entry` stays."""
+        """Drop finished entries until the limits are met; `entry` itself is not dropped."""
         running = [one for one in self._entries.values() if one.running or one is entry]
         bounds, most = self.bounds, self.bounds.num_bytes
         if entry.held > most:
@@ -207,7 +207,7 @@ class Store:
             self.remove(oldest)
 
     def _oldest_finished(self, keep: Entry) -> Entry | None:
-        """Return the oldest finished entry of the caller that holds most; None if all run."""
+        """Return the oldest finished entry of the caller with the most bytes; None if all run."""
         finished = [one for one in self._entries.values() if not one.running and one is not keep]
         shares: Counter[str] = Counter()
         for one in self._entries.values():
@@ -215,7 +215,7 @@ class Store:
         return max(finished, key=lambda one: shares[one.caller], default=None)
 
     def _drop_old(self) -> None:
-        """Drop the finished entries that are too old."""
+        """Drop finished entries that exceed the maximum age."""
         oldest = self._clock() - self.bounds.age_s
         expired = []
         for entry in self._entries.values():

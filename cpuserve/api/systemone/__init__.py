@@ -1,1 +1,1 @@
-"""Decisions with typed questions, in the format of the System One API."""
+"""Decisions: typed questions with probabilities of their options, in the System One format."""

@@ -26,9 +26,9 @@ router = APIRouter()
     words=lambda _: {"prompt": "state", "messages": "state", "n": "questions"},
 )
 async def decide(received: RequestContext, asked: SystemOneRequest) -> Response:
-    """Decide questions about a state: the probability of each option of each question."""
+    """Return the probability of each option of each question about a state."""
     return await generate(received, asked, systemone_call, DecisionWriter)
 
 
-# The API of decision models, which vLLM, llama-server and Ollama share.
+# The Dialect of the API of decision models, which vLLM, llama-server and Ollama share.
 SYSTEM_ONE = Dialect((router,))

@@ -1,4 +1,4 @@
-"""The fields of /v1/systemone, and the call that they make."""
+"""The body of POST /v1/systemone, and its conversion to a GenerateCall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpuserve.serving.decisions.results import LabelDiagnostics, Result
 
 _JSON = ("string", "number", "boolean", "object", "array", "null")
 _CONTENT = {"anyOf": [{"type": kind} for kind in _JSON]}
-# The questions are read as they were sent, so that a name that occurs twice is found.
+# `questions` stays raw JSON, so that a repeated question name can be detected; this is its schema.
 _QUESTIONS = {
     "type": "object",
     "minProperties": 1,
@@ -41,7 +41,7 @@ _QUESTIONS = {
 
 @with_refused(DECISIONS)
 class SystemOneRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/systemone: questions about a state, each with a fixed set of options."""
+    """The body of POST /v1/systemone: questions about a state, each with a fixed set of options."""
 
     model: str | None = None
     state: Content
@@ -53,16 +53,16 @@ class SystemOneRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        """Copy the questions, because they refer to the body, which is freed after decoding."""
+        """Copy the raw questions: they point into the body, which is freed after decoding."""
         self.questions = self.questions.copy()
 
 
 class DecisionUsage(msgspec.Struct):
-    """The tokens of the state, which count once, and of all questions.
+    """The number of tokens of the state, which is counted once, and of all questions.
 
-    output_tokens: one for each question, and for options that are scored as texts one for each
-    distribution that was read.
-    cached_tokens: how many of the input tokens were in the prefix cache before the request.
+    output_tokens: one per question; if options are scored as texts, one per token distribution
+    that the server has read.
+    cached_tokens: how many input tokens were in the prefix cache before the request.
     """
 
     input_tokens: int
@@ -71,7 +71,7 @@ class DecisionUsage(msgspec.Struct):
 
 
 class SystemOneAnswer(msgspec.Struct):
-    """The response to POST /v1/systemone. answers: each result, by the id of its question."""
+    """The response of POST /v1/systemone. answers: the result of each question, by its id."""
 
     id: str
     object: str
@@ -83,7 +83,7 @@ class SystemOneAnswer(msgspec.Struct):
 
 
 def systemone_call(request: SystemOneRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for an invalid question, or a field with another fault."""
+    """Return the GenerateCall; InvalidRequest for an invalid question or another invalid field."""
     return decision_call(
         content_text(request.state).strip(),
         checked(questions_of(request.questions)),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DecisionWriter:
-    """Writes the response of /v1/systemone."""
+    """Writes the response to a request to /v1/systemone."""
 
     def __init__(
         self, received: RequestContext, _asked: SystemOneRequest, generation: Generation

@@ -1,1 +1,1 @@
-"""The API of text-embeddings-inference (TEI), and other tasks of Hugging Face's clients."""
+"""The API of text-embeddings-inference (TEI), and other tasks of Hugging Face clients."""

@@ -1,4 +1,4 @@
-"""The API of text-embeddings-inference (TEI), besides the routes that it shares with others."""
+"""The Dialect object of text-embeddings-inference (TEI), without the routes that it shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in the format of text-embeddings-inference (TEI)."""
+"""Error responses in the format of text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import msgspec
 from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import InvalidRequest, PromptTooLong, status_of
 
-# The statuses of TEI that differ from ours.
+# HTTP statuses of TEI errors that are 400 in the other dialects.
 _TOO_LARGE, _UNPROCESSABLE, _WRONG_MODEL = 413, 422, 424
 ERRORS = (_UNPROCESSABLE, _WRONG_MODEL)
-# The code of the error for a body that is not JSON.
+# The error code for a body that is not JSON.
 _NO_JSON = "invalid_json"
 
 
 class EmptyInput(InvalidRequest):
-    """A request without inputs (400)."""
+    """The request has no inputs (400)."""
 
 
 class TooManyInputs(InvalidRequest):
-    """A request with more inputs than one may have (413)."""
+    """The request has more inputs than the limit (413)."""
 
 
 class TeiError(msgspec.Struct):
@@ -30,7 +30,7 @@ class TeiError(msgspec.Struct):
 
 
 def tei_status(error: BaseException) -> int:
-    """Return the status of an error: 413, 422 or 424 for most invalid requests."""
+    """Return the HTTP status of an error: 413, 422 or 424 for most invalid requests."""
     status = status_of(error)
     if not isinstance(error, InvalidRequest) or status != 400:
         return status
@@ -38,12 +38,12 @@ def tei_status(error: BaseException) -> int:
         return status
     if isinstance(error, PromptTooLong | TooManyInputs):
         return _TOO_LARGE
-    # The role of an error is "model" if the model lacks the results of the endpoint.
+    # The error role is "model" if the model cannot compute the results of the endpoint.
     return _WRONG_MODEL if error.role == "model" else _UNPROCESSABLE
 
 
 def tei_error(error: BaseException, _request_id: str = "") -> bytes:
-    """Return `error` as the JSON of a TeiError."""
+    """Return the exception `error` as the JSON of a TeiError."""
     return msgspec.json.encode(TeiError(public_message(error), _type_of(error)))
 
 

@@ -1,4 +1,4 @@
-"""GET /info: the first model and its limits, in the format of TEI."""
+"""GET /info: the first model and its limits, in the TEI format."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _POOLINGS = {"first": "cls", "last": "last_token", "mean": "mean"}
 class TeiInfo(msgspec.Struct):
     """The body of GET /info.
 
-    model_type: {"embedding": {"pooling": ...}}, or {"classifier" or "reranker": the labels}; it has
-      the key "text-generation" for models that generate text.
-    max_batch_requests: None = any number.
+    model_type: {"embedding": {"pooling": ...}}, or the labels in an object "classifier" or
+      "reranker"; a model that generates text has the key "text-generation".
+    max_batch_requests: None = any number of requests.
     """
 
     model_id: str
@@ -73,7 +73,7 @@ async def info(request: Request) -> Response:
 
 
 def _kind(context: ModelContext) -> dict[str, Any]:
-    """Return the type of a model as TEI describes it."""
+    """Return the type of a model in the TEI format (TeiInfo.model_type)."""
     if context.pooling == "none":
         return {"text-generation": {}}
     if context.embeds or context.pooling == "splade":

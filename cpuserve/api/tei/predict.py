@@ -1,4 +1,4 @@
-"""The fields of POST /predict: the labels of texts or of pairs of texts."""
+"""The body and the response of POST /predict: class labels of texts or of pairs of texts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Choice, WholeResponse
     from cpuserve.serving.generate import Generation
 
-# The label of the only output of a reranker.
+# The label for the single output of a reranker.
 _SCORE = "LABEL_0"
 _NO_INPUT = "inputs must be a text, a pair of texts, or a list of lists with one or two texts each"
 
 
 class PredictParameters(msgspec.Struct, kw_only=True):
-    """The parameters of a pipeline of transformers, which clients of Hugging Face send.
+    """Parameters of a transformers pipeline, which Hugging Face clients send.
 
-    function_to_apply: how scores are computed from logits; None = as the model says.
-    top_k: how many labels are returned.
+    function_to_apply: how scores are computed from logits; None = the function of the model.
+    top_k: the number of most likely labels that are returned; None = all.
     """
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
@@ -37,11 +37,11 @@ class PredictParameters(msgspec.Struct, kw_only=True):
 
 
 class PredictRequest(TeiFields, kw_only=True):
-    """POST /predict.
+    """The body of POST /predict.
 
     inputs: a text, a pair of texts, or a list of lists of one or two texts.
-    raw_scores: logits.
-    parameters: as clients of pipelines send them, which read a list of labels for each input.
+    raw_scores: whether the scores are logits.
+    parameters: sent by pipeline clients, which expect a list of labels for each input.
     """
 
     inputs: str | list[str | list[str]]
@@ -62,12 +62,12 @@ class Prediction(msgspec.Struct):
     label: str
 
 
-# One list for each input, or a single list.
+# The response for several inputs has a list of labels per input; otherwise it is one list.
 Predictions = (list[Prediction], list[list[Prediction]])
 
 
 def predict_call(request: PredictRequest, context: ModelContext) -> GenerateCall:
-    """Return the call; InvalidRequest for inputs that are no texts or pairs, or too many."""
+    """Return the GenerateCall; InvalidRequest if inputs are no texts or pairs, or too many."""
     parameters = request.parameters
     if parameters is not None and parameters.top_k is not None and parameters.top_k < 1:
         msg = f"top_k must be at least 1, got {parameters.top_k}"
@@ -105,7 +105,7 @@ def _function(request: PredictRequest) -> str | None:
 
 
 class PredictWriter:
-    """Writes the response of /predict: the labels of each input, the most likely one first."""
+    """Writes the response of /predict: the labels of each input, most likely label first."""
 
     def __init__(
         self, received: RequestContext, asked: PredictRequest, _generation: Generation

@@ -1,4 +1,4 @@
-"""POST /embed, /embed_all, /embed_sparse, /predict, /similarity, and /rerank with TEI's fields."""
+"""POST /embed, /embed_all, /embed_sparse, /predict, /similarity, and /rerank as in TEI."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Respons
     words=lambda _: {"prompt": "inputs"},
 )
 async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Response:
-    """Return the vectors of all tokens of each text."""
+    """Return an embedding for each token of each text."""
     return await generate(received, asked, embed_all_call, EmbedAllWriter)
 
 
@@ -87,7 +87,7 @@ async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> R
     words=lambda _: {"prompt": "sentences"},
 )
 async def similarity(received: RequestContext, asked: SimilarityRequest) -> Response:
-    """Return how similar each sentence is to the source sentence."""
+    """Return the cosine similarity of each sentence to the source sentence."""
     return await generate(received, asked, similarity_call, SimilarityWriter)
 
 
@@ -99,7 +99,7 @@ async def similarity(received: RequestContext, asked: SimilarityRequest) -> Resp
     words=lambda _: {"prompt": "inputs"},
 )
 async def predict(received: RequestContext, asked: PredictRequest) -> Response:
-    """Return the labels of each text or pair of texts."""
+    """Return the class labels of each text or pair of texts."""
     return await generate(
         received, asked, lambda asked: predict_call(asked, received.context), PredictWriter
     )
@@ -112,5 +112,5 @@ async def predict(received: RequestContext, asked: PredictRequest) -> Response:
     words=lambda _: {"prompt": "texts"},
 )
 async def tei_rerank(received: RequestContext, asked: TeiRerankRequest) -> Response:
-    """Order texts by how well they match a query."""
+    """Rank texts by their relevance for a query."""
     return await generate(received, asked, tei_rerank_call, TeiRerankWriter)

@@ -1,4 +1,4 @@
-"""The fields of the endpoints that embed and compare texts, and the calls that they make."""
+"""The bodies of the TEI endpoints for embeddings and ranking, and their GenerateCalls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.context import ModelContext
 
-# A text, token ids, or a list of texts or of token ids.
+# The inputs of a request: a text, token ids, or a list of texts or of token ids.
 Inputs = str | list[str | int | list[int]]
 _SIDES = ("left", "right")
 
 
 class TeiFields(msgspec.Struct, kw_only=True):
-    """The fields that most endpoints share.
+    """The request fields that most TEI endpoints share.
 
-    truncate: whether longer texts are cut to the context; None = they are.
+    truncate: whether longer texts are cut to the length of the context; None = true.
     truncation_direction: the side that is cut, "left" or "right" (the default).
     """
 
@@ -37,7 +37,7 @@ class TeiFields(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
     def call(self, **more: Any) -> GenerateCall:
-        """Return the call of a request with these fields, and with `more`."""
+        """Return a GenerateCall with these fields; `more`: further fields of the call."""
         return GenerateCall(
             model=self.model,
             max_tokens=0,
@@ -49,9 +49,9 @@ class TeiFields(msgspec.Struct, kw_only=True):
 
 
 class _EmbedFields(TeiFields, kw_only=True):
-    """The fields of endpoints that embed texts.
+    """The request fields of endpoints that embed texts.
 
-    prompt_name: the name of a prompt of the checkpoint, which goes before each text.
+    prompt_name: the name of a prompt of the checkpoint, which is put before each text.
     """
 
     inputs: Inputs
@@ -60,10 +60,10 @@ class _EmbedFields(TeiFields, kw_only=True):
 
 @with_refused(TEI)
 class TeiEmbedRequest(_EmbedFields, kw_only=True):
-    """POST /embed.
+    """The body of POST /embed.
 
     normalize: false = embeddings are not scaled to length 1.
-    dimensions: how many values of each embedding are returned.
+    dimensions: the number of leading values of each embedding that are returned.
     """
 
     normalize: bool | None = None
@@ -72,30 +72,30 @@ class TeiEmbedRequest(_EmbedFields, kw_only=True):
 
 @with_refused(TEI)
 class EmbedAllRequest(_EmbedFields, kw_only=True):
-    """POST /embed_all: the vectors of all tokens."""
+    """The body of POST /embed_all, which returns an embedding per token."""
 
 
 @with_refused(TEI)
 class EmbedSparseRequest(_EmbedFields, kw_only=True):
-    """POST /embed_sparse: the weights of tokens."""
+    """The body of POST /embed_sparse, which returns a weight per token."""
 
 
 class SparseValue(msgspec.Struct):
-    """A token id that has a weight, and its weight."""
+    """A token id of the vocabulary, and its weight in a sparse embedding."""
 
     index: int
     value: float
 
 
 class SimilarityInput(msgspec.Struct, kw_only=True):
-    """A sentence, and the sentences that it is compared with."""
+    """A source sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: list[str]
 
 
 class SimilarityParameters(msgspec.Struct, kw_only=True):
-    """As in TeiEmbedRequest."""
+    """Parameters of /similarity; their meaning is as in TeiEmbedRequest."""
 
     truncate: bool | None = None
     truncation_direction: str | None = None
@@ -103,7 +103,7 @@ class SimilarityParameters(msgspec.Struct, kw_only=True):
 
 
 class SimilarityRequest(msgspec.Struct, kw_only=True):
-    """POST /similarity: how similar each sentence is to the first one."""
+    """The body of POST /similarity: compare sentences with a source sentence."""
 
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
@@ -113,10 +113,10 @@ class SimilarityRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiRerankRequest(TeiFields, kw_only=True):
-    """POST /rerank: texts to be ordered by how well they match the query.
+    """The body of POST /rerank: texts to rank by their relevance for the query.
 
-    raw_scores: scores before the activation of the model.
-    return_text: whether the response has the texts.
+    raw_scores: return scores before the activation of the model.
+    return_text: whether the response contains the texts.
     """
 
     query: str
@@ -126,21 +126,21 @@ class TeiRerankRequest(TeiFields, kw_only=True):
 
 
 class TextRank(msgspec.Struct, omit_defaults=True):
-    """A text of the request by its index, and its score."""
+    """A text of the request, given by its index, and its relevance score."""
 
     index: int
     score: float
     text: str | None = None
 
 
-# The responses are lists.
+# The types of response bodies, which are plain lists.
 Embeddings = list[list[float]]
 TokenEmbeddings = list[list[list[float]]]
 SparseEmbeddings = list[list[SparseValue]]
 
 
 def cut(*, truncate: bool | None, direction: str | None) -> dict[str, Any]:
-    """Return the fields of a GenerateCall for these two; InvalidRequest for another direction."""
+    """Return the truncation fields of a GenerateCall; InvalidRequest for an unknown direction."""
     side = (direction or "right").lower()
     if side not in _SIDES:
         msg = f'truncation_direction must be "left" or "right", got {side[:40]!r}'
@@ -152,7 +152,7 @@ def cut(*, truncate: bool | None, direction: str | None) -> dict[str, Any]:
 
 
 def check_inputs(name: str, inputs: Sized) -> None:
-    """Raise EmptyInput or TooManyInputs unless a list has a number of inputs that is allowed."""
+    """Raise EmptyInput or TooManyInputs unless the number of inputs is within the limits."""
     if not inputs:
         msg = f"{name} is empty: give at least one text"
         raise EmptyInput(msg, param=name)
@@ -162,7 +162,7 @@ def check_inputs(name: str, inputs: Sized) -> None:
 
 
 def _check_texts(inputs: Inputs) -> None:
-    """Raise EmptyInput or TooManyInputs unless there are inputs, none of them is empty."""
+    """Raise EmptyInput or TooManyInputs for no inputs, an empty input, or too many inputs."""
     if isinstance(inputs, str) or not inputs or not isinstance(inputs[0], int):
         check_inputs("inputs", inputs)
     if not all(each != "" and each != [] for each in inputs):
@@ -171,7 +171,7 @@ def _check_texts(inputs: Inputs) -> None:
 
 
 def embed_call(request: TeiEmbedRequest, context: ModelContext) -> GenerateCall:
-    """Return the call of /embed; InvalidRequest for a field that `context` does not support."""
+    """Return the GenerateCall of /embed; InvalidRequest for a field the model does not support."""
     _check_texts(request.inputs)
     check_dimensions(request.dimensions, context)
     return request.call(
@@ -182,20 +182,20 @@ def embed_call(request: TeiEmbedRequest, context: ModelContext) -> GenerateCall:
 
 
 def embed_all_call(request: EmbedAllRequest) -> GenerateCall:
-    """Return the call of /embed_all."""
+    """Return the GenerateCall of a request to /embed_all."""
     _check_texts(request.inputs)
     return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors="tokens")
 
 
 def embed_sparse_call(request: EmbedSparseRequest, context: ModelContext) -> GenerateCall:
-    """Return the call of /embed_sparse; InvalidRequest if the model has no sparse embeddings."""
+    """Return the GenerateCall of /embed_sparse; InvalidRequest if the model has no such vectors."""
     _check_texts(request.inputs)
     vectors = sparse_vectors(context)
     return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors=vectors)
 
 
 def similarity_call(request: SimilarityRequest) -> GenerateCall:
-    """Return the call that embeds the sentence and, after it, the sentences to compare it with."""
+    """Return a GenerateCall that embeds the source sentence first, and then the other sentences."""
     asked, given = request.parameters or SimilarityParameters(), request.inputs
     check_inputs("sentences", given.sentences)
     fields = TeiFields(
@@ -211,7 +211,7 @@ def similarity_call(request: SimilarityRequest) -> GenerateCall:
 
 
 def tei_rerank_call(request: TeiRerankRequest) -> GenerateCall:
-    """Return the call of /rerank with TEI's fields."""
+    """Return the GenerateCall of a request to /rerank in the TEI format."""
     check_inputs("query", request.query)
     check_inputs("texts", request.texts)
     pairs = [(request.query, text) for text in request.texts]

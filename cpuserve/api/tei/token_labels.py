@@ -1,4 +1,4 @@
-"""The labels of the tokens of texts, as clients of Hugging Face's pipelines ask for them."""
+"""Class labels of the tokens of texts, for Hugging Face clients of token-classification."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 _STRATEGIES = ("none", "simple")
-# The label of tokens that belong to no entity, which pipelines leave out.
+# The label of tokens outside of entities; pipelines leave out these tokens by default.
 _OUTSIDE = ["O"]
 
 
 class TokenParameters(msgspec.Struct, kw_only=True):
     """The parameters of a pipeline that labels tokens.
 
-    aggregation_strategy: "none" (the default) = each token has a label, "simple" = tokens that
-      follow each other and have the same label are one entity.
-    ignore_labels: labels that are left out; None = "O".
+    aggregation_strategy: "none" (the default) = one label per token; "simple" = consecutive tokens
+      with the same label become one entity.
+    ignore_labels: labels that are left out; None = ["O"].
     """
 
     aggregation_strategy: str | None = None
@@ -45,7 +45,7 @@ class TokenParameters(msgspec.Struct, kw_only=True):
 
 
 class TokenLabelsRequest(msgspec.Struct, kw_only=True):
-    """Texts to be labelled, in the format of Hugging Face's clients."""
+    """Texts with tokens to be labelled, in the format of Hugging Face clients."""
 
     inputs: str | list[str]
     parameters: TokenParameters | None = None
@@ -55,15 +55,15 @@ class TokenLabelsRequest(msgspec.Struct, kw_only=True):
 
     @property
     def texts(self) -> list[str]:
-        """The texts."""
+        """The texts of the request as a list."""
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
 class Entity(msgspec.Struct, omit_defaults=True):
-    """A token or an entity of a text, its label, and its characters [start, end).
+    """A token or an entity of a text, with its label and its character range [start, end).
 
-    score: the probability of the label, or its mean over the tokens of an entity.
-    index: the place of the token among the tokens of the text.
+    score: the probability of the label; for an entity, the mean over its tokens.
+    index: the index of the token in the text, counted in tokens.
     """
 
     word: str
@@ -119,7 +119,7 @@ def _check(asked: TokenLabelsRequest) -> None:
 
 
 class _EntityWriter:
-    """Writes the labelled tokens, or the entities, of each text."""
+    """Writes the labelled tokens or the entities of each text."""
 
     def __init__(
         self, context: ModelContext, asked: TokenLabelsRequest, spans: list[list[TokenSpan]]
@@ -156,7 +156,7 @@ class _EntityWriter:
 
 
 def _groups(tokens: list[Entity]) -> Iterator[list[Entity]]:
-    """Yield the tokens of each entity: neighbours with the same tag, up to the next B- label."""
+    """Yield the tokens of each entity: consecutive tokens with one tag, up to the next B- label."""
     group: list[Entity] = []
     for token in tokens:
         begins, tag = _tag(token)
@@ -169,7 +169,7 @@ def _groups(tokens: list[Entity]) -> Iterator[list[Entity]]:
 
 
 def _tag(token: Entity) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and its tag: (True, "PER") for "B-PER"."""
+    """Return (whether the label begins an entity, its tag): (True, "PER") for "B-PER"."""
     label = token.entity or ""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 

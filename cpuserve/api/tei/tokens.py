@@ -1,4 +1,4 @@
-"""POST /decode, and /tokenize with TEI's fields."""
+"""POST /decode, and POST /tokenize in the TEI format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize; prompt_name: as in POST /embed."""
+    """The body of POST /tokenize; prompt_name: as in TeiEmbedRequest."""
 
     inputs: str | list[str]
     model: str | None = None
@@ -30,7 +30,7 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TeiToken(msgspec.Struct):
-    """A token, and the bytes of the text that it stands for; a special token stands for none."""
+    """A token with its byte range in the text; a special token has no range."""
 
     id: int
     text: str
@@ -40,7 +40,7 @@ class TeiToken(msgspec.Struct):
 
 
 class DecodeRequest(msgspec.Struct, kw_only=True):
-    """POST /decode: token ids, or a list of lists of token ids."""
+    """The body of POST /decode: token ids, or a list of lists of token ids."""
 
     ids: list[int | list[int]]
     model: str | None = None
@@ -78,7 +78,7 @@ async def tei_tokenize(received: RequestContext, asked: TeiTokenizeRequest) -> R
 
 
 def _tokens(text: str, spans: list[TokenSpan]) -> list[TeiToken]:
-    """Return the tokens of a text; TEI counts bytes, and the spans count characters."""
+    """Return the tokens of a text; TEI counts bytes, whereas the spans count characters."""
     at = [0]
     for char in text:
         at.append(at[-1] + len(char.encode()))

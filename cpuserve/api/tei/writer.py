@@ -1,4 +1,4 @@
-"""Write the responses of the endpoints that embed and compare texts."""
+"""Write the responses of the TEI endpoints for embeddings, similarities and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TeiEmbedWriter:
-    """Writes the response of /embed."""
+    """Writes the response to a request to /embed."""
 
     def __init__(
         self, _received: RequestContext, asked: TeiEmbedRequest, _generation: Generation
@@ -44,7 +44,7 @@ class TeiEmbedWriter:
 
 
 class EmbedAllWriter:
-    """Writes the response of /embed_all."""
+    """Writes the response to a request to /embed_all."""
 
     def __init__(
         self, _received: RequestContext, _asked: EmbedAllRequest, _generation: Generation
@@ -59,7 +59,7 @@ class EmbedAllWriter:
 
 
 class EmbedSparseWriter:
-    """Writes the response of /embed_sparse."""
+    """Writes the response to a request to /embed_sparse."""
 
     def __init__(
         self, received: RequestContext, _asked: EmbedSparseRequest, _generation: Generation
@@ -78,7 +78,7 @@ class EmbedSparseWriter:
 
 
 class SimilarityWriter:
-    """Writes the response of /similarity: the cosine of each sentence and the first one."""
+    """Writes the response of /similarity: the cosine of each sentence and the source sentence."""
 
     def __init__(
         self, _received: RequestContext, _asked: SimilarityRequest, _generation: Generation
@@ -92,7 +92,7 @@ class SimilarityWriter:
 
 
 class TeiRerankWriter:
-    """Writes the response of /rerank with TEI's fields; texts of equal scores keep their order."""
+    """Writes the response of /rerank as TEI does; texts with equal scores keep their order."""
 
     def __init__(
         self, _received: RequestContext, asked: TeiRerankRequest, _generation: Generation

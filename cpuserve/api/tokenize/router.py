@@ -33,8 +33,8 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 router = APIRouter()
-# The class of transformers for tokenizers that files describe completely. All tokenizers of this
-# server are of this kind.
+# The class name in transformers for tokenizers that tokenizer.json describes completely, which is
+# true for all tokenizers of this server.
 _CLASS = "PreTrainedTokenizerFast"
 
 
@@ -112,7 +112,7 @@ async def tokenizer_info(request: Request) -> Response:
     id_prefix="detokenize-",
 )
 async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Response:
-    """Return the text of token ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     await received.choose(asked.model)
     body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
     return Response(body, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The fields of POST /tokenize and /detokenize."""
+"""The bodies of POST /tokenize and /detokenize, and of their responses."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import msgspec
 
 from cpuserve.api.request.fields import with_refused
 
-# The fields with a text or messages; a request has one of them.
+# The alternative fields with a text or messages; a request must have exactly one of them.
 INPUTS = ("prompt", "messages", "content")
 
 
 @with_refused("tokenize")
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: either `prompt` or `messages`.
+    """The body of POST /tokenize: either `prompt` or `messages`.
 
-    content, add_special: the llama.cpp names for the prompt, and for add_special_tokens, which is
-      then false unless it is set.
-    with_pieces: as in llama.cpp, tokens are objects with their text.
+    content, add_special: the llama.cpp fields for `prompt` and `add_special_tokens`; their default
+      for add_special_tokens is false.
+    with_pieces: return tokens as objects with their texts, as in llama.cpp.
     """
 
     model: str | None = None
@@ -37,23 +37,23 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[int]
 
 
 class TokenPiece(msgspec.Struct):
-    """A token and its text, or its bytes if they are not valid UTF-8."""
+    """A token id and its text, or its bytes if they are not valid UTF-8."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Token ids of the text, and their strings if `return_token_strs` is set.
+    """The token ids of a text, and their strings if `return_token_strs` is set.
 
-    tokens: ids, or a TokenPiece for each token if `with_pieces` is set.
+    tokens: token ids, or a TokenPiece per token if `with_pieces` is set.
     """
 
     count: int
@@ -63,7 +63,7 @@ class TokenizeResponse(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, omit_defaults=True):
-    """The body of GET /tokenizer_info: fields of a tokenizer_config.json. Tokens are texts."""
+    """The body of GET /tokenizer_info: fields of tokenizer_config.json, with tokens as texts."""
 
     tokenizer_class: str
     model_max_length: int
@@ -75,13 +75,13 @@ class TokenizerInfo(msgspec.Struct, omit_defaults=True):
 
 
 class DetokenizeResponse(msgspec.Struct):
-    """The text of the tokens, as vLLM calls it and as llama.cpp does."""
+    """The text of the tokens, once in the vLLM field and once in the llama.cpp field."""
 
     prompt: str
     content: str
 
 
 def words(request: TokenizeRequest) -> dict[str, str]:
-    """Return {"prompt": the field with the text or the messages}."""
+    """Return {"prompt": the request field with the text or the messages}."""
     given = [name for name in INPUTS if getattr(request, name) is not None]
     return {"prompt": given[0]} if given else {}

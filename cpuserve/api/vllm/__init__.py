@@ -1,1 +1,1 @@
-"""Routes of the vLLM server that no other dialect has."""
+"""Routes that only the vLLM server has: administration and load."""

@@ -1,4 +1,4 @@
-"""The administrative routes of vLLM, which only --admin-routes serves."""
+"""Administrative routes of vLLM, which the server has only with --admin-routes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = get_logger("serve")
 class ServerInfo(msgspec.Struct):
     """The body of GET /server_info.
 
-    vllm_config: the settings of the first model's engines, as a text or as an object. The name of
-    the field is the one that clients of vLLM read.
+    vllm_config: the settings of the first model's engines, as a text or as an object; clients of
+    vLLM read this field name.
     """
 
     vllm_config: str | dict[str, Any]
@@ -42,9 +42,9 @@ class Sleeping(msgspec.Struct):
     openapi_extra={**response_types(ServerInfo), **parameters("", config_format=str)},
 )
 async def server_info(request: Request) -> Response:
-    """Return the settings that the engines run with, and facts about the machine.
+    """Return the settings of the engines, and facts about the machine.
 
-    The query may have config_format=json, which returns the settings as an object.
+    With config_format=json in the query, the settings are an object instead of a text.
     """
     form = _asked(request, "config_format", ("text", "json"))
     config = get_state(request).config
@@ -71,14 +71,14 @@ async def server_info(request: Request) -> Response:
     },
 )
 async def reset_prefix_cache(request: Request) -> Response:
-    """Forget the cached prefixes of all models; running requests keep the blocks that they use.
+    """Clear the prefix caches of all models; running requests keep the blocks that they use.
 
-    So reset_running_requests=true of vLLM has no effect: no later request finds these blocks.
-    Blocks in tiers of --kv-tiers or on disk stay, because they outlive the process.
+    So the vLLM parameter reset_running_requests=true has no effect: later requests cannot find
+    these blocks. Blocks in tiers of --kv-tiers or on disk stay, because they outlive the process.
 
     Raises:
-      InvalidRequest: the request asks to empty these tiers as well.
-      EngineDead: an engine ended before it had emptied its cache.
+      InvalidRequest: the request sets reset_external, to clear these tiers as well.
+      EngineDead: an engine ended before it had cleared its cache.
     """
     switches = ("false", "0", "true", "1")
     _asked(request, "reset_running_requests", switches)
@@ -89,7 +89,7 @@ async def reset_prefix_cache(request: Request) -> Response:
         )
         raise InvalidRequest(msg, param="reset_external")
     for context in list(get_state(request).models.loaded()):
-        if context.client.alive:  # an engine that sleeps or restarts has no cached prefixes
+        if context.client.alive:  # a sleeping or restarting engine has no cached prefixes
             await context.client.ask("reset_prefix_cache")
     log.info("the prefix cache is empty")
     return Response(status_code=200)
@@ -97,12 +97,12 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 @router.post("/sleep", openapi_extra={**response_types(None), **parameters("", level=int)})
 async def sleep(request: Request) -> Response:
-    """Unload all models that no request uses; the next request loads its model again.
+    """Unload all models, if no request uses them; the next request loads its model again.
 
-    The levels 1 and 2 of vLLM are the same here: the weights stay in the files of the model.
+    Levels 1 and 2 of vLLM mean the same here, because the weights stay in the model's files.
 
     Raises:
-      InvalidRequest: requests are running, or the query has another level.
+      InvalidRequest: requests are running, or `level` is neither 1 nor 2.
     """
     _asked(request, "level", ("1", "2"))
     if not await get_state(request).models.sleep():
@@ -113,7 +113,7 @@ async def sleep(request: Request) -> Response:
 
 @router.post("/wake_up", openapi_extra=response_types(None))
 async def wake_up(request: Request) -> Response:
-    """Load the first model, if it sleeps, and return when it serves.
+    """Load the first model if it is not loaded, and return when it can serve requests.
 
     Raises:
       ServiceUnavailable: the model cannot be loaded now.
@@ -125,13 +125,13 @@ async def wake_up(request: Request) -> Response:
 
 @router.get("/is_sleeping", openapi_extra=response_types(Sleeping))
 async def is_sleeping(request: Request) -> Response:
-    """Return whether no model is loaded."""
+    """Return whether all models are unloaded."""
     sleeping = Sleeping(get_state(request).models.asleep)
     return Response(msgspec.json.encode(sleeping), media_type="application/json")
 
 
 def _asked(request: Request, name: str, known: tuple[str, ...]) -> str:
-    """Return a value of the query, the first of `known` if it is not given."""
+    """Return a query parameter with one of the values in `known`; the first one is the default."""
     value = request.query_params.get(name, known[0]).lower()
     if value not in known:
         msg = f"{name} is {value[:40]!r}, but it must be one of {', '.join(known)}"

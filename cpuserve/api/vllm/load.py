@@ -1,4 +1,4 @@
-"""GET /load: how many sequences the server works on."""
+"""GET /load: the number of running and waiting sequences of the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServerLoad(msgspec.Struct):
 
 @router.get("/load", openapi_extra=response_types(ServerLoad))
 async def server_load(request: Request) -> Response:
-    """Return how many sequences run or wait in all models; a request has one, or `n` of them."""
+    """Return the number of running and waiting sequences in all models; a request has `n`."""
     models = get_state(request).models
     load = ServerLoad(sum(context.active_sequences for context in models.loaded()))
     return Response(msgspec.json.encode(load), media_type="application/json")

@@ -1,4 +1,4 @@
-"""The files of the chat page, which are read once, and the headers that come with them."""
+"""The files of the chat page, read into memory once, with their response headers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page loads only its own files, and talks only to this server. A response of a model can
-# therefore not make the browser send anything elsewhere. No other page may show it in a frame.
+# The page may load only its own files and talk only to this server. So the text of a model cannot
+# make the browser send data elsewhere. No other page may embed it in a frame.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,20 +34,20 @@ _POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page, and its response headers."""
+    """A file of the chat page with its response headers."""
 
     body: bytes
     headers: Mapping[str, str]
 
     @property
     def etag(self) -> str:
-        """The tag that a browser sends back to ask whether the file has changed."""
+        """The ETag, which browsers send to ask whether the file has changed."""
         return self.headers["etag"]
 
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Return the file of each path; the path of the page itself is "/"."""
+    """Return the files of the chat page by path; the path of the HTML page is "/"."""
     files = {}
     for path in sorted(_FOLDER.iterdir()):
         if (kind := _TYPES.get(path.suffix)) is None:
@@ -56,7 +56,7 @@ def page_files() -> Mapping[str, PageFile]:
         headers = {
             "content-type": kind,
             "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-            # The browser asks each time, so that it never mixes files of two versions.
+            # Browsers revalidate each file, so a page never mixes files of two versions.
             "cache-control": "no-cache",
             "content-security-policy": _POLICY,
             "x-content-type-options": "nosniff",
@@ -70,7 +70,7 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 def asks_for_page(scope: Scope) -> bool:
-    """Whether a request wants a file of the page; only browsers accept HTML by name."""
+    """Whether a request is for a file of the chat page; only browsers accept HTML explicitly."""
     path: str = scope["path"]
     if path == "/":
         return b"text/html" in bytes(header(scope, b"accept")).lower()

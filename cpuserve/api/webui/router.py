@@ -1,4 +1,4 @@
-"""The chat page at / for browsers, and its files below /webui."""
+"""The chat page: HTML at / for browsers, and its other files below /webui."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/webui/{name}", include_in_schema=False)
 async def file_of_page(request: Request) -> Response:
-    """Return a file of the page."""
+    """Return a file of the chat page."""
     file = page_files().get(request.url.path)
     if file is None:
         msg = f"The chat page has no file {request.url.path[:200]!r}: reload the page"
@@ -26,7 +26,7 @@ async def file_of_page(request: Request) -> Response:
 
 
 def page_for(request: Request) -> Response | None:
-    """Return the page for a request of a browser for /; None = the page is off, or not wanted."""
+    """Return the chat page for a browser's request to /; None if disabled or not requested."""
     if not request.app.state.webui or not asks_for_page(request.scope):
         return None
     return _response(request, page_files()["/"])

@@ -174,7 +174,7 @@ class ModelDirectory:
         self.manifests[made.name] = made
 
     def remove(self, name: str) -> None:
-        """Delete a model, and those of its files that no other model uses."""
+        """Delete a model, and its files unless other models use them."""
         found = self.manifests.pop(name)
         self._path(name).unlink(missing_ok=True)
         used = {digest for other in self.manifests.values() for digest in other.digests}

@@ -1,4 +1,4 @@
-"""CreatedModels: serves the models of a ModelDirectory besides those of the command line."""
+"""CreatedModels: serves the models of a ModelDirectory besides the models of the command line."""
 
 from __future__ import annotations
 
