@@ -25,7 +25,7 @@ ENGINE_COUNTERS = (
 DRAFT_COUNTERS = (
     ("spec_decode_num_drafts", "drafts", "Times that a sequence got draft tokens."),
     ("spec_decode_num_draft_tokens", "draft_tokens", "Draft tokens verified."),
-    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Draft tokens that were right."),
+    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Draft tokens that the model accepted."),
 )
 # (metric name, attribute of ServerMetrics, help text)
 SEQUENCE_COUNTERS = (
@@ -41,11 +41,15 @@ CALLER_COUNTERS = (
 )
 # (metric name, attribute of ServerMetrics, help text)
 HISTOGRAMS = (
-    ("time_to_first_token_seconds", "ttft", "From arrival to first token."),
-    ("inter_token_latency_seconds", "itl", "Time between two outputs."),
+    ("time_to_first_token_seconds", "ttft", "From the arrival of a request to its first token."),
+    ("inter_token_latency_seconds", "itl", "Time between two outputs of a request."),
     # The name in vLLM until 0.11, which older dashboards still use.
-    ("time_per_output_token_seconds", "itl", "Time between two outputs."),
-    ("request_time_per_output_token_seconds", "per_token", "Mean of a request."),
+    ("time_per_output_token_seconds", "itl", "Time between two outputs of a request."),
+    (
+        "request_time_per_output_token_seconds",
+        "per_token",
+        "Mean time between the output tokens of a request.",
+    ),
     ("e2e_request_latency_seconds", "e2e", "From arrival to last token."),
     ("request_queue_time_seconds", "queue", "From arrival to first step."),
     ("request_prefill_time_seconds", "prefill", "From first step to first token."),
