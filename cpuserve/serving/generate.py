@@ -182,7 +182,7 @@ def _check_values(count: int) -> None:
         raise InvalidRequest(msg, role="prompt")
 
 
-# The kinds of output: (words for error messages, the endpoints to use).
+# Kinds of output, each as (its name in error messages, the endpoints to use).
 _SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
 _VECTORS = ("embeddings", "/v1/embeddings")
 _SPARSE = ("sparse embeddings", "/embed_sparse or /pooling")

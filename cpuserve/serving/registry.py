@@ -397,7 +397,7 @@ class ModelRegistry:
             raise ServiceUnavailable(stopping) from None
 
     def stop_loading(self) -> None:
-        """Give up loads: requests for models that are not loaded get 503 from now on."""
+        """Stop loading models: requests for models that are not loaded get 503 from now on."""
         self._stopping = True
         self._timers.close()
         self._released.set()

@@ -10,8 +10,8 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# The tokens of model families before the prefix, before the suffix, and before the middle,
-# and those between files ("" = none). Every family but Mistral's writes the prefix first.
+# For each model family: the tokens before the prefix, the suffix, the middle, the name
+# of a repository and a file ("" = none). All families but Mistral's write the prefix first.
 _FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "", "<|file_separator|>"),

@@ -67,7 +67,7 @@ class PythonParser(LayoutParser):
         self._is_begun = False  # the value has a character that is not white space
         self._may_end = False  # the last character was a quotation mark that may end the string
         self._num_arguments = 0
-        self._is_bare = found.opens[0] == "["  # if so, a call is only at the start of the text
+        self._is_bare = found.opens[0] == "["  # if so, calls can only begin the text
         self._has_begun = False  # a text has begun, so no bare call can follow
         super().__init__(found, index, opening, schemas, around)
 

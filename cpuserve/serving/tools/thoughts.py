@@ -17,7 +17,7 @@ class ThinkTags:
 
 
 THINK = ThinkTags("<think>", "</think>")
-# The tags of other model families.
+# The tags around thoughts of other model families.
 _OTHERS = (
     ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ThinkTags("[THINK]", "[/THINK]"),
