@@ -114,8 +114,8 @@ def _lock(path: Path) -> int | None:
 def _alone(directory: Path) -> Iterator[None]:
     """Hold the lock on the directory.
 
-    Without this lock, two engines that choose cores at the same time would each see cores
-    as claimed that the other one locks only while it chooses.
+    An engine locks all free cores while it chooses. Without this lock, an engine that chooses
+    at the same time would see all of these cores as claimed.
     """
     file = os.open(directory / "all", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -170,7 +170,7 @@ def _ignore(report: StageProgress) -> None:
 class _Forward:
     """The ASGI application that Ray calls. It forwards all calls to the replica of this process.
 
-    It is an object and not a function, because Ray calls functions to create an application.
+    The application is an object, because Ray calls a function to create an application.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
 # If the function is not strict, this comment comes before PARAMETERS_OF.
-# It means: if llguidance cannot enforce the schema of the line, it enforces only the schema's type.
+# If llguidance cannot enforce the schema of such a line, it enforces only the type of the schema.
 IF_POSSIBLE = " // if possible"
 
 # If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one

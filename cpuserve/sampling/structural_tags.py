@@ -230,7 +230,7 @@ class _TagWriter:
     def _by_trigger(
         self, given: Mapping[str, Any], triggers: list[str], where: str, depth: int
     ) -> list[str]:
-        """Return the expression of the rest of a tag after each trigger."""
+        """Return for each trigger the expression of the tags that it begins, after the trigger."""
         if not triggers:
             msg = f"{where}.triggers must have a text"
             raise TagError(msg)

@@ -71,7 +71,7 @@ class Backlog:
         """Remove a sequence at its first output; `computed`: prompt tokens not in the cache."""
         self.leave(tokens, caller)
         # Several waiting sequences may have the same prompt. Only the first one counts its tokens:
-        # `tokens` is 0 for the others, although each of them computes a few prompt tokens again.
+        # `tokens` is 0 for the other sequences, although each computes a few prompt tokens again.
         self._learn_share(tokens, min(computed, tokens))
         now = self._clock()
         if self._started:
@@ -108,7 +108,7 @@ class Backlog:
     def wait_s(self) -> float:
         """Return the estimated time to first token of a sequence that arrives now, in seconds.
 
-        It is the largest of three estimates:
+        The result is the largest of three estimates:
         1. The waiting prompt tokens that are probably not in the prefix cache,
            divided by the prompt rate.
         2. The number of waiting sequences times the average time between two starts.

@@ -139,7 +139,7 @@ class GenerateCall(CommonFields, kw_only=True):
       The response has a score, or the logits of a classifier, for each pair.
     instruction: the task that a reranker reads with each pair.
     prompt_name: the key of a prompt in the checkpoint's config of sentence-transformers.
-      This prompt goes before each text that is embedded.
+      The prompt with this key goes before each text that is embedded.
     suffix: the text after the response. The model fills in the text between `prompt` and `suffix`.
     earlier: the tokens of an earlier prompt and its response, which the prompt continues.
     decisions: questions about the messages. Each question becomes a prompt (decisions/call.py).

@@ -149,7 +149,7 @@ def sequences_of(
 def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
     """Return the sequence that computes the beginning of all prompts; None = they share none.
 
-    It generates no tokens. The other sequences find its KV blocks in the prefix cache, and also
+    The sequence generates no tokens. The others find its KV blocks in the prefix cache, and also
     the states of recurrent layers, which are found only at the end of a prompt that has run.
     """
     first = sequences[0]
@@ -291,7 +291,7 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
         found = max(0, sequence.cached_tokens - sequence.prompt.shared)
         known = cached.get(id(sequence.prompt), found)
         # The later ones of the n sequences of a new prompt find the blocks of the first one.
-        # Such blocks are no cache hits of the request,
+        # Blocks of the first sequence are no cache hits of the request,
         # so the smallest number of cached tokens of the n sequences counts.
         cached[id(sequence.prompt)] = min(known, found)
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)

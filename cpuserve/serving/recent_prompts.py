@@ -1,6 +1,6 @@
 """The prompts and responses of the last requests, by caller.
 
-They have two uses. The next turn of a conversation reuses the tokens of its last response
+The prompts have two uses. The next turn of a conversation reuses the tokens of its last response
 (known_tokens.py), and if a request finds less in the prefix cache
 than an earlier request could have left there, its response explains why.
 
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 26
 _GENERATION_PROMPT_TOKENS = 16
 # Prompts with fewer equal tokens at the beginning belong to different conversations,
 # unless the end of the earlier prompt is in the later prompt.
-# This end is _END_CHARS characters long, without the last _SKIPPED_CHARS characters of the prompt.
+# The compared end has _END_CHARS characters, and leaves out the last _SKIPPED_CHARS of the prompt.
 _LEAST_COMMON = 32
 _END_CHARS, _SKIPPED_CHARS = 256, 64
 # The cache has whole blocks only, so a hit may have up to this number of tokens less

@@ -32,7 +32,7 @@ MAX_BREAKER_TOKENS = 20
 # The message that sends a sequence to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20
 # The time in microseconds to read the texts of a vocabulary, about 1 for each token.
-# This takes so long that another thread does it (`run_sized`).
+# Reading takes so long that another thread does it (`run_sized`).
 VOCABULARY_US = 1 << 20
 _KEPT_BREAKERS = 64
 

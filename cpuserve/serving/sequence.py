@@ -2,7 +2,7 @@
 
 If a model thinks, structured outputs and forced calls begin after the thought, and a thought
 that has used its token budget is ended. The sequence then goes on as a new engine request.
-Its prompt has the tokens so far and the tokens that the server adds
+Its prompt has the tokens so far, and the tokens that the server adds
 (the end of the thought, the forced beginning). All but the last block are in the prefix cache,
 and logits do not depend on how the prompt was computed.
 """

@@ -57,7 +57,7 @@ class StopFilter:
 
     @property
     def holds(self) -> bool:
-        """Whether text is held back."""
+        """Whether the filter holds back text that may begin a stop string."""
         return bool(self._held)
 
     def flush(self) -> str:

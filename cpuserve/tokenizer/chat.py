@@ -112,7 +112,7 @@ class ChatTemplate:
     def fault(self) -> str | None:
         """Return which requests will be refused because a template is broken, and why, or None.
 
-        This also finds the traits of the templates, so that the first request need not wait for it.
+        The check also finds the traits of the templates, so that the first request need not wait.
         """
         uses = {"chat requests": self.source, "chat requests with tools": self.tool_source}
         for which, source in uses.items():

@@ -26,7 +26,7 @@ def kept(sequences: Sequence[int | None], most: int, *, left: bool = False) -> l
     left: cut the starts of texts, and keep their ends.
 
     The longer one of two texts is cut first, to the length of the other, and then both are cut.
-    This is "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
+    This strategy is "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
 
     Raises:
         InvalidRequest: there are more special tokens than `most`.

@@ -44,7 +44,7 @@ def end_ids(
 ) -> frozenset[int]:
     """Return the ids below `vocab` (the ids that the model can generate) that end a response.
 
-    These are `named`, the ids in the model's config, and the tokens in `tokenizer`
+    The result has the ids in the model's config (`named`), and the tokens in `tokenizer`
     (a directory or a GGUF file) that are its eos_token or have a text in ENDS.
     Only the necessary parts of the tokenizer are read.
 

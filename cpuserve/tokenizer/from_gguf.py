@@ -110,7 +110,7 @@ def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     if file.value("tokenizer.ggml.model") != "gpt2":
-        return PRE_TOKENIZERS["default"]  # the other kinds do not use these rules
+        return PRE_TOKENIZERS["default"]  # the other kinds of tokenizers do not use these rules
     msg = (
         f"GGUF {file.path}: tokenizer.ggml.pre {name!r:.60} is not supported; "
         f"supported: {', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory as "

@@ -100,7 +100,7 @@ def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
     used = [score for score, kind in zip(vocab.scores or (), vocab.types, strict=True)
             if kind == NORMAL]  # fmt: skip
     # Tokens of other types are found in a text before the Unigram model runs.
-    # They get the worst score, so that the model does not choose them itself.
+    # These tokens get the worst score, so that the model does not choose them itself.
     worst = min(used, default=0.0)
     pieces = [
         (text, score if kind in (NORMAL, USER_DEFINED) else worst)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 # The most characters in all prompts of a call, each with the state.
-# They make a quarter as many tokens, which take 40 bytes each in this process, so 160 MB.
+# The characters make a quarter as many tokens, of 40 bytes each in this process, so 160 MB.
 MAX_CHARS = 1 << 24
 # A decision needs one token: the most likely token, and the distribution of all tokens.
 GREEDY: dict[str, Any] = {
@@ -174,7 +174,7 @@ def _prompts(
 def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
     """Return how many tokens at the beginning of all prompts are equal, in whole KV blocks.
 
-    These tokens are computed once. If the prompts differ within a block,
+    The equal tokens are computed once. If the prompts differ within a block,
     the equal tokens at its beginning (at most 31) are computed again for each question.
     The result is 0 if there is only one prompt, or if prefixes are not cached.
     """

@@ -39,7 +39,7 @@ def as_function(name: str, description: str | None, grammar: InputGrammar) -> di
 class CustomCalls:
     """A ToolParser that turns the arguments of calls of custom tools into the texts in them.
 
-    It passes everything else of the parser inside through unchanged.
+    All other pieces of the inner parser are passed through unchanged.
 
     tools: the names of the custom tools.
     """

@@ -154,7 +154,7 @@ class JsonCall:
         written = self._arguments
         if not written or written[0] != "{":
             # Some models write the arguments as a JSON string, or leave them out.
-            # That is known only when the object has ended.
+            # Both are known only when the object has ended.
             return _unpacked("".join(written or ())) if self.closed else ""
         new, self._num_taken = written[self._num_taken :], len(written)
         return "".join(new)

@@ -1,7 +1,7 @@
 """Layouts: the texts that a chat template writes around the calls of a response.
 
 A layout with a way of writing arguments (JSON, tags, Python, braces) is a format.
-It is learned from a template (learn_layout.py), or is in the table of families (families.py).
+A format is learned from a template (learn_layout.py) or is in the table of families (families.py).
 """
 
 from __future__ import annotations

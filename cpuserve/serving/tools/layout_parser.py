@@ -58,7 +58,7 @@ class LayoutParser(CallParser):
         return self._format.layout.new_id()
 
     def _end(self) -> None:
-        """Report the held text, and the beginning of an incomplete call, as text."""
+        """Report the held-back text, and the beginning of an incomplete call, as text."""
         undecided = (self._in_fixed, self._at_call, self._at_arguments)
         if self._state in (self._in_text, self._in_thought, *undecided):
             self._say_lead(self._held)

@@ -282,7 +282,7 @@ def _braces(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
     return FoundArguments(begin + 1, place, Braces(mark)) if mark.strip() else None
 
 
-# The ways of writing arguments: the name of each, and its reader.
+# The ways of writing arguments, each with its name and its reader.
 READERS: tuple[tuple[str, CallReader], ...] = (
     ("json_objects", _in_object),
     ("named_json", _named_json),

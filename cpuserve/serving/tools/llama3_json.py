@@ -128,7 +128,7 @@ class Llama3JsonParser(JsonCallParser):
     _parted = False  # a semicolon has followed the call
 
     def _end(self) -> None:
-        """Report the held text, and an object that did not become a call, as text."""
+        """Report the held-back text, and an object that did not become a call, as text."""
         call, self._call = self._call, None
         if call is None or not call.told:
             self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
@@ -170,7 +170,7 @@ class Llama3JsonParser(JsonCallParser):
             self._lead.append(space)
 
     def _text_again(self, raw: str) -> None:
-        """Report the held text and `raw` as text; further calls need a tag."""
+        """Report the held-back text and `raw` as text; further calls need a tag."""
         self._say_lead(raw)
         self._may_begin = self._follows_call = False
 

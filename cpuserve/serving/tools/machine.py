@@ -18,8 +18,8 @@ _QUOTES = ("`", '"', "'")
 class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
-    Each state is a method that reads the held text; it returns True after a change of the state,
-    and the new state then reads the rest. Thoughts are reported without their tags.
+    Each state is a method that reads the held-back text. The method returns True if it has changed
+    the state; the new state then reads on. Thoughts are reported without their tags.
     In a thought, no text is a call; in other text, `markers` begin calls.
 
     White space of the model is reported unchanged, with four exceptions.
@@ -216,7 +216,7 @@ class CallParser(ABC):
             self._thought_blanks.append(text[len(said) :])
 
     def _think_before(self, *ends: str) -> None:
-        """Report held text as a thought, except for its end if one of `ends` may begin there."""
+        """Report held-back text as a thought, without an end of it that may begin one of `ends`."""
         held, kept = self._held, overlap(self._held, ends)
         self._think(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
@@ -269,7 +269,7 @@ class CallParser(ABC):
         self._lead.clear()
 
     def _say_before(self, *ends: str) -> None:
-        """Report the held text, except for its end if one of `ends` may begin there."""
+        """Report the held-back text, except for its end if one of `ends` may begin there."""
         held, kept = self._held, overlap(self._held, ends)
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]

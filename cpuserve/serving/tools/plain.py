@@ -40,7 +40,7 @@ class PlainParser(CallParser):
     markers = ()
 
     def _end(self) -> None:
-        """Report the held text at the end of the response."""
+        """Report the held-back text at the end of the response."""
         self._say(self._held)
 
     def _at_marker(self, marker: str) -> NoReturn:

@@ -147,8 +147,8 @@ class Qwen3CoderParser(TypedValues):
     def _end(self) -> None:
         """Report the text that is still held back when the response ends.
 
-        Within a string argument it is the rest of the string.
-        Elsewhere it is text, such as the beginning of a call that was never completed.
+        In a string argument, the held-back text is the rest of the string. Elsewhere it is text
+        of the response, such as the beginning of a call that was never completed.
         """
         if self._state == self._in_string:
             self._continue_call(inside(self._held))

@@ -79,7 +79,7 @@ class Turns:
 
     begun: the beginning of every header, which is the end of the prompt;
       "" if only texts have a header.
-    text: the rest of the header of a text.
+    text: the part of the header after `begun`, if a text follows the header.
     ends: the texts at the end of a message.
     """
 

@@ -63,7 +63,7 @@ class TypedValues(CallParser):
     def _certain(self, ends: Sequence[str], *, breaks: bool) -> tuple[str, str | None]:
         """Take and return the part of a value that no later text can change, and the value's end.
 
-        The value ends at the first of `ends`, which stays in the held text; None = no end has come.
+        The value ends at the first of `ends`, which stays held back; None = no end has come.
         breaks: a line break before the end does not belong to the value.
         """
         held = self._held
