@@ -75,8 +75,8 @@ void replace(Function*& to, Function* from) {
   to = from;
 }
 // Replaces a linear kernel by the kernel of a higher ISA level. For up to few_rows rows, the new
-// kernel uses the lower level's product. If its `pack` is null, it reads the same panels, and the
-// lower level packs them.
+// kernel uses the product of the lower level. If `pack` of the new kernel is null, the new kernel
+// reads the same panels, and the lower level packs them.
 void replace(LinearKernel& to, const LinearKernel& from) {
   const LinearKernel below = to;
   to = from;
@@ -86,16 +86,16 @@ void replace(LinearKernel& to, const LinearKernel& from) {
   to.pack = below.pack;
   to.row = below.row;
 }
-// Replaces an attention kernel by the kernel of a higher ISA level. Heads wider than widest_head
-// keep the kernel of the lower level.
+// Replaces an attention kernel by the kernel of a higher ISA level.
+// Heads wider than widest_head keep the kernel of the lower level.
 void replace(AttentionKernel& to, const AttentionKernel& from) {
   const auto below = to.attend;
   to = from;
   to.attend_wider = below;
 }
 
-// Replaces the entries of `level` that an ISA unit defines, and records the unit's level as the
-// provider of these entries.
+// Replaces the entries of `level` that an ISA unit defines,
+// and records the level of the unit as the provider of these entries.
 void lay_over(Level& level, const Unit& unit) {
   size_t next = 0;
   const bool empty = level.entries.empty();

@@ -1,7 +1,7 @@
 // An ISA unit is a .cpp file of this directory. It includes this header, which compiles kernels for
-// one ISA level and collects them in a KernelTable. A table entry that stays null is inherited from
-// the next lower ISA level (kernels/resolve.cpp). The macro that a unit defines before the include
-// selects the kernels that it compiles:
+// one ISA level and collects them in a KernelTable. A null entry of the table is inherited from the
+// next lower ISA level (kernels/resolve.cpp).
+// The macro that a unit defines before the include selects its kernels:
 //
 //   CPUSERVE_UNIT_ALL      all kernels
 //   CPUSERVE_UNIT_GROUPED  the quantized linears (int8 dot products)
@@ -13,7 +13,7 @@
 #if defined(CPUSERVE_UNIT_I8MM) || defined(CPUSERVE_UNIT_BFMMLA)
 #define CPUSERVE_UNIT_MMLA
 #endif
-#include CPUSERVE_VEC  // first: the files below use its primitives
+#include CPUSERVE_VEC  // included first, because the files below use its primitives
 
 #include "kernels/linear/kinds.h"
 #include "kernels/table.h"
@@ -32,8 +32,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Sets the attention kernels for the cache types that are multiplied as pairs of bf16: bf16, and
-// the 8-bit types, which are widened to bf16.
+// Sets the attention kernels for KV cache types that are multiplied as pairs of bf16:
+// bf16 itself, and the 8-bit types, which are widened to bf16.
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
 constexpr void set_pair_attention(KernelTable& t) {

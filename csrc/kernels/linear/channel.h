@@ -7,10 +7,10 @@
 // q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is
 // the sum of q_x over the same elements (table/weights.h).
 //
-// The tile keeps the int32 sums of MR rows x NP panels in registers and processes a quad (4
-// elements of K) at a time. With one scale per row the loop contains only products. With a scale
-// per group, the fp32 sums are in registers as well if they fit; otherwise they are in `c`, which
-// is in L1.
+// A tile keeps the int32 sums of MR rows x NP panels in registers and processes one quad (4
+// elements of K) at a time. With one scale per row, the loop contains only products. With one scale
+// per group, the fp32 sums are in registers as well if there are enough registers; otherwise they
+// are in the buffer `c`, which is in L1.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -82,26 +82,26 @@ struct Channel {
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr bool kSharesHeaders = false, kWidens = false;
-  // A K block stays in L1. The loop of a tile consists of little more than products, so reading
-  // rows and weights from L2 would limit its speed, especially while the next block is fetched from
-  // memory. On Granite Rapids, 16 to 32 rows run at 1.1 times the rate that they have with K blocks
-  // in L2.
+  // K blocks stay in L1. The loop of a tile has little more than products,
+  // so reading rows and weights from L2 would limit its speed,
+  // especially while the next block is fetched from memory.
+  // On Granite Rapids, 16 to 32 rows run at 1.1 times the rate that they have with K blocks in L2.
   static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
   static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
-  // With a scale per group, the tile is half as large, so that the fp32 sums stay in registers. The
-  // fp32 sums of a 6 x 4 tile would not fit the registers, and loading and storing them would be a
-  // third of the cost of a group, apart from its products.
+  // With one scale per group, the tile has half as many sums, so that the fp32 sums stay in
+  // registers. There are too few registers for the fp32 sums of a 6 x 4 tile, and loading and
+  // storing these sums would be a third of the cost of a group, apart from its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // At most 12 rows: with 16 rows and one panel, nearly every product would load its operand, and
-  // the rate would be 0.9 times the rate of tiles over a strip.
+  // One pass takes at most 12 rows: with 16 rows and one panel, nearly every product would load its
+  // operand, and the rate would be 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
-  // A tile has two panels where three would fit the registers. A task has up to four panels, and
-  // after three the fourth panel alone would have too few sums to hide the latency of a product (8
-  // rows: 27 instead of 32 GB/s).
+  // A tile has two panels even if there are registers for three. A task has up to four panels, and
+  // the fourth panel alone would have too few sums to hide the latency of a product (with 8 rows,
+  // 27 instead of 32 GB/s are read).
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n == 3 ? 2 : n;

@@ -141,8 +141,8 @@ struct Nvfp4Codes {
 using WideTiles = Dense<Bf16Element>;
 constexpr int kMostCodedGroup = 256;
 constexpr int kWideApart = 16;  // floats between two widened rows, so that they share no sets of L1
-constexpr int64_t kMostWideLines = 1024;  // lines of a panel; a strip (4 panels) has 256 KB
-// The contents of the scratch of a call.
+constexpr int64_t kMostWideLines = 1024;  // widened lines of a panel; a strip (4 panels) has 256 KB
+// The scratch memory of a call of run_coded.
 struct CodedScratch {
   float sums[kSumsFloats];
   float part[WideTiles::kHalfRows * kStripPanels * kPanel];  // the sums of one group
@@ -172,7 +172,7 @@ CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   return (all + blocks - 1) / blocks;
 }
 
-// The groups [g0, g1) of some panels. Their lines are in the scratch.
+// Groups [g0, g1) of K in some panels. Their widened lines are in CodedScratch::lines.
 struct CodedPart {
   int64_t panel0;
   int panels;
@@ -200,8 +200,8 @@ CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t 
   }
 }
 
-// Runs the tiles of `rows` rows from `row` on. A tile has at most kRows rows and kPanels panels. f:
-// the fp32 sums of the rows.
+// Runs the tiles of rows [row, row + rows). A tile has at most kRows rows and kPanels panels.
+// `f` points to the fp32 sums of these rows.
 template <class C, int kRows, int kPanels>
 CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const CodedPart& b,
                                  int64_t row, int64_t rows, float* f) {

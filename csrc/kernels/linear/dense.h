@@ -1,11 +1,11 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
-// A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers (the
-// terms are in linear/driver.h). Each step along K loads the next weights of all these columns
-// once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns uses 29
-// of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element. A step has 10 loads
-// (4 of weights, 6 of elements) for 24 products. A core can load and multiply twice a cycle, so the
-// multipliers are the limit.
+// A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers. The
+// header linear/driver.h explains the terms. Each step along K loads the next weights of all
+// columns once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
+// uses 29 of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element. A step has
+// 10 loads (4 of weights, 6 of elements) for 24 products. A core can do two loads and two products
+// in a cycle, so the products are the limit.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -13,11 +13,11 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// One step of K takes kPhases products for each output element. Without a bf16 dot product there
-// are two: first with the even element of a pair, then with the odd element, which is the order of
-// dot2. In this case many rows are widened to fp32 before tiles read them (driver.h), because
-// widening them in the tile would take an operation for every one to four products. Few rows are
-// widened in the tile, because they wait for memory anyway.
+// A step of K has kPhases products for each output element. Without a bf16 dot product there are
+// two products: first with the even element of a pair, then with the odd element, as dot2 does.
+// In this case, many rows are widened to fp32 before tiles read them (driver.h), because widening
+// them in the tile would take an operation for every one to four products. Few rows are widened in
+// the tile, because tiles of few rows wait for memory anyway.
 struct Bf16Element {
   using Packed = uint16_t;
   static constexpr ActFormat kAct = ActFormat::bf16;
@@ -60,8 +60,8 @@ struct F32Element {
 };
 
 // weight_of returns vector v of the weights in the line of a step, for one phase (with two phases:
-// the even or the odd elements of K). The next functions return the operand of a row, and a sum
-// after its product is added.
+// the even or the odd elements of K). act_of returns the operand of a row of activations,
+// and product returns a sum after a product is added.
 template <class E, int kPhase>
 CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
   if constexpr (sizeof(typename E::Packed) == 4) {
@@ -126,10 +126,10 @@ struct Dense {
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
                                                                  : kRows;
-  // In one pass over the weights, a tile has one panel: a core reads one stream of memory faster
-  // than several, and the difference is larger for short streams. With K = 896 and 8 rows, one
-  // panel at a time reads 98 % of the bandwidth of a plain read, and three panels side by side 89
-  // %.
+  // In one pass over the weights, a tile has one panel, because a core reads one stream of memory
+  // faster than several streams, especially if the streams are short. With K = 896 and 8 rows,
+  // reading one panel at a time reaches 98 % of the bandwidth of a plain read, and reading three
+  // panels side by side reaches 89 %.
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;

@@ -6,17 +6,17 @@
 //   strip    4 panels
 //   line     64 bytes of a panel
 //   quad     4 elements of K of one column, the operand of an int8 dot product
-//   unit     the smallest part of K that a kind processes at once: a pair, quad, group or block
+//   unit     the smallest part of K that a kind processes together: a pair, quad, group or block
 //   tile     some rows by some columns, with their sums in registers
 //   pass     one read of all weights, for so few rows that memory is the limit
 //   K block  units of a strip that stay in a cache while all rows of a block are multiplied by them
 //   terms    the int8 rows, one or two, that add up to a row of activations (table/rows.h)
 //
-// A kind defines the tile:
+// A weight kind defines its units and its tile:
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of a unit (pair, element, group) in one panel
-//     static constexpr bool kSharesHeaders  units share headers; kUnitBytes is the largest size
+//     static constexpr bool kSharesHeaders  units share headers, so kUnitBytes is the largest size
 //     static int64_t units(int64_t k)       number of units of K
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
@@ -24,9 +24,9 @@
 //     static constexpr bool kNearBlocks     a K block and its part of the rows stay in L1
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows limits kStreamRows
-//     static constexpr int stream_panels(int rows)         panels of a tile in that pass
+//     static constexpr int stream_panels(int rows)         panels of a tile in one pass
 //     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
-//     static constexpr int kHalfRows        rows of that tile if it has only two panels
+//     static constexpr int kHalfRows        rows of a tile if it has only two panels
 //     static constexpr bool kLineUnits      a unit has 32 or 64 bytes in a panel: at most a line
 //     static constexpr int kTurns           share_units prefetches panels in turn if a block has at
 //                                           most kTurns / 2 calls for each panel; not used with
@@ -34,10 +34,10 @@
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels. kNear:
-// whether the tile is part of a single pass over the weights. A tile starts from zero, or from the
-// sums of the previous K block in `c`. Each output element is one chain of additions over ascending
-// K, so the shapes of tiles and the K blocks never change a bit.
+// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels. With kNear,
+// the tile belongs to a single pass over the weights. A tile starts from zero, or from the sums of
+// the previous K block in `c`. Each output element is one chain of additions over ascending K, so
+// the shapes of tiles and the K blocks never change a bit.
 #pragma once
 #include "kernels/linear/finish.h"
 #include "kernels/linear/linear_tile.h"
@@ -125,23 +125,23 @@ struct Block {
   int64_t u0, u1;
   const uint8_t* next;  // where to prefetch the next block from, or nullptr
   bool keep;            // with several K blocks: the sums [rows][64] stay in c between blocks
-  bool last;            // the block has the end of K
+  bool last;            // whether the block contains the end of K
 };
 
 // A block is computed in `calls` calls of tile functions. This function sets the part (share) of
-// the next block that call number `i` prefetches into L2. All shares have the same size. So memory
-// is never idle while tiles compute from the caches, and never gets more requests at once than it
-// can serve: a waiting request occupies one of the few miss buffers of the core, and loads that
-// miss only L1 then wait for a free buffer. When each of the first four calls prefetched a whole
-// panel, 64 rows of w8_channel ran at 64 % of the dot-product peak of Granite Rapids; with equal
-// shares they run at 76 %.
+// the next block that call number `i` prefetches into L2. All shares have the same size, so memory
+// is never idle while tiles compute from the caches, and never gets more requests than it can
+// serve. A waiting request occupies one of the few miss buffers of the core, and loads that miss
+// only L1 then wait for a free buffer. With equal shares, 64 rows of w8_channel run at 76 % of the
+// dot-product peak of Granite Rapids; they ran at 64 % when each of the first four calls prefetched
+// a whole panel.
 //
-// There are two ways to divide the next block. If a block has at most Kind::kTurns / 2 calls for
-// each panel, it has few rows, and each call has much to prefetch. Then the call prefetches a unit
-// of each panel in turn, which is nearly the order of reading by tiles, and the hardware prefetcher
-// sees several streams and runs ahead in each. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in
-// this way, and 20 GB/s if a call prefetches one panel from end to end. With more calls, turns gain
-// nothing and cost up to 5 %, so each call prefetches a part of a single panel. If that part has
+// The next block is divided in one of two ways. If a block has few rows (at most Kind::kTurns / 2
+// calls for each panel), a call has much to prefetch. It prefetches a unit of each panel in turn,
+// nearly in the order in which tiles read, so the hardware prefetcher sees several streams and runs
+// ahead in each of them. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in this way, and 20 GB/s
+// if a call prefetches one panel from end to end. With more calls, prefetching in turn gains
+// nothing and costs up to 5 %, so each call prefetches a part of a single panel. If that part has
 // fewer units than the tile, some lines are prefetched several times, which costs nothing.
 template <class Kind>
 CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
@@ -169,10 +169,10 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
 }
 
 // Sets the share of the next block that call number `i` prefetches, for kinds with kLineUnits.
-// Lines are prefetched in the order of reading by tiles: a line of each panel in turn. So the
-// hardware prefetcher sees one stream for each panel, and runs ahead of the prefetches. With 24 and
-// 32 rows of w8_channel (K = 8192), Granite Rapids then reaches 79 and 83 % of the dot-product
-// peak, and 70 and 73 % if lines are prefetched panel by panel.
+// Lines are prefetched in the order in which tiles read: a line of each panel in turn. The hardware
+// prefetcher then sees one stream for each panel, and runs ahead of the prefetches. With 24 and 32
+// rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 % of the dot-product peak; if
+// lines are prefetched panel by panel, it reaches 70 % and 73 %.
 template <class Kind>
 CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0;
@@ -181,7 +181,7 @@ CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64
   t.ahead0 = (b.next ? b.next : t.w) + (b.u0 + i * n / calls) * Kind::kUnitBytes;
 }
 
-// Returns the number of panels for the next call of a tile, if `left` panels of a block are left.
+// Returns the number of panels for the next call of a tile, if `left` panels of a block remain.
 template <int kPanels>
 CPUSERVE_INLINE int panels_at_once(int left) {
   return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
@@ -198,8 +198,8 @@ constexpr int64_t tiles_of(int64_t rows, int terms) {
 }
 
 // The smallest number of rows of a block; no kind takes so many rows in one pass over the weights.
-// The numbers of rows of the blocks of a linear differ by at most a factor of 2, so that tiles of
-// few rows need not be compiled.
+// The blocks of a linear differ in their numbers of rows by at most a factor of 2, so that tiles
+// of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
 // Returns the smallest number of int8 rows that a tile has when the rows of a block are divided
@@ -304,12 +304,12 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   }
 }
 
-// Blocks of at most two panels (half a strip) use tiles with twice as many rows: with 6 x 2 sums,
-// every element of a row would be broadcast (and widened) for 2 products instead of 4, and such
-// tiles run at three quarters of the rate of tiles of 6 x 4 sums. Few rows of int8 use the taller
-// tiles as well if K blocks stay in L2: 13 rows are two tiles then instead of three. On Zen 4, 13,
-// 14 and 16 rows of w8_channel run at 780, 801 and 840 billion operations a second in this way, and
-// at 691, 782 and 821 with tiles of 6 x 4.
+// Blocks of at most two panels (half a strip) use tiles with twice as many rows. A tile of 6 x 2
+// sums would broadcast (and widen) every element of a row for 2 products instead of 4, and runs at
+// three quarters of the rate of a tile of 6 x 4 sums. Few rows of int8 use the taller tiles as well
+// if K blocks stay in L2, because 13 rows are then two tiles instead of three. On Zen 4, 13, 14 and
+// 16 rows of w8_channel run at 780, 801 and 840 billion operations a second with taller tiles, and
+// at 691, 782 and 821 billion with tiles of 6 x 4 sums.
 template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   if constexpr (Kind::kHalfRows > Kind::kRows) {
@@ -321,7 +321,7 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
 }
 
 // Returns the number of units of a K block, if K has `units` units. There are as few K blocks as
-// possible, all of about the same size. in_l1: whether the K block must fit L1.
+// possible, all of about the same size. in_l1: K blocks stay in L1, unless near_blocks is 0.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
@@ -342,9 +342,9 @@ CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a block pass
-// over it. For few rows (if one pass over the weights would be slower) the K block stays in L1
-// instead, because few rows have few products for each byte that they read.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a block are
+// multiplied by it. For few rows (if one pass over the weights would be slower), K blocks stay in
+// L1, because few rows have few products for each byte that they read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;

@@ -1,5 +1,5 @@
 // The steps from the sums of a tile to its output. If rows have two terms (a quantized value and
-// its quantized error, rows.h), adds their sums. Then runs the epilogue.
+// its quantized error, table/rows.h), adds the sums of both terms. Then runs the epilogue.
 #pragma once
 #include "kernels/generic/epilogue.h"
 #include "kernels/linear/linear_tile.h"
@@ -12,7 +12,7 @@ CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
   return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
 }
 
-// Not inlined, so that all kinds share one copy of the general epilogue.
+// Does the same as store_tile. It is not inlined, so that all kinds share one copy of the code.
 static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t row0, int rows,
                                                   int64_t panel0, int panels, const float* c,
                                                   size_t stride) {
@@ -31,8 +31,8 @@ CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel
   }
 }
 
-// Runs the epilogue for `panels` panels of rows [row0, row0 + rows). The finished sums are at `c`,
-// with `stride` floats from row to row.
+// Runs the epilogue for `panels` panels of rows [row0, row0 + rows).
+// The finished sums are at `c`, with `stride` floats from row to row.
 CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
                             int panels, const float* c, size_t stride) {
   if (!plain || (panel0 + panels) * kPanel > ep.out.width) {

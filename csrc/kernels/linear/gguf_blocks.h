@@ -33,11 +33,11 @@ inline uint16_t half_at(const uint8_t* p) {
   memcpy(&x, p, sizeof x);
   return x;
 }
-// Codes are written in words, because pack_column reads them as words: a CPU waits if it loads a
-// word that was stored as bytes.
+// Codes are written as words, because pack_column reads them as words:
+// a CPU waits if it loads a word that was stored byte by byte.
 
-// Reads 2 n codes of 4 bits: codes i and i + n are the low and the high nibble of byte i < n. n is
-// a multiple of 8.
+// Reads 2 n codes of 4 bits; n is a multiple of 8.
+// Codes i and i + n are the low and the high nibble of byte i, for i < n.
 inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
   for (int i = 0; i < n; i += 8) {
@@ -62,8 +62,8 @@ inline uint32_t spread_codes(uint32_t bits) {
          (bits >> 3 * kBits & kMask) << 24;
 }
 
-// Adds kBits bits of each code to the codes in q, shifted to bit kTo. The first 32 codes have their
-// bits in the lowest bits of 32 bytes, and each next run of 32 codes uses the bits above.
+// Adds kBits bits of each code to the codes in q, shifted to bit kTo. The bits of the first 32
+// codes are the lowest bits of 32 bytes, and each next run of 32 codes uses the bits above.
 template <int kBits, int kTo>
 inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restrict q) {
   for (int s = 0; s < runs; s++, q += 32) {
@@ -73,7 +73,7 @@ inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restri
   }
 }
 
-// Adds bit 4 of 32 codes. Code i has it in bit i % 8 of byte i / 8.
+// Adds bit 4 of 32 codes to the codes in q. For code i, it is bit i % 8 of byte i / 8.
 inline void add_bits(const uint8_t* from, uint8_t* q) {
   uint32_t bits, codes[8];
   memcpy(&bits, from, sizeof bits);
@@ -181,7 +181,7 @@ struct GgufQ5 {
 // The values of IQ4_NL, plus 128. Codes are indices of this table.
 constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                     129, 141, 153, 166, 181, 197, 217, 241};
-// Twice the values of E2M1, plus 128.
+// The values of E2M1 codes (FP4), times 2, plus 128.
 constexpr uint8_t kFp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140,
                                     128, 127, 126, 125, 124, 122, 120, 116};
 

@@ -6,8 +6,8 @@
 //   vectors()    the kernel on vectors
 //   tiles()      the kernel on matrix tiles (AMX)
 //   products()   the kernel on matrix products of Arm
-//   read()       writes elements [k0, k0 + n) of a source row as fp32, if the kind has its own
-//   source
+//   read()       writes elements [k0, k0 + n) of a source row as fp32,
+//                if the kind has a source type of its own
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"

@@ -1,5 +1,5 @@
 // The parameters of a tile of a linear: its rows and weights, the data that it prefetches while it
-// computes, and the width of its sums. The terms are in linear/driver.h.
+// computes, and the width of its sums. The header linear/driver.h explains the terms.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
@@ -8,15 +8,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 // The part of the next K block that a tile prefetches while it computes (share_units). The tile
-// works in turns of `every` units. In a turn it prefetches a stretch of one panel of the next
-// block: `step` bytes with each unit. The next stretch is in the next panel.
+// computes in turns of `every` units. In a turn it prefetches a stretch of one panel of the next
+// block, `step` bytes with each unit. The stretch of the next turn is in the next panel.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the address of the first stretch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
-  // A block has `calls` calls of tiles, which share its stretches equally. So only some turns
-  // prefetch: each turn adds `panels` to the credit. If the credit is then at least `calls`, the
-  // turn prefetches, and `calls` is subtracted.
+  // A block has `calls` calls of tiles, which share its stretches equally, so only some turns
+  // prefetch. Each turn adds `panels` to the credit. If the credit is then at least `calls`, the
+  // turn prefetches, and `calls` is subtracted from the credit.
   int64_t credit = 0, calls = 1;
 };
 
@@ -30,9 +30,9 @@ struct LinearTile {
   int64_t unit_bytes;     // bytes of a unit of one panel
   int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
   // The prefetches of a tile depend on its use:
-  // - One pass over the weights (kNear): with each unit, the tile prefetches a later unit, at a
-  //   fixed distance. For units before `split` this is in the same panels, at
-  //   ahead0 + (u - u0) unit_bytes. For the others it is in the next panels, at
+  // - One pass over the weights (kNear): with each unit u, the tile prefetches a later unit, at a
+  //   fixed distance. For units before `split`, the later unit is in the same panels, at
+  //   ahead0 + (u - u0) unit_bytes. For units from `split` on, it is in the next panels, at
   //   ahead1 + (u - u0) unit_bytes.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
   //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
@@ -80,7 +80,7 @@ class TileFetch {
  private:
   // Begins a turn. Returns the address of its stretch if the turn prefetches. Otherwise returns
   // `used`, the address of weights that the tile has just read: they are in L1, so prefetching them
-  // costs nothing. (To prefetch nothing instead, the code of a tile would be compiled twice.)
+  // costs nothing. (A tile without prefetches would need code of its own.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
     const UnitShare& share = t_.share;
     credit_ += share.panels;
@@ -110,14 +110,14 @@ CPUSERVE_INLINE void opaque(T& x) {
 }
 
 // Keeps the compiler from moving loads and prefetches across this point. Otherwise gcc moves most
-// prefetches of a group after its products, where they come all at once: on Granite Rapids one row
+// prefetches of a group after its products, where they come all together: on Granite Rapids one row
 // of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one row of q6_k 76 % instead of
 // 95 %.
 CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 
-// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well, it
+// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well, gcc
 // keeps the operands of that loop on the stack, which halves the rate of the tile. If the whole
-// function is one region for register allocation, it keeps them in registers.
+// function is one region for register allocation, gcc keeps the operands in registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
 #else
@@ -125,23 +125,23 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 #endif
 
 // Whether a tile has a loop over pairs of quads, instead of unrolled code for all eight quads of a
-// group (a quad is 4 elements of K). products: the number of products of the tile for each quad. If
-// a product takes several instructions, unrolled code would be thousands of instructions, which
-// take long to compile. Measured on Cascade Lake at AVX-512, the loop runs at 1.05 to 1.3 times the
-// rate of unrolled code for 8-bit codes. For 4-bit codes it depends on the length of the code
-// (octet_products in group.h): tiles of 8 and more products of kinds with more than 32 weights in a
-// unit run at 1.02 to 1.2 times the rate, and other tiles at 0.87 to 0.96 times.
+// group (a quad is 4 elements of K). `products` is the number of products of the tile for each
+// quad. If a product takes several instructions, unrolled code would have thousands of
+// instructions, which take long to compile. Measured on Cascade Lake at AVX-512, a loop multiplies
+// 8-bit codes 1.05 to 1.3 times as fast as unrolled code. For 4-bit codes (octet_products in
+// group.h), it is 1.02 to 1.2 times as fast in tiles of 8 and more products of kinds with more than
+// 32 weights in a unit, and 0.87 to 0.96 times as fast in other tiles.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
-// The same for a loop over the two halves of a group, for kinds that store the low and high bits of
-// codes apart (plane_layout.h). The pointers of this loop cost 5 to 25 % of the rate of small
-// tiles, and with the 16 registers of AVX2 (two vectors a panel) 5 to 15 % of the rate of all
-// tiles.
+// Whether a tile has a loop over the two halves of a group, for kinds that store the low and the
+// high bits of codes separately (plane_layout.h). The pointers of this loop cost 5 to 25 % of the
+// rate of small tiles. With the 16 registers of AVX2 (two vectors a panel), they cost 5 to 15 % of
+// the rate of all tiles.
 constexpr bool loops_over_halves(int products) {
   constexpr bool kShort = kTileVecs == 1;  // level scalar, where only the compile time matters
   return kEmulatesDots && kVecs != 2 && (products >= 8 || kShort);
 }
 
-// Prefetches a line to L1 or to L2.
+// Prefetches a cache line to L1 (if `near`) or to L2.
 CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {
   near ? prefetch(line) : prefetch_l2(line);
 }
@@ -161,8 +161,8 @@ struct LineFetch {
   }
 };
 
-// Prefetches one cache line of each of t.fetch_panels panels: `from` in the first panel, and the
-// lines at the same offset in the others.
+// Prefetches one cache line of each of t.fetch_panels panels:
+// `from` in the first panel, and the lines at the same offset in the other panels.
 CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
   for (int64_t p = 0; p < t.fetch_panels; p++) {
     fetch_to(t.fetch_near, from + static_cast<size_t>(p) * t.panel_bytes);

@@ -1,21 +1,21 @@
 // Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
-// Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h): a line of a
+// Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h). A line of a
 // panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K), and two neighbouring columns are one
 // operand of a product. The other operand is 8 bytes of each of two rows, so rows are first
-// interleaved in pairs. If the number of rows is odd, the last row is paired with itself: a single
-// row then takes as many products as it would take dot products, and the instructions for a row do
-// not depend on the number of rows.
+// interleaved in pairs. If the number of rows is odd, the last row is paired with itself. A single
+// row then takes as many matrix products as it would take dot products, and the instructions that
+// compute a row do not depend on the number of rows.
 //
 // A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers. The
-// chain kinds have one scale for all of K, or none. A step of 6 x 4 products needs 10 loads, and
-// Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit. Group kinds
-// keep fp32 sums in registers in addition to the integer sums of a group: 3 x 4 of each.
+// chain kinds have one scale for all of K, or no scale. A step of 6 x 4 products needs 10 loads,
+// and Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit. Group
+// kinds have 3 x 4 integer sums of a group and 3 x 4 fp32 sums in registers.
 //
 // With few rows, one pass reads each packed panel once. With many rows, K is divided into blocks
-// that stay in a near cache, and all rows are multiplied by a block of a strip before the next one.
-// The weights of the block are first unpacked to bytes and fp32 scales, unless they are stored in
-// this form.
+// that stay in a near cache, and all rows are multiplied by a block of a strip before the next
+// block. The weights of a block are first unpacked to bytes and fp32 scales, unless panels store
+// them in this form.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"
@@ -31,8 +31,8 @@ CPUSERVE_INLINE void call_mmla(int pairs, const MmlaTile& t) {
   if constexpr (RP < Kind::kPairs) call_mmla<Kind, kUnpacked, RP + 1>(pairs, t);
 }
 
-// Runs the tiles of all columns of one panel. Each of them prefetches its share of `lines` lines
-// from `next` on.
+// Runs the tiles of all columns of one panel.
+// Each tile prefetches its share of `lines` cache lines from `next` on.
 template <class Kind, bool kUnpacked>
 CPUSERVE_INLINE void run_panel(int pairs, MmlaTile& t, const uint8_t* next, int64_t lines,
                                bool near) {
@@ -57,8 +57,8 @@ CPUSERVE_INLINE MmlaRows rows_of_call(const LinearArgs& a) {
           padded_width(Kind::kAct, a.w->k), static_cast<int>(a.m) * a.terms, a.w->k};
 }
 
-// Computes a linear for the rows of at most one tile: every panel is read once, in the order of
-// memory.
+// Computes a linear for the rows of at most one tile:
+// every panel is read once, in the order of memory.
 template <class Kind>
 CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -119,8 +119,8 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
       Kind::unpack(from, t.units, scratch.lines[p]);
     }
   }
-  // Meanwhile the next K block of this strip, or the first K block of the next strip, is prefetched
-  // to L2.
+  // While the tiles multiply, they prefetch the next K block of this strip to L2,
+  // or the first K block of the next strip.
   const size_t next = last ? kStripPanels * w.panel_bytes
                            : offset + static_cast<size_t>(t.units * Kind::kUnitBytes);
   const bool fetched = !last || panel0 + 2 * kStripPanels <= panels_of(w);
@@ -145,7 +145,7 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
   }
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows pass over it.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all use it.
 template <class Kind>
 CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
   const MmlaRows all = rows_of_call<Kind>(a);
@@ -160,7 +160,7 @@ CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
     b.rows.x += static_cast<size_t>(row0) * all.stride;
     b.rows.rows = static_cast<int>(all.rows - row0 < a.sizes.rows ? all.rows - row0 : a.sizes.rows);
     b.tiles = (b.rows.rows + 2 * Kind::kPairs - 1) / (2 * Kind::kPairs);
-    b.height = round_up((b.rows.rows + b.tiles - 1) / b.tiles, 2);  // equal tiles, even
+    b.height = round_up((b.rows.rows + b.tiles - 1) / b.tiles, 2);  // tiles of equal, even height
     for (int64_t panel0 = a.panel0; panel0 < a.panel1; panel0 += kStripPanels) {
       const int64_t left = a.panel1 - panel0;
       const int panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);

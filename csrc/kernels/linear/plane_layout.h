@@ -2,12 +2,12 @@
 // blocks of kernels/linear/gguf_blocks.h.
 //
 // A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
-// its codes and kHigh lines of the bits above them. A line has four bytes of each column, and the
-// bits of codes (k is counted from the start of the group; r: line, c: column, j: byte) are in
+// its codes and kHigh lines of the bits above them. A line has four bytes of each column. Byte j of
+// column c in line r has bits of these elements k of the group:
 //   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
 //   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
 //   1 bit        byte (c, j): bit i belongs to k = 4 i + j
-// The factors, by the enum Factors, are
+// The factors of a unit, for each value of the enum Factors:
 //   half            { fp16 d[16]; fp16 m[16] }
 //   exponent        { u8 exponent[16] }
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
@@ -25,8 +25,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The next classes are the sums of products. For codes up to 15, sums may have fewer than 32 bits;
-// for codes up to 127, they need 32 bits. The values of tables are bytes, where 128 represents 0.
+// The classes of sums of products. Sums of codes up to 15 may have fewer than 32 bits (SmallCodes);
+// sums of codes up to 127 need 32 bits. The values of tables are bytes, where 128 represents 0.
 struct SmallCodes {
   using Sum = S;
   static constexpr bool kStartsFromAny = kWideS;
@@ -106,9 +106,9 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   // The bytes of the low bits of half a group (four quads).
   static constexpr int kHalfBytes = G::kLow / 2 * 64;
 
-  // Returns the high bits of half `number` of a group (0 or 1): those of its quad i are bit i
-  // (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte. `line` points to the columns of a
-  // vector in the first line of the group.
+  // Returns the high bits of half 0 or 1 (`number`) of a group. The high bits of quad i of the half
+  // are bit i (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte. `line` points to the
+  // columns of a vector in the first line of the group.
   CPUSERVE_INLINE Q high_bits(const uint8_t* line, int number) {
     if constexpr (G::kHigh == 1) return shift_right(load_quads(line + G::kLow * 64), 4 * number);
     return load_quads(line + (G::kLow + number) * 64);
@@ -146,7 +146,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     }
   }
 
-  // Return the small scales, and the small minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
+  // Return the small scales, or the small minima, of sub-blocks 2 i and 2 i + 1 of 256 weights.
   CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
     const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
     if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));

@@ -1,10 +1,10 @@
 // The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h): int8 rows
 // times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256). Kinds with zero
-// points (rows are q8g32) have units of 32 to 256 weights: one header and then groups of 32. Other
-// terms are in linear/driver.h.
+// points (rows are q8g32) have units of 32 to 256 weights: one header, then groups of 32 weights.
+// The header linear/driver.h explains the other terms.
 //
-// A unit of 256 is one step of the fp32 chain: its small scales and minima, and the sums of its
-// rows, are integers, so the sum over all 256 weights is an integer as well.
+// A unit of 256 weights is added to an fp32 sum in one step: its small scales and minima, and the
+// sums of its rows, are integers, so the sum over all 256 weights is an integer as well.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/plane_layout.h"
@@ -19,7 +19,7 @@ struct PlaneAt {
   const uint8_t *unit, *lines;  // first panel: the header of the unit, the lines of the group
   size_t panel_bytes;
   const uint8_t* ahead;  // first panel: the address to prefetch in this unit
-  int64_t left, groups;  // groups that are left in this unit; groups of a unit
+  int64_t left, groups;  // remaining groups of this unit; groups of every unit
 };
 
 // Returns the offset of the columns of vector v of a tile from the first columns of the tile.
@@ -28,9 +28,9 @@ CPUSERVE_INLINE size_t vector_at(const PlaneAt& at, int v) {
 }
 
 // Adds the products of quad i of a group for MR rows x NV vectors. take(lines, v) returns the quad
-// of vector v. With each of the first kFetch quads one cache line of later weights is prefetched to
-// L2 (see fetch_line in linear/group.h). Prefetching all lines at once would fill the miss buffers
-// of the core.
+// of vector v. Each of the first kFetch quads prefetches one cache line of later weights to L2
+// (see fetch_line in linear/group.h), because prefetching all lines together would fill the miss
+// buffers of the core.
 template <class W, int NPF, int kFetch, int MR, int NV, class Take>
 CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
                                 const Take& take) {
@@ -62,8 +62,8 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   }
 }
 
-// Adds the products of quads [kQuad, 4) of half a group, which `at` points to. high: the high bits
-// of the half.
+// Adds the products of quads [kQuad, 4) of half a group.
+// `at` points to this half, and `high` has the high bits of its codes.
 template <class W, int NPF, int kQuad, int MR, int NV>
 CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at,
                                    const Q (&high)[NV]) {
@@ -76,8 +76,8 @@ CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt
   }
 }
 
-// Adds the products of quads [kQuad, kEnd) of a group, in code for each quad or in a loop over the
-// two halves of the group.
+// Adds the products of quads [kQuad, kEnd) of a group, with unrolled code for each quad
+// or with a loop over the two halves of the group.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
   if constexpr (kEnd - kQuad == 8 && loops_over_halves(MR * NV)) {
@@ -104,8 +104,8 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group. The sums of row r
-// start from first(r).
+// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group.
+// The sums of row r start from first(r).
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
 CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
   typename W::Sum acc[MR][NV];
@@ -188,8 +188,8 @@ struct PlaneShape {
     opaque(at.lines += W::kLines * 64);
     opaque(at.ahead += W::kFetchLines * 64);
   }
-  // Calls run(at) for every unit of tile t. at.ahead is the address to prefetch while the unit is
-  // computed.
+  // Calls run() for every unit of tile t, with the addresses of the unit in `at`.
+  // at.ahead is the address to prefetch while the unit is computed.
   template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
     const int64_t bytes = kSharesHeaders ? t.unit_bytes : kUnitBytes;
@@ -207,8 +207,8 @@ struct PlaneShape {
   }
 };
 
-// Tiles of units of 32 weights. Each unit is a step of the fp32 chain, with fp32 sums in registers
-// or in memory.
+// Tiles of units of 32 weights. Each unit is added to the fp32 sums,
+// which are in registers or in memory.
 template <class W>
 struct PlaneGroups : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g32;
@@ -292,8 +292,8 @@ struct PlaneGroups : PlaneShape<W> {
   }
 };
 
-// Tiles of units of 256 weights. The integer sums of a unit are in registers or in memory, and the
-// fp32 sums are in memory.
+// Tiles of units of 256 weights. The integer sums of a unit are in registers or in memory;
+// the fp32 sums are in memory.
 template <class W>
 struct PlaneBlocks : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g256;
@@ -361,8 +361,8 @@ struct PlaneBlocks : PlaneShape<W> {
   }
 
   // Adds the products of quads [kQuad, kEnd), multiplied by the first scale of a pair of
-  // sub-blocks, or by the second scale if kSecond is set. In the latter case it also subtracts the
-  // zero points of the codes of both sub-blocks.
+  // sub-blocks, or by the second scale if kSecond is true. With kSecond, it also subtracts the zero
+  // points of the codes of both sub-blocks.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
@@ -388,8 +388,8 @@ struct PlaneBlocks : PlaneShape<W> {
     }
   }
 
-  // Adds the integer sums of a unit to the fp32 sums, and the minima of the unit multiplied by the
-  // sums of the rows.
+  // Adds the integer sums of a unit to the fp32 sums,
+  // and the minima of the unit multiplied by the sums of the rows.
   template <int kStride, int MR, int NV>
   CPUSERVE_INLINE void add_unit(I (&sum)[MR][NV], const PlaneAt& at, float* c) {
     I low[MR][NV];
@@ -457,7 +457,7 @@ size_t plane_panel_bytes(int64_t k) noexcept {
 // Packs a panel from rows of the only source type of the kind. A null row is a row of zeros.
 template <class W>
 void pack_planes(const PackArgs& a) noexcept {
-  BlockCodes c{};  // take() sets all that pack_column reads
+  BlockCodes c{};  // take() sets all members that pack_column reads
   for (int64_t u = 0; u * W::kUnit < a.k; u++) {
     uint8_t* to = static_cast<uint8_t*>(a.panel) + u * W::kUnitBytes;
     for (int r = 0; r < kPanel; r++) {

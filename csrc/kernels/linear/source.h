@@ -68,7 +68,7 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
 // The tables of values for 4-bit codes: kValues, and bf16 entries with value = kUnit * entry. kUnit
 // is chosen so that the entries are exact in bf16 or have the smallest rounding error: 0.06 % of
 // the rms of NF4, where bf16 values without kUnit would have 0.11 %.
-struct Nf4Table {  // QLoRA, appendix E
+struct Nf4Table {  // source: QLoRA, appendix E
   static constexpr float kValues[16] = {-1.0f,
                                         -0.6961928009986877f,
                                         -0.5250730514526367f,

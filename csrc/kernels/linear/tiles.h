@@ -1,6 +1,6 @@
-// Linears on AMX tiles. bf16 uses tiles at every number of rows: TDPBF16PS sums even and odd
-// products separately, unlike the vector kernels. So if only linears with many rows used it, the
-// bits of a row would depend on the number of rows.
+// Linears on AMX tiles. bf16 weights use tiles at every number of rows: TDPBF16PS sums even and odd
+// products separately, unlike the vector kernels. If only linears with many rows used it, the bits
+// of a row would depend on the number of rows.
 //
 // A panel is stored as lines of 64 bytes. A line has 2 (bf16) or 4 (int8) consecutive elements of K
 // for each of the 16 columns, and a tile register holds up to 16 lines of weights. A job multiplies
@@ -44,7 +44,7 @@ CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   return t;
 }
 
-// Calls run() for every block of K, of `block` lines.
+// Calls run() for every K block of `block` lines.
 template <class Run>
 CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, int64_t block, Run run) {
   for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
@@ -63,7 +63,7 @@ CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) 
   }
 }
 
-// Sets the range to prefetch while a panel of a chain kind is used: it is as long as a panel and
+// Sets the range to prefetch while a panel of a chain kind is used. It is as long as a panel and
 // begins `ahead_bytes` after the start of the panel, so it ends in the next panel. Prefetches go to
 // L2: a prefetch to L1 would occupy one of the 16 fill buffers of L1, which tile loads need, for
 // the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a second with
@@ -94,10 +94,10 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
 // Computes a linear for up to 32 rows: every panel is read once. Chain kinds process one panel at a
 // time, in the order of memory, because memory is the limit. Group kinds spend time on unpacking
 // and adding as well, so they process a K block of two panels at a time, and each tile of rows is
-// loaded once for both panels. Measured on Granite Rapids at 12, 20 and 32 rows, two panels at a
-// time read 1.16 to 1.29 times as many bytes a second as one for w4m_g128, 1.11 to 1.22 times for
-// nf4_g64, 1.03 to 1.14 times for w8_g32, 0.94 to 1.06 times for w8_channel_g128, and 0.86 to 0.99
-// times for bf16.
+// loaded once for both panels. On Granite Rapids at 12, 20 and 32 rows, two panels at a time read
+// 1.16 to 1.29 times as many bytes a second as one panel at a time for w4m_g128, 1.11 to 1.22 times
+// for nf4_g64, 1.03 to 1.14 times for w8_g32, 0.94 to 1.06 times for w8_channel_g128, and 0.86 to
+// 0.99 times for bf16.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
@@ -155,8 +155,8 @@ CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, 
   }
 }
 
-// Computes one K block of one or two panels, which stays in L1 while all rows of `sums` pass over
-// it. row0: the first row of activations. first: the index in `sums` of the first panel.
+// Computes one K block of one or two panels, which stays in L1 while all rows are multiplied by it.
+// row0 is the first row of activations; `first` is the index of the first panel in `sums`.
 template <class Kind>
 CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
                                    int64_t panel, int np, const TileSums& sums, int64_t first) {
@@ -183,8 +183,8 @@ CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, 
   }
 }
 
-// Returns the number of lines of a K block, if K has `lines` lines. Chain kinds divide K into equal
-// parts.
+// Returns the number of lines of a K block, if K has `lines` lines.
+// Chain kinds divide K into equal parts.
 template <class Kind>
 CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
   if (Kind::kGroups) return Kind::kBlockLines;
@@ -198,8 +198,8 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
-// Sets the range to prefetch to L2 while `rows` rows pass over a strip: the next strip. Panels are
-// stored one after another, so the lines after this strip belong to the next one.
+// Sets the range to prefetch to L2 while `rows` rows are multiplied by a strip: the next strip.
+// Panels are stored one after another, so the lines after this strip belong to the next strip.
 template <class Kind>
 CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, int64_t rows,
                                       int64_t panel0, int panels) {
@@ -237,9 +237,9 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
   });
 }
 
-// Computes a linear for many rows that do not fit L2. The elements of all rows in one K block stay
-// in L2 while they are multiplied by the panels of a span (kSpanStrips strips). The panels need no
-// prefetches of our own, because the hardware prefetcher fetches them.
+// Computes a linear for more rows than L2 can hold. The elements of all rows in one K block stay in
+// L2 while they are multiplied by the panels of a span (kSpanStrips strips). The function does not
+// prefetch panels, because the hardware prefetcher does.
 template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                 int64_t row0, int64_t rows) {

@@ -1,5 +1,5 @@
-// w4_g32 and w4m_g32: 4-bit weights in groups of 32, like Q4_0 and Q4_1 of GGUF. A unit of a panel
-// is { fp16 scale[16]; fp16 min[16] (only w4m_g32); u8 q[4][16][4] }.
+// w4_g32 and w4m_g32: 4-bit weights in groups of 32, like Q4_0 and Q4_1 of GGUF.
+// A unit of a panel is { fp16 scale[16]; fp16 min[16] (only w4m_g32); u8 q[4][16][4] }.
 #pragma once
 #include "kernels/linear/group.h"
 

@@ -1,5 +1,5 @@
-// w4m_g128: 4-bit weights with a scale and a minimum for every 128 elements of K. A unit of a panel
-// is { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }.
+// w4m_g128: 4-bit weights with a scale and a minimum for every 128 elements of K.
+// A unit of a panel is { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }.
 #pragma once
 #include "kernels/linear/group.h"
 

@@ -1,5 +1,5 @@
-// w8_g32: 8-bit weights in groups of 32, like Q8_0 of GGUF. A unit of a panel is
-// { fp16 scale[16]; u8 q[8][16][4] }, where q is the signed code + 128.
+// w8_g32: 8-bit weights in groups of 32, like Q8_0 of GGUF.
+// A unit of a panel is { fp16 scale[16]; u8 q[8][16][4] }, where q is the signed code + 128.
 #pragma once
 #include "kernels/linear/group.h"
 

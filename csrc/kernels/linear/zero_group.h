@@ -4,9 +4,9 @@
 // bits, and scale (q - 128 - zero) for 8 bits, so that zero points from 0 to 255 fit a signed byte.
 //
 // A zero point is computed as a minimum of -zero * scale, which is exact in fp32 (8 bits times 11
-// bits of fp16). In all of these kinds rows have a scale for every 32 elements of K. With a scale
-// for every 128, the kinds with groups of 128 would be faster on tiles, but lose the accuracy that
-// users want from 8 bits.
+// bits of fp16). Rows of activations have a scale for every 32 elements of K in all of these kinds.
+// With one scale for 128 elements, kinds with groups of 128 would be faster on AMX tiles, but lose
+// the accuracy that users want from 8 bits.
 #pragma once
 #include "kernels/linear/group.h"
 

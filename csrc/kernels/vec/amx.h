@@ -66,7 +66,7 @@ CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
 // C += A B in bf16. The products of even and of odd elements of K are summed in two chains, and the
-// sum of the two is added to C.
+// sum of both chains is added to C.
 template <int C, int A, int B>
 CPUSERVE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

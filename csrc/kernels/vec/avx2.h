@@ -1,4 +1,4 @@
-// AVX2 + FMA + F16C, the base level on x86; and AVX-VNNI where the unit is compiled for it.
+// Vector primitives with AVX2, FMA and F16C (base level on x86), and AVX-VNNI where it is enabled.
 #pragma once
 #include <immintrin.h>
 
@@ -53,8 +53,8 @@ CPUSERVE_INLINE F split_exponent(F x, F* e) {
 CPUSERVE_INLINE F add_exponent(F p, F e) {
   return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(e), 23)));
 }
-// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
-// 2 with about half of n each.
+// The exponent of one float cannot hold every n in [-252, 252],
+// so p is multiplied by two powers of 2 with about half of n each.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -72,7 +72,7 @@ CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
   const F ab = add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   const F cd = add(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
   const F x = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
-  const F y = add(_mm256_shuffle_ps(x, x, 0x88), _mm256_shuffle_ps(x, x, 0xdd));  // a c a c b d b d
+  const F y = add(_mm256_shuffle_ps(x, x, 0x88), _mm256_shuffle_ps(x, x, 0xdd));  // lanes: acacbdbd
   _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 CPUSERVE_INLINE float reduce_max(F x) {
@@ -102,7 +102,7 @@ CPUSERVE_INLINE I abs_bits(F x) {
 }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm256_max_epi32(a, b); }
 // Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
-// a, b, c and d. Then the 128-bit lanes are reduced.
+// each of a, b, c and d. Then reduces the 128-bit lanes.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -159,8 +159,8 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   const __m128i x = _mm_srli_epi16(_mm_loadl_epi64((const __m128i*)p), at / 8 * 4);
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
 }
-// The bits of the code are moved into an fp16. The exponent keeps the bias 7 of E4M3, while fp16
-// has the bias 15, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
+// fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));
@@ -268,8 +268,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(entries, index.v)};
 }
-// VPMADDUBSW would saturate if u8 is up to 255, so even and odd bytes are widened to 16-bit words
-// before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255,
+// so even and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
   __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),
@@ -278,7 +278,7 @@ CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   return _mm256_add_epi32(acc, _mm256_add_epi32(a, b));
 }
 #if defined(__AVXVNNI__) || defined(CPUSERVE_VNNI_MODEL)
-// CPUSERVE_VNNI_MODEL: the same sums without the instruction, for tests on CPUs that lack it.
+// CPUSERVE_VNNI_MODEL computes the same sums without the instruction, for tests on other CPUs.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
 #ifdef CPUSERVE_VNNI_MODEL
   return exact_dot4(acc, u, s);
@@ -298,7 +298,7 @@ CPUSERVE_INLINE I widen(S x) { return x; }
 #else
 constexpr int kGroupVecs = 8, kDot8Zero = 0;
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
-CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
@@ -320,8 +320,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
 #endif
-// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added for four
-// vectors at once, and `ascending` puts the results in order.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added, for four
+// vectors together, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm256_set1_epi8(1)};
   for (int half = 0; half < 2; half++, x += 128, out += 8) {

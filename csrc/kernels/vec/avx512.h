@@ -1,4 +1,4 @@
-// AVX-512 F/BW/DQ/VL, with VNNI and BF16 where the unit is compiled for them.
+// Vector primitives with AVX-512 F, BW, DQ and VL, and with VNNI and BF16 where they are enabled.
 #pragma once
 // gcc 12's own header reads an uninitialized vector on purpose (_mm512_undefined_ps).
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -83,7 +83,7 @@ CPUSERVE_INLINE I round_to_int(F x) { return _mm512_cvtps_epi32(x); }
 CPUSERVE_INLINE I abs_bits(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 // Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
-// a, b, c and d. Then the 128-bit lanes are reduced.
+// each of a, b, c and d. Then reduces the 128-bit lanes.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -149,8 +149,8 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 (a denormal), the float of byte 0
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
-// The bits of the code are moved into an fp16. The exponent keeps the bias 7 of E4M3, while fp16
-// has the bias 15, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
+// fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
   return _mm512_cvtph_ps(
@@ -161,8 +161,8 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
       _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
 }
 // Rounds to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
-// denormals, so levels with it would differ from the others. A NaN keeps its top bits and becomes
-// quiet.
+// denormals, so levels that use this instruction would return other bits.
+// A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {
   __m512i u = _mm512_castps_si512(x);
   __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -293,8 +293,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// VPMADDUBSW would saturate if u8 is up to 255, so even and odd bytes are widened to 16-bit words
-// before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255,
+// so even and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   const __m512i even = _mm512_set1_epi16(0xff);
   __m512i a = _mm512_madd_epi16(_mm512_and_si512(u.v, even),
@@ -302,7 +302,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   __m512i b = _mm512_madd_epi16(_mm512_srli_epi16(u.v, 8), _mm512_srai_epi16(s.v, 8));
   return _mm512_add_epi32(acc, _mm512_add_epi32(a, b));
 }
-CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
@@ -322,8 +322,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added for four
-// vectors at once, and `ascending` puts the results in order.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added, for four
+// vectors together, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm512_set1_epi8(1)};
   __m512i s[4];

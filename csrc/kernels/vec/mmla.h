@@ -55,8 +55,8 @@ CPUSERVE_INLINE Q last_pairs(P a, P b) {
   return {vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u16(a.v), vreinterpretq_u32_u16(b.v)))};
 }
 
-// Returns {a, a, b, b}: in the order of the four sums of a product, a belongs to row 0 and b to row
-// 1.
+// Returns {a, a, b, b}, in the order of the four sums of a product:
+// a belongs to the sums of row 0, and b to the sums of row 1.
 CPUSERVE_INLINE F of_rows(float a, float b) { return vcombine_f32(vdup_n_f32(a), vdup_n_f32(b)); }
 CPUSERVE_INLINE I of_rows(int32_t a, int32_t b) {
   return vcombine_s32(vdup_n_s32(a), vdup_n_s32(b));

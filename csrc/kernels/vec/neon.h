@@ -1,5 +1,5 @@
-// Advanced SIMD of Armv8.0-A, with the dot products of Armv8.2 and BF16 where the unit is compiled
-// for them.
+// Vector primitives with Advanced SIMD of Armv8.0-A,
+// and with the dot products of Armv8.2 and BF16 where they are enabled.
 #pragma once
 #include <arm_neon.h>
 
@@ -57,8 +57,8 @@ CPUSERVE_INLINE F split_exponent(F x, F* e) {
 CPUSERVE_INLINE F add_exponent(F p, F e) {
   return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(e), 23)));
 }
-// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
-// 2 with about half of n each.
+// The exponent of one float cannot hold every n in [-252, 252],
+// so p is multiplied by two powers of 2 with about half of n each.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -165,8 +165,8 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   return vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
-// The bits of the code are moved into an fp16. The exponent keeps the bias 7 of E4M3, while fp16
-// has the bias 15, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
+// fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
   return vcvt_f32_f16(vreinterpret_f16_s16(x));

@@ -1,5 +1,5 @@
-// Plain C without intrinsics: four lanes in loops. Tests compare other levels with this one. It is
-// never chosen by default.
+// Vector primitives in plain C without intrinsics: four lanes in loops. Tests compare other levels
+// with this level, which is never chosen by default.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -82,8 +82,8 @@ CPUSERVE_CALL F split_exponent(F x, F* e) {
   return sub(x, *e);
 }
 CPUSERVE_CALL F add_exponent(F p, F e) { return scale2(p, e); }
-// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
-// 2 with about half of n each.
+// The exponent of one float cannot hold every n in [-252, 252],
+// so p is multiplied by two powers of 2 with about half of n each.
 CPUSERVE_CALL F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -218,8 +218,8 @@ CPUSERVE_CALL F load_nibbles(const uint8_t* p, int at) {
   CPUSERVE_LANES r.v[i] = (float)(p[at % 8 + i] >> at / 8 * 4 & 15);
   return r;
 }
-// The bits of the code are moved into an fp16. The exponent keeps the bias 7 of E4M3, while fp16
-// has the bias 15, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
+// fp16 has the bias 15, so the result is 1/256 of the value.
 CPUSERVE_CALL F load_e4m3(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));

@@ -11,9 +11,9 @@
 //     max(a, b) and min(a, b) return b if a or b is NaN
 //   F round(F): to nearest even         F scale2(F p, F n) = p 2^n, n integral in [-126, 127]
 //   F scale2_far(F p, F n) = p 2^n, n integral in [-252, 252], rounded once
-//   F split_exponent(F x, F* e): splits x into n + f with n integral, |x| <= 2^21, and returns f. f
-//     is in [0, 1] if kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2]. e is n in the
-//     encoding that add_exponent takes.
+//   F split_exponent(F x, F* e): splits x into n + f with n integral, for |x| <= 2^21. Returns f,
+//     which is in [0, 1] if kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2]. Sets e to n
+//     in the encoding that add_exponent takes.
 //   F add_exponent(F p, F e) = p 2^n, n in [-126, 127]. With split_exponent it takes fewer
 //     operations than round, sub and scale2.
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, lanes of `other` elsewhere
@@ -23,7 +23,7 @@
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
 //   I round_to_int(F): to nearest even, undefined for NaN     I imax(I, I)
 //   I abs_bits(F): the bits of |x|. As integers they have the order of |x|, and NaN is the largest.
-//   void reduce_add4(I, I, I, I, int32_t*) reduce_max4: reduces four vectors at once
+//   void reduce_add4(I, I, I, I, int32_t*) reduce_max4: the sum or maximum of each of four vectors
 //   void store_bytes(int8_t*, I): stores kLanes integers, each in [-127, 127], as bytes
 //   void store_s8(int8_t*, F): to nearest even, saturated to [-127, 127]; NaN becomes 127
 //   I load_bits(const float*) void store_bits(float*, I): integers in memory of type float
@@ -31,7 +31,7 @@
 //   F dot2(F acc, P a, P b):
 //     acc + a.even b.even + a.odd b.odd, in an order that is fixed for each ISA level
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*): kLanes elements as floats
-//   F load_e8m0(const uint8_t*): half of the value, 2^(byte - 127)
+//   F load_e8m0(const uint8_t*): half of the E8M0 values, which are 2^(byte - 127)
 //   F load_s8 load_e5m2 load_e4m3 (const uint8_t*): kLanes bytes as floats; load_e4m3 returns 1/256
 //     of the values
 //   F load_nibbles(const uint8_t* p, int at): numbers at to at + kLanes - 1 of the 16 numbers in

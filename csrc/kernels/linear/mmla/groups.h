@@ -12,7 +12,7 @@
 //   kZero    the code of 0
 //   Q operand(lines, step, c)    the operand of column pair c
 //   F scale(header, pair0, c)    the scales of column pair pair0 + c, for the two rows of a product
-//   F least(header, pair0, c)    the same for the minima
+//   F least(header, pair0, c)    the minima of column pair pair0 + c, for the two rows of a product
 #pragma once
 #include "kernels/linear/mmla/chains.h"
 #include "kernels/linear/w4_group.h"
@@ -115,9 +115,9 @@ CPUSERVE_INLINE void group_tile(const MmlaTile& t) {
   store_sums(t, f);
 }
 
-// Writes the groups of units [u0, u0 + units) of the rows to `to`. A group is, for each pair of
-// rows, the scales {s0, s0, s1, s1}; with kLeast then scale * sum of the group in the same order,
-// or with kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
+// Writes the groups of units [u0, u0 + units) of the rows to `to`. For each pair of rows, a group
+// has the scales {s0, s0, s1, s1}; with kLeast then scale * sum of codes in the same order, or with
+// kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
 template <class V>
 static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
   constexpr int kGroup = V::kSteps * kStepBytes;

@@ -18,9 +18,9 @@ CPUSERVE_INLINE int unit_of_4(int i, int column) { return (i * kPanel + column) 
 CPUSERVE_INLINE int unit_of_8(int i, int column) {
   return i / 2 * kLineBytes + column * kStepBytes + i % 2 * 4;
 }
-// Converts units x = 2 i and y = 2 i + 1 of a column between the two layouts: 8-bit codes change
-// between signed and plus 128; with 4-bit codes the high nibbles of x and the low nibbles of y are
-// exchanged. Calling the function twice restores the units.
+// Converts units x = 2 i and y = 2 i + 1 of a column between the two layouts. 8-bit codes change
+// between signed codes and codes plus 128. With 4-bit codes, the high nibbles of x and the low
+// nibbles of y are exchanged. Calling the function twice restores the units.
 template <class W>
 CPUSERVE_INLINE void turn_units(uint32_t* x, uint32_t* y) {
   constexpr uint32_t kLow = 0x0f0f0f0fu;

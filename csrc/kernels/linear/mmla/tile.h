@@ -29,7 +29,7 @@ struct MmlaTile {
   const uint8_t* b;  // weights of the panel, packed or unpacked
   int pair0;         // first pair of columns
   int64_t units;
-  int64_t steps;  // steps of K in these units; the last group may be cut short
+  int64_t steps;  // steps of K in these units; the last group may have fewer
   float* c;       // the sum of the first row and column
   int c_stride;
   bool resume;  // whether c has the sums over earlier units of K
@@ -46,8 +46,8 @@ struct MmlaRows {
 };
 CPUSERVE_INLINE int pairs_of(int64_t rows) { return static_cast<int>((rows + 1) / 2); }
 
-// Calls put(pair, first row, second row) for each pair of rows. The last row of an odd number of
-// rows is paired with itself.
+// Calls put(pair, first row, second row) for each pair of rows.
+// The last row of an odd number of rows is paired with itself.
 template <class Put>
 CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   for (int p = 0; p < pairs_of(r.rows); p++) {
@@ -56,8 +56,8 @@ CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   }
 }
 
-// Interleaves `steps` steps, rounded up to an even number, of two rows: the 8 bytes of the first
-// row, then those from the second row. `stride` is the bytes from one step to the next in `to`.
+// Interleaves `steps` steps (rounded up to an even number) of two rows: for each step 8 bytes of
+// the first row, then 8 bytes of the second row. Steps begin `stride` bytes apart in `to`.
 CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
                                 uint8_t* to, size_t stride) {
   for (int64_t s = 0; s < steps; s += 2, to += 2 * stride) {
@@ -67,8 +67,8 @@ CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int
   }
 }
 
-// Loads the sums of a tile. In `c` they are row by row; in registers each vector has two columns of
-// two rows.
+// Loads the sums of a tile. In `c` they are stored row by row;
+// in registers, each vector has two columns of two rows.
 template <int RP, int CP, class Sum>
 CPUSERVE_INLINE void load_sums(const MmlaTile& t, Sum (&sum)[RP][CP]) {
 #pragma GCC unroll 8

@@ -1,6 +1,6 @@
-// Matrix tiles (AMX) for the GGUF kinds with blocks of 256 weights. Each weight is unpacked to its
-// code times the integer scale of its sub-block. The sums of a whole block then need only the one
-// float scale of the block.
+// AMX tiles for the GGUF kinds with blocks of 256 weights. Each weight is unpacked to its code
+// times the integer scale of its sub-block. The sum over a whole block is then multiplied by only
+// one float scale.
 #pragma once
 #include "kernels/linear/tiles/groups.h"
 
@@ -18,8 +18,8 @@ struct BlockTiles {
   static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
   static constexpr int kUnitLines = W::kUnit / 4;
-  // A code times its scale fits 16 bits, and for some kinds one byte. In Q3_K these products are
-  // from -124 to 128, so their negatives are stored in the byte.
+  // A code times its scale needs 16 bits, and in some kinds only one byte. In Q3_K these products
+  // are from -124 to 128, so the byte stores the negative of a product.
   static constexpr bool kWide = G::kLow == 4;
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;

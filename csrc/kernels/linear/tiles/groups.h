@@ -1,6 +1,6 @@
-// Matrix tiles (AMX) for the kinds with a scale for every group of 32 to 256 elements of K. The
-// sums of a group are stored from the tiles to memory. Vector code multiplies them by the
-// scales and adds them to fp32 sums, while the tiles compute the next groups.
+// AMX tiles for the kinds with a scale for every group of 32 to 256 elements of K. The sums of a
+// group are stored from the tiles to memory. Vector code multiplies them by the scales and adds
+// them to fp32 sums, while the tiles compute the next groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
 
@@ -103,7 +103,7 @@ struct GroupTiles {
     size_t next_panel = sizeof t.scratch->lines[0];
     if constexpr (Raw::kAsStored) {
       const auto stored = static_cast<int64_t>((t.panel_bytes - kChannelScales) / kTileLineBytes);
-      if ((line / kLines + 1) * kLines <= stored) {  // not the last group, if that was padded
+      if ((line / kLines + 1) * kLines <= stored) {  // not a last group with padding
         w = t.w + line * kTileLineBytes;
         next_panel = t.panel_bytes;
       }
@@ -111,8 +111,8 @@ struct GroupTiles {
     load_operands<RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
   }
 
-  // The groups with sums that are stored from the tiles to memory, but not yet added to the fp32
-  // sums.
+  // The groups with sums that are stored from the tiles to memory,
+  // but not yet added to the fp32 sums.
   struct Waiting {
     int64_t g;
     int groups;  // number of groups from g on; 0: none
@@ -143,8 +143,8 @@ struct GroupTiles {
       for (int j = 0; j < groups; j++) {
         zero_sums<RT, NP>();
         // The tiles of the next product are loaded before a group is added. Prefetches are issued
-        // after the product, because before it they would take the fill buffers that its loads
-        // need.
+        // after the product: before it, they would take the fill buffers that the loads of its
+        // tiles need.
         for (int64_t end = line + kLines; line < end && line < t.line1;) {
           multiply_operands<typename Raw::Product, RT, NP>();
           t.fetch->step();
