@@ -52,20 +52,20 @@ struct RowBlock {
   float* chunk_o;        // result of a tile for one chunk, [Kv::kMostRows][hd]
   float* m;              // running maxima of the scores, [rows]
   float* l;              // running sums of 2^(score - m), [rows]
-  int rows;              // how many rows fit in the scratch memory
+  int rows;              // number of rows that fit in the scratch memory
   Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
   uint16_t* widened;  // AMX tiles only: 8-bit keys and values of a chunk, widened to bf16
 };
 
-// Returns the number of elements from one row of q to the next: hd, or on AMX tiles, which read
-// 32 dims at a time, hd rounded up to a multiple of 32.
+// Returns the number of elements from one row of q to the next, which is hd.
+// On AMX tiles, which read 32 dims at a time, hd is rounded up to a multiple of 32.
 template <class Kv>
 CPUSERVE_INLINE size_t query_width(int hd) {
   return static_cast<size_t>(Kv::kMatrixTiles ? round_up(hd, 32) : hd);
 }
 
-// Divides the scratch memory: scores and probabilities of each tile that is computed, the result of
-// a tile for one chunk, m and l, and in the remaining bytes as many rows of q and o as possible.
+// Divides the scratch memory into scores, probabilities and the result of each tile, the running m
+// and l of the rows, and as many rows of q and o as fit in the remaining bytes.
 // With vector kernels, scores and probabilities take 24 KB, and the whole scratch has at most
 // a.scratch_bytes, to stay in L2 (256 KB are enough for 256 rows at hd 64, or 96 rows at hd 256).
 // With AMX tiles, scores and probabilities take 64 KB, widened keys and values take up to 256 KB,
@@ -86,8 +86,8 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
     // On AMX tiles, the bf16 probabilities of a row overwrite its fp32 scores from front to back.
-    // The two tiles that are computed at the same time then take 64 KB instead of 96 KB, so that
-    // more of their data stays in L1.
+    // The two tiles that are computed at the same time then take 64 KB instead of 96 KB,
+    // so that more of their data stays in L1.
     uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
                                            : take(kRows * kChunk * sizeof(typename Kv::Left));
     tile.p = reinterpret_cast<typename Kv::Left*>(left);
@@ -150,8 +150,8 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
   }
 }
 
-// The token and the query head of a row. Loops advance it from row to row, which is cheaper
-// than dividing the index of each row by a.group.
+// The token and the query head of a row.
+// Advancing from row to row is cheaper than dividing the index of each row by a.group.
 struct RowPlace {
   int64_t token;  // index of the token, counted from a.t0
   int head;       // index of the query head, counted from the first query head of the KV head
@@ -167,8 +167,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n). The caller prefetches only if n is more than a
-// tile: the queries of fewer rows are still in a cache near the core.
+// Prefetches the queries of rows [first, first + n). Callers need it only for more than one tile,
+// because the queries of fewer rows are still in a cache near the core.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -205,8 +205,8 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
 }
 
 // For MLA, where keys are also the values: copies the keys of a KV block to the layout of values.
-// In bf16 this changes [hd / 2][kBlock][2] to [kBlock / 2][hd][2], in other types [hd][kBlock] to
-// [kBlock][hd]. Token slots that were never written may contain any bytes.
+// In bf16, [hd / 2][kBlock][2] becomes [kBlock / 2][hd][2]; else [hd][kBlock] becomes [kBlock][hd].
+// Token slots that were never written may contain any bytes.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;
@@ -350,8 +350,8 @@ struct UnitRows {
   int64_t first;  // the block's first row, counted from the first row of the unit
 };
 
-// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if no row
-// sees a key of the chunk and the unit writes no partial results: then nothing is computed.
+// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if nothing is
+// computed: if no row sees a key of the chunk, and the unit writes no partial results.
 template <class Kv>
 static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
                               Tile<Kv>& t) {

@@ -22,18 +22,18 @@ struct ChunkBlocks {
   int hd;  // head_dim padded to a multiple of 16
 };
 
-// Prefetches cache lines of K and V in the order of use, a few per step of a tile to keep memory
-// busy. More would be lost: a core drops prefetches that arrive faster than memory delivers.
-// Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher (6 to
-// 9 % faster than into L2, with 8 query heads per KV head). In prefill every tile reads the chunk,
-// so prefill prefetches into L2. A piece is the K or V half of one KV block for one KV head.
+// Prefetches cache lines of K and V in the order of use, a few per step of a tile: memory is always
+// busy, and a core does not drop prefetches that arrive faster than memory delivers.
+// Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher
+// (6 to 9 % faster than prefetching into L2, with 8 query heads per KV head). Prefill prefetches
+// into L2, because every tile reads the chunk. A piece is the K or V half of one block and KV head.
 // After the last piece, the address `at` stays on one cache line.
 struct Fetch {
   const uint8_t* at;
   const uint8_t* stop;
-  size_t step;                             // bytes to the next line; 0 after the last piece
-  const uint8_t* piece[4 * kChunkBlocks];  // pieces of this chunk, then of the next one
-  int index, count, now;                   // piece number; pieces in all; pieces of this chunk
+  size_t step;                             // bytes to the next cache line; 0 after the last piece
+  const uint8_t* piece[4 * kChunkBlocks];  // addresses of the pieces of this and the next chunk
+  int index, count, now;                   // index of current piece; pieces in all; in this chunk
   size_t bytes;                            // bytes of a piece
   const uint8_t* idle;                     // the cache line to prefetch after the last piece
 };
@@ -78,7 +78,7 @@ static constexpr int step_lines(int vecs) {
 // this power is a probability.
 template <class Kv>
 struct Tile {
-  const typename Kv::Left* q;  // [hd / side][R][side], side = kQuerySide; AMX: [R][padded hd]
+  const typename Kv::Left* q;  // queries [hd / side][R][side], side = kQuerySide; AMX: [R][hd]
   float* s;                    // scores [R][kChunk], then kSlack floats of padding
   typename Kv::Left* p;        // probabilities, at the indexes that place_in_p returns
   float* o;                    // result: R rows of hd floats, ldo floats apart

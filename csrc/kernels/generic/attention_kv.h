@@ -28,8 +28,8 @@ constexpr bool kBf16Pairs = false;
 
 // One struct for each KvType defines how products are formed:
 //   kStep         how many dims (QK) or keys (PV) one lane of a multiply-add sums: 2 with pairs
-//   kSide         how many of these kStep elements are adjacent in the KV block. If it is 1, the
-//                 second element is kBlock (K) or hd (V) elements later, in the next row
+//   kSide         how many of these kStep elements are adjacent in the KV block. If kSide is 1, the
+//                 second of two elements is kBlock (K) or hd (V) elements after the first
 //   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
 //   kRowPairs     whether tiles multiply two or more rows in pairs (attention_pairs.h);
 //                 place_in_p() then interleaves the probabilities of two rows
@@ -89,8 +89,8 @@ struct KvF32 : SingleProducts {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
-// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies its
-// score. The scale of a value multiplies the probability before this is rounded to bf16.
+// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies the
+// score, and the scale of a value multiplies the probability before it is rounded to bf16.
 // kLargest is the largest value that a code can have. load() returns the values of codes divided by
 // kWiden, and the stored scales are multiplied by kWiden to compensate.
 struct ScaledProducts : KvBf16 {

@@ -6,8 +6,8 @@
 // PV), so the sums of a row do not depend on other rows of its tile. For a block that only other
 // rows see, a row adds products with probabilities of 0, which are 0 if all values are finite.
 // If a block that some rows do not see completely contains an infinity or NaN, rows that see the
-// same keys are multiplied separately. Values in the cache that no row of the tile sees may be
-// stale, so zeros replace them.
+// same keys are multiplied separately.
+// Values in the cache that no row of the tile sees may be stale, so zeros replace them.
 //
 // The vector units need more time for probabilities than the AMX unit for QK and PV: with heads of
 // 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles. If many tiles of rows use
@@ -180,7 +180,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;
-  const uint16_t* v[kChunkBlocks];  // values of each block, or a copy if the range cuts the block
+  const uint16_t* v[kChunkBlocks];  // values of a block, or a masked copy (if some keys are unused)
   int row, rows, hd, first, last, block, column = 0;
 
   ValueSteps() = default;
@@ -433,7 +433,7 @@ static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlock
     find_top(t, c, 0);
     for (int r = 0; r < slot.rows; r++) {
       for (int i = 0; i < a_row; i++) between.step(f);
-      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with row r
+      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // the reduction overlaps with the exp of row r
       soften_one(t, c, r, whole);
     }
     while (between.now != between.kNothing) between.step(f);

@@ -5,8 +5,8 @@
 // one lane per output column and sums over keys, so it skips masked keys, which may be stale.
 // PV multiplies the keys that every row of the tile sees with all R rows together. The first and
 // last keys, which only some rows see, are multiplied before and after the common keys, together
-// for neighbouring rows that see the same keys. Between these three parts, sums are in memory
-// without rounding, so a row sums its own keys in ascending order, whatever the tile.
+// for neighbouring rows that see the same keys. Sums stay in memory unrounded between these parts,
+// so a row sums its own keys in ascending order, whatever the tile.
 //
 // Exponents, maxima and attention sinks are stored multiplied by log2 e,
 // so that exp2 computes probabilities without another multiplication.

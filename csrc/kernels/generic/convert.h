@@ -64,8 +64,8 @@ CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, 
   return {x, reinterpret_cast<int8_t*>(row + g * size), scales + g, sums + g};
 }
 
-// Returns the address of the sums of group `g` of 256 columns in a q8g256 row: 16 int16 sums of 16
-// columns, then 8 int16 sums of 32 columns.
+// Returns the address of the sums of group `g` of 256 columns in a q8g256 row:
+// 16 int16 sums of 16 columns each, then 8 int16 sums of 32 columns each.
 CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
   return row + padded + padded / 256 * 4 + g * kBlockSums;
 }
@@ -162,8 +162,8 @@ CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   *to.sum = total[0];
 }
 
-// Quantizes columns [column0, column0 + n) of a row in groups of kGroup columns. Only the last
-// group of the row may have fewer columns.
+// Quantizes columns [column0, column0 + n) of a row in groups of kGroup columns.
+// Only the last group of the row may have fewer columns.
 template <int kGroup>
 CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t column0, const float* x,
                                       int n) {

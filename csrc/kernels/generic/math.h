@@ -53,9 +53,9 @@ CPUSERVE_INLINE F exp2_fit(F f, const Fit (&c)[N]) {
   return fma(p, f, set1(1.0f));
 }
 
-// Returns 2^x for x <= 0, for softmax, with fewer operations than exp. The relative error is below
-// 2e-7. For x below -125 the result is 2^-125, so that results are never denormal; this does not
-// change a sum that contains a 1.
+// Returns 2^x for x <= 0, for softmax, with fewer operations than exp and a relative error < 2e-7.
+// For x below -125 the result is 2^-125, so that results are never denormal.
+// This does not change a sum that contains a 1, as the sums of softmax do.
 CPUSERVE_INLINE F exp2_nonpositive(F x) {
   constexpr Fit kFit[] = {{6.931469769e-1f, 6.931513119e-1f},
                           {2.402224111e-1f, 2.401644492e-1f},

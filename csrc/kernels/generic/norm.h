@@ -10,9 +10,9 @@ namespace cpuserve {
 // The arguments of rms_norm and layer_norm. The kernels process rows [m0, m1).
 struct NormArgs {
   Rows x;               // f32
-  Rows out;             // any format; may alias x when f32
+  Rows out;             // output in any format; may alias x if f32
   const float* weight;  // [width]
-  const float* bias;    // layer_norm only, or nullptr
+  const float* bias;    // [width], only for layer_norm; or nullptr
   float eps;
   int64_t m0, m1;
   float* scratch;  // width floats

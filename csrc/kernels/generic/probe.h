@@ -21,9 +21,9 @@ CPUSERVE_INLINE uint64_t lane_sum(I x) {
   return sum;
 }
 
-// Returns the sum of all bytes. Each iteration reads eight vectors, and dot products with ones add
-// up their bytes. A lane adds at most 4 x 255 per vector, so the sums over kBatch (2 MB) stay below
-// 2^31 at any vector length.
+// Returns the sum of all bytes. Each iteration reads eight vectors; dot products with ones add up
+// their bytes. A lane adds at most 4 x 255 per vector, so sums over kBatch (2 MB) stay below 2^31
+// at any vector length.
 static inline uint64_t probe_read(const void* data, size_t bytes) noexcept {
   constexpr size_t kVec = kLanes * 4, kStep = 8 * kVec, kBatch = size_t{2} << 20, kAhead = 2048;
   const int8_t one[4] = {1, 1, 1, 1};

@@ -26,13 +26,13 @@ struct Recurrence {
 
   RecurrentArgs a;
   int64_t key_row, value_row;  // floats from one row to the next, padded to whole vectors
-  float* keys;                 // [C][key_row]; zeros after key_width
+  float* keys;                 // keys k [C][key_row], with zeros after key_width
   float* u;                    // [heads][C][value_row]
   float* decay;           // G, the sum of g since the chunk began: [heads][C]; by_row: [C][key_row]
-  float* queries;         // [rows][key_row]; zeros after key_width
-  float* closing;         // [C][value_row] u times the decay until the chunk's end
+  float* queries;         // queries q [rows][key_row], with zeros after key_width
+  float* closing;         // [C][value_row] u times the decay until the end of the chunk
   float* sums;            // [heads at a time][vectors][value_row]: closed states times vectors
-  float *kk, *kq;         // [rows][C] k_i . k_t and k_i . q_t
+  float *kk, *kq;         // dot products [rows][C] k_i . k_t (kk) and k_i . q_t (kq)
   float *to_u, *to_out;   // [rows][C] kk and kq times exp(G_t - G_i)
   float* fade;            // [C] exp(G_i), and then [C] exp(G_end - G_i); by_row: ones
   float *faded, *ending;  // by_row: faded [2 * C][key_row] has exp(G_t) k_t, then exp(G_t) q_t;

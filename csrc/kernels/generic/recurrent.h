@@ -245,7 +245,7 @@ static inline void key_products(const Recurrence& r) {
   });
 }
 
-// Does the same as decay_products if the decay is a vector, which kk, kq and the sums contain.
+// Does the same as decay_products if the decay is a vector: kk, kq and the sums include it already.
 static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   for (int64_t i = 0; i < 2 * kStateChunk; i++) r.fade[i] = 1.0f;
   for (int64_t i = 0; i < r.a.rows * kStateChunk; i += kLanes) {

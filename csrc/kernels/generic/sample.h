@@ -364,8 +364,8 @@ static inline Row row_to_sample(const SampleArgs& a, const SampleScratch& s) {
   return {a.logits, nullptr, a.vocab, block, (a.vocab + block - 1) / block, s.block_max, s.ids};
 }
 
-// Computes the maxima of the blocks of ids [begin, end). If one of the logits is NaN, the first of
-// these maxima is set to NaN.
+// Computes the maxima of the blocks of ids [begin, end).
+// If one of the logits is NaN, the first of these maxima is set to NaN.
 static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const Row r = row_to_sample(a, s);
@@ -375,8 +375,8 @@ static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) 
 
 // Computes the masses of ids [begin, end) that sample() needs first: at temperature 1 if it reports
 // logprobs, otherwise at the temperature of the request. Bias, bans and penalties are not
-// considered here, because they can change until the row is sampled; if there are any, sample()
-// computes the masses again.
+// considered here, because they can change until the row is sampled:
+// if there are any, sample() computes the masses again.
 static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const bool draws = a.target < 0 && a.params && !is_greedy(*a.params) && !a.mask;
   if (a.num_top < 0 && !draws) return;

@@ -26,8 +26,8 @@ struct Cut {
   int32_t id;
 };
 
-// A row of n logits in `blocks` blocks of `block` ids, with the maximum of each block (only an
-// upper bound after ids have been masked) and memory for a list of ids.
+// A row of n logits in `blocks` blocks of `block` ids, with memory for a list of ids and with the
+// maximum of each block (only an upper bound after ids have been masked).
 struct Row {
   const float* logits;
   const float* mass;  // weight of each id, or nullptr: every id weighs 1

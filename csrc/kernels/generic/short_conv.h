@@ -14,12 +14,12 @@ struct ShortConvArgs {
   const float* x;
   int64_t x_stride;
   const float* before;  // the taps - 1 inputs before the first row, oldest first
-  const float* weight;  // [taps][channels], oldest first
+  const float* weight;  // weights [taps][channels], for the oldest input first
   const float* bias;    // [channels] or nullptr
   bool silu;
   int32_t taps;  // 1 to kMaxTaps
   int64_t channels, rows;
-  float* out;  // must not overlap x or before
+  float* out;  // output, which must not overlap x or before
   int64_t out_stride;
   int64_t before_stride = 0, weight_stride = 0;  // 0 = channels
 };

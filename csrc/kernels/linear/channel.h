@@ -19,8 +19,8 @@ namespace {
 
 constexpr size_t kChannelScales = kPanel * sizeof(float);  // bytes of scales at the end of a panel
 
-// The addresses that a channel tile has reached along K: in its first row (x), in its first panel
-// (w), and in the data to prefetch (ahead).
+// The addresses that a channel tile has reached along K: x in its first row,
+// w in its first panel, and `ahead` in the data to prefetch.
 struct ChannelAt {
   const uint8_t *x, *w, *ahead;
 };
@@ -100,8 +100,8 @@ struct Channel {
   // operand, and the rate would be 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
   // A tile has two panels even if there are registers for three. A task has up to four panels, and
-  // the fourth panel alone would have too few sums to hide the latency of a product (with 8 rows,
-  // 27 instead of 32 GB/s are read).
+  // the fourth panel alone would have too few sums to hide the latency of a product:
+  // with 8 rows, 27 GB/s instead of 32 GB/s would be read.
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n == 3 ? 2 : n;
@@ -245,8 +245,8 @@ inline size_t channel_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + 3) / 4 * 64) + kChannelScales;
 }
 
-// Returns the scale of one source row: the scale that is stored in the row, or the largest
-// magnitude of its elements / 127.
+// Returns the scale of one source row: the scale that is stored in the row,
+// or the largest magnitude of its elements divided by 127.
 inline float channel_scale_of(const PackArgs& a, int row) {
   if (!a.rows[row]) return 0.0f;
   if (a.source == SourceType::s8_channel) return read_as<float>(a.rows[row]);

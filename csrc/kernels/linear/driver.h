@@ -28,9 +28,9 @@
 //     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of a tile if it has only two panels
 //     static constexpr bool kLineUnits      a unit has 32 or 64 bytes in a panel: at most a line
-//     static constexpr int kTurns           share_units prefetches panels in turn if a block has at
-//                                           most kTurns / 2 calls for each panel; not used with
-//                                           kLineUnits
+//     static constexpr int kTurns           if a block has at most kTurns / 2 calls for each panel,
+//                                           share_units prefetches its panels in turn
+//                                           (not used with kLineUnits)
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -117,7 +117,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
 constexpr int64_t kFinishTiles = 4;
 
 // A part of the product that is small enough for the caches: tiles multiply its rows by its panels
-// over units [u0, u1) of K. A unit is the smallest part of K that Kind computes at once.
+// over units [u0, u1) of K. A unit is the smallest part of K that Kind computes together.
 struct Block {
   int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
   int64_t panel0;

@@ -84,11 +84,11 @@ CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
 // The addresses that a tile has reached in its rows and weights.
 // All pointers advance by one group at a time.
 struct GroupAt {
-  const uint8_t *x, *scales, *sums;  // first row: the codes, the scale and the sum of the group
+  const uint8_t *x, *scales, *sums;  // in the first row: codes, scale and sum of the group
   size_t x_stride;
-  const uint8_t* w;  // first panel: the address of the lines of the group minus the header size
+  const uint8_t* w;  // in the first panel: the lines of the group, minus the header size
   size_t panel_bytes;
-  const uint8_t* ahead;  // first panel: the address to prefetch during this group
+  const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
 };
 
 // Prefetches a line of a later group of NPF panels. Lines are prefetched one at a time between

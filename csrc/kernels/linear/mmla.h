@@ -145,7 +145,7 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
   }
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all use it.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows use it.
 template <class Kind>
 CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
   const MmlaRows all = rows_of_call<Kind>(a);

@@ -15,8 +15,8 @@
 //   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero point of column c in the low
 //                   nibble and of column c + 8 in the high nibble; the minimum is -zero * d
 // Kinds without a minimum have neither m nor least. A sub-block is the group of 16 or 32 weights
-// that share one small factor (scale, least). Sub-blocks 2 i and 2 i + 1 are a pair, and their
-// small factors are adjacent.
+// that share one small factor (scale, least).
+// Sub-blocks 2 i and 2 i + 1 are a pair, and their small factors are adjacent.
 #pragma once
 #include "kernels/linear/gguf_blocks.h"
 #include "kernels/linear/source.h"

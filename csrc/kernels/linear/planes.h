@@ -14,11 +14,11 @@ namespace {
 
 // The addresses that a tile has reached in its rows and weights: a group of 32 weights in a unit.
 struct PlaneAt {
-  const uint8_t *x, *scales, *sums;  // first row: the codes, their scale, their sums
+  const uint8_t *x, *scales, *sums;  // in the first row: the codes, their scale, their sums
   size_t x_stride;
-  const uint8_t *unit, *lines;  // first panel: the header of the unit, the lines of the group
+  const uint8_t *unit, *lines;  // in the first panel: the unit and its lines of the group
   size_t panel_bytes;
-  const uint8_t* ahead;  // first panel: the address to prefetch in this unit
+  const uint8_t* ahead;  // in the first panel: the address to prefetch in this unit
   int64_t left, groups;  // remaining groups of this unit; groups of every unit
 };
 

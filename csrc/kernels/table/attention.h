@@ -117,7 +117,7 @@ struct AttentionArgs {
   int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // the blocks of the sequence
   int32_t chunk0, chunk1;      // chunks to visit; chunk = absolute position / kChunk
-  int32_t window;              // a row sees only keys less than this many positions away; 0: all
+  int32_t window;              // a row sees keys fewer than `window` positions away; 0: all keys
   float scale, softcap;        // if softcap is 0, scores are not capped
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
@@ -161,7 +161,7 @@ inline size_t kv_chunk_bytes(KvType t, int32_t hd_pad) {
 }
 
 struct AttentionMergeArgs {
-  const float* partial;  // [rows][chunks][16 + hd_pad]
+  const float* partial;  // partial results [rows][chunks][16 + hd_pad]
   int64_t rows, chunks;
   int32_t kv_head, group, head_dim, hd_pad;
   int64_t row0, t0;

@@ -47,9 +47,9 @@ struct RecurrentArgs {
   // by_row: g of row d is -rate softplus(g[t * g_stride + d] + bias[d]).
   const float* bias = nullptr;
   float rate = 0.0f;
-  float* out;  // row t: [heads][value_width] at out + t * out_stride
+  float* out;  // row t of the result is [heads][value_width] at out + t * out_stride
   int64_t out_stride;
-  uint8_t* scratch;  // recurrent_scratch_bytes() bytes
+  uint8_t* scratch;  // scratch memory of recurrent_scratch_bytes() bytes
   // The closed state of the unit that this thread computes next, or nullptr.
   // The kernel prefetches the beginning of this state.
   const float* next = nullptr;

@@ -78,9 +78,9 @@ struct SampleArgs {
   int32_t token;          // out
   float logprob;          // out: the log probability of `token`
   int32_t rank;           // out: 1 + number of ids with a larger logit
-  int32_t* top_ids;       // out [num_top]: most probable first; if equal, the lower id
+  int32_t* top_ids;       // out [num_top]: ids, most probable first; if equal, lower id first
   float* top_logprobs;    // out [num_top]
-  void* scratch;          // vocab * 8 + 65536 bytes, 64-byte aligned
+  void* scratch;          // scratch memory: vocab * 8 + 65536 bytes, 64-byte aligned
   bool prepared = false;  // sample_scan and sample_weigh have filled the scratch
   bool cut = false;       // sample_guess, sample_tally, sample_cut and sample_drop have run as well
 };

@@ -69,7 +69,7 @@ namespace cpuserve {
 //     No other kind is packed from this source type.
 // family: the class with the kernels of the kind, which only units of ISA levels have
 // (kernels/linear/kinds.h).
-// clang-format off: so that a new line does not move the columns of the others
+// clang-format off: so that a new line does not move the columns of the other lines
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
   X(dense_bf16, DenseFamily<Bf16Element>)                                      \
   X(dense_f16, DenseFamily<F16Element>)                                        \
@@ -194,7 +194,7 @@ struct PackArgs {
   const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
   SourceType source;
   int64_t k;
-  void* panel;  // destination, panel_bytes(k), 32-byte aligned
+  void* panel;  // the packed panel: panel_bytes(k) bytes, 32-byte aligned
 };
 
 struct PackedWeight {

@@ -37,9 +37,9 @@
 //   F load_nibbles(const uint8_t* p, int at): numbers at to at + kLanes - 1 of the 16 numbers in
 //     the 8 bytes at p. Number i is the low nibble of p[i], number 8 + i its high nibble.
 //   void widen_e4m3(const uint8_t*, uint16_t* to): stores 1/256 of 2 kLanes values as bf16
-//   Entries load_entries(const uint16_t*): a table of 16 bf16   P lookup_pairs(Entries, const
-//     uint8_t*): for each of kLanes bytes, the entry of its low nibble (even element) and the entry
-//     of its high nibble (odd element)
+//   Entries load_entries(const uint16_t*): a table of 16 bf16
+//   P lookup_pairs(Entries, const uint8_t*): for each of kLanes bytes, the entry of its low nibble
+//     (even element) and the entry of its high nibble (odd element)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. Each lane
 //     must be finite and not denormal, or a NaN that was a bf16. Ties go to even or away from 0.

@@ -121,7 +121,7 @@ struct BlockTiles {
       const uint8_t* unit = t.w + static_cast<size_t>(waiting.panel + p) * t.panel_bytes +
                             waiting.unit * W::kUnitBytes;
       const int32_t* dots = (*waiting.dots)[row_tile * kJobColumns + p];
-      constexpr int64_t kNext = kTileRows16 * kPanel;  // from high-byte sums to low-byte sums
+      constexpr int64_t kNext = kTileRows16 * kPanel;  // integers from high-byte to low-byte sums
       for (int v = 0; v < kWays; v++) {
         F scale, least;
         W::factors(unit, v * kLanes, &scale, &least);

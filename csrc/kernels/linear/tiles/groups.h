@@ -103,7 +103,7 @@ struct GroupTiles {
     size_t next_panel = sizeof t.scratch->lines[0];
     if constexpr (Raw::kAsStored) {
       const auto stored = static_cast<int64_t>((t.panel_bytes - kChannelScales) / kTileLineBytes);
-      if ((line / kLines + 1) * kLines <= stored) {  // not a last group with padding
+      if ((line / kLines + 1) * kLines <= stored) {  // if this is not the padded last group
         w = t.w + line * kTileLineBytes;
         next_panel = t.panel_bytes;
       }

@@ -36,8 +36,8 @@ using DotTiles = int32_t[2 * kJobColumns][kTileRows16 * kPanel];
 // The scratch memory of a call of run_tiles.
 struct TileScratch {
   float sums[kSpanStrips * kSumsFloats];        // sums of all rows (TileSums)
-  uint8_t rows_tail[kJobRows][kTileLineBytes];  // the last lines of K, padded with zeros
-  uint8_t lines_tail[kJobColumns][kTileBytes];  // the same lines of the weights
+  uint8_t rows_tail[kJobRows][kTileLineBytes];  // the end of K of the rows, padded with zeros
+  uint8_t lines_tail[kJobColumns][kTileBytes];  // the end of K of the weights, padded with zeros
   DotTiles dots[2][2];                          // sums of two groups, and of the next two groups
   uint8_t lines[kJobColumns][kGroupBlockLines * kTileLineBytes];  // unpacked weights
 };
