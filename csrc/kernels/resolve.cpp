@@ -74,9 +74,9 @@ template <class Function>
 void replace(Function*& to, Function* from) {
   to = from;
 }
-// Replaces a linear kernel by the kernel of a higher ISA level. For up to few_rows rows, the new
-// kernel uses the product of the lower level. If `pack` of the new kernel is null, the new kernel
-// reads the same panels, and the lower level packs them.
+// Replaces a linear kernel by the kernel of a higher ISA level. For up to few_rows rows,
+// the new kernel uses the product of the lower level. If `pack` of the new kernel is null,
+// the new kernel reads the same panels, and the lower level packs them.
 void replace(LinearKernel& to, const LinearKernel& from) {
   const LinearKernel below = to;
   to = from;
@@ -111,9 +111,9 @@ void lay_over(Level& level, const Unit& unit) {
   level.name = level.table.isa = unit.level;
 }
 
-// Returns the level that `name` extends. If this build does not have that level, returns the next
-// lower level in `levels`. Returns nullptr for levels that extend "scalar": they define every
-// kernel themselves, so that no kernel runs without vectors.
+// Returns the level that `name` extends. If this build does not have that level,
+// returns the next lower level in `levels`. Returns nullptr for levels that extend "scalar":
+// they define every kernel themselves, so that no kernel runs without vectors.
 const Level* base_of(std::string_view name, const std::vector<Level>& levels) {
   for (std::string base = isa_level_base(name); !base.empty(); base = isa_level_base(base)) {
     if (base == "scalar") break;

@@ -2,8 +2,8 @@
 // and which level provides each entry of a table.
 //
 // A level extends a lower level (isa_level_base): kernels that it does not define are the kernels
-// of the lower level. "scalar" extends no level, and no level takes kernels from it. This file does
-// not check which levels the CPU can run; csrc/cpu/features.h does.
+// of the lower level. "scalar" extends no level, and no level takes kernels from it.
+// This file does not check which levels the CPU can run; csrc/cpu/features.h does.
 #pragma once
 #include <string_view>
 #include <vector>

@@ -1,6 +1,6 @@
-// The interface of the kernels: plain structs of arguments and one table of function pointers for
-// each ISA level. The arguments of a kernel are in a file of table/, or at the top of the file of
-// the kernel in generic/; only ISA units compile the other lines of that file.
+// The interface of the kernels: plain structs of arguments and one table of function
+// pointers for each ISA level. The arguments of a kernel are in a file of table/, or at the top
+// of the file of the kernel in generic/; only ISA units compile the other lines of that file.
 //
 // Rules every kernel obeys:
 //  * noexcept, no allocation, no I/O, no globals, no getenv; the caller provides scratch memory.
@@ -35,9 +35,9 @@ namespace cpuserve {
 // The types of products: KernelTable::probe_dot has a function for each that measures its rate.
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
-// The kernels that have exactly one entry in the table: X(name, types of the arguments). The file
-// with the arguments of a kernel has its line of this list. In an ISA unit that defines all kernels
-// (isa/unit.h), the entry is the function of this name in kernels/generic/.
+// The kernels that have exactly one entry in the table: X(name, types of the arguments).
+// The file with the arguments of a kernel has its line of this list. In an ISA unit that defines
+// all kernels (isa/unit.h), the entry is the function of this name in kernels/generic/.
 #define CPUSERVE_KERNELS(X)      \
   CPUSERVE_NORM_KERNELS(X)       \
   CPUSERVE_CONVERT_KERNELS(X)    \
@@ -59,9 +59,9 @@ struct KernelTable {
 #define CPUSERVE_ENTRY(name, ...) void (*name)(__VA_ARGS__) noexcept;
   CPUSERVE_KERNELS(CPUSERVE_ENTRY)
 #undef CPUSERVE_ENTRY
-  // Probes for the roofline. probe_read reads `bytes` bytes and returns their sum, so that the
-  // compiler does not remove the reads. A function of probe_dot runs a loop of products on
-  // registers `iterations` times and returns the number of operations: 2 for a multiply-add.
+  // Probes for the roofline. probe_read reads `bytes` bytes and returns their sum,
+  // so that the compiler does not remove the reads. A function of probe_dot runs a loop of products
+  // on registers `iterations` times and returns the number of operations: 2 for a multiply-add.
   // The functions for int8 and int4 use the products of weight kinds with 8 and 4 bits.
   uint64_t (*probe_read)(const void* data, size_t bytes) noexcept;
   double (*probe_dot[static_cast<int>(DotKind::count)])(int64_t iterations) noexcept;

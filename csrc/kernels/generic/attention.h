@@ -4,8 +4,8 @@
 // and the results of chunks are merged in ascending order, here or by attention_merge.
 // Prefill and decode use the same code for tiles and for merging.
 //
-// The result of a row for some chunks has three parts: the maximum m of its scores, the sum l of
-// 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
+// The result of a row for some chunks has three parts: the maximum m of its scores, the sum l
+// of 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
 //
 // In all attention files, QK is the product of queries and keys, PV is the product of probabilities
 // and values, and hd is head_dim rounded up to a multiple of 16.
@@ -23,9 +23,9 @@
 
 namespace CPUSERVE_NS {
 
-// Computes the factors that merge a running result (with maximum `before`) and the result of a
-// chunk (with maximum m). The merged maximum is after = max(before, m). The running result is
-// multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m - after).
+// Computes the factors that merge a running result (with maximum `before`) and the result
+// of a chunk (with maximum m). The merged maximum is after = max(before, m). The running result
+// is multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m - after).
 // If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
@@ -260,10 +260,10 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
   f.count += count > 0 ? halves * count : 0;
 }
 
-// Selects the memory that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk, or
-// after the last chunk the first chunk of the next KV head. The sequence has `blocks` KV blocks.
-// In decode (`dense`), `f` first prefetches cache lines of the current chunk, kLead pieces ahead of
-// their use, and continues at the line where the prefetches of the previous chunk stopped.
+// Selects the memory that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk,
+// or after the last chunk the first chunk of the next KV head. The sequence has `blocks` KV blocks.
+// In decode (`dense`), `f` first prefetches cache lines of the current chunk, kLead pieces ahead
+// of their use, and continues at the line where the prefetches of the previous chunk stopped.
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
@@ -350,8 +350,8 @@ struct UnitRows {
   int64_t first;  // the block's first row, counted from the first row of the unit
 };
 
-// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if nothing is
-// computed: if no row sees a key of the chunk, and the unit writes no partial results.
+// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if nothing
+// is computed: if no row sees a key of the chunk, and the unit writes no partial results.
 template <class Kv>
 static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
                               Tile<Kv>& t) {
@@ -527,9 +527,9 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
   *l = reduce_max(sum);
 }
 
-// Merges the partial results of rows, with the same operations as merge_tile. For each row it first
-// computes the factors of many chunks, with kLanes chunks in a vector. Then it sums each column of
-// the output o over the chunks in a register.
+// Merges the partial results of rows, with the same operations as merge_tile.
+// For each row it first computes the factors of many chunks, with kLanes chunks in a vector.
+// Then it sums each column of the output o over the chunks in a register.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

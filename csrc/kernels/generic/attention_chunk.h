@@ -73,9 +73,9 @@ static constexpr int step_lines(int vecs) {
   return lines > 1 ? lines : 1;
 }
 
-// The data of a tile of attention, except for the KV cache. Row r sees keys [lo[r], hi[r]) of the
-// chunk, and no key if lo[r] == hi[r]. A score times log2 e is called an exponent, because 2 to
-// this power is a probability.
+// The data of a tile of attention, except for the KV cache.
+// Row r sees keys [lo[r], hi[r]) of the chunk, and no key if lo[r] == hi[r].
+// A score times log2 e is called an exponent, because 2 to this power is a probability.
 template <class Kv>
 struct Tile {
   const typename Kv::Left* q;  // queries [hd / side][R][side], side = kQuerySide; AMX: [R][hd]

@@ -7,16 +7,16 @@
 
 namespace CPUSERVE_NS {
 
-// A register tile of attention has up to kTileRows rows and kWide vectors of keys (in QK) or of
-// value columns (in PV), or up to kTallRows rows and kWide / 2 vectors. With tiles of 8 rows, a GQA
-// group of 7 or 8 query heads reads each key from L1 once. A step of 8 rows and 2 vectors has 10
-// loads (8 + 2) for 16 multiply-adds. A core begins two multiply-adds a cycle, and 16 independent
-// sums hide the latency of a multiply-add.
+// A register tile of attention has up to kTileRows rows and kWide vectors of keys (in QK)
+// or of value columns (in PV), or up to kTallRows rows and kWide / 2 vectors. With tiles of 8 rows,
+// a GQA group of 7 or 8 query heads reads each key from L1 once. A step of 8 rows and 2 vectors
+// has 10 loads (8 + 2) for 16 multiply-adds. A core begins two multiply-adds a cycle,
+// and 16 independent sums hide the latency of a multiply-add.
 // kWide is a power of two, so that whole tiles cover the 32 keys of a block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
-// The fewest rows of a tile where several tiles are needed: tile_rows() in attention.h divides the
-// remaining rows equally between the last two tiles, so each tile is about half full or more.
+// The fewest rows of a tile where several tiles are needed: tile_rows() in attention.h divides
+// the remaining rows equally between the last two tiles, so each tile is about half full or more.
 constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
 // Whether tiles of two or more rows multiply the rows in pairs, with BFMMLA (attention_pairs.h).
@@ -89,10 +89,10 @@ struct KvF32 : SingleProducts {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
-// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies the
-// score, and the scale of a value multiplies the probability before it is rounded to bf16.
-// kLargest is the largest value that a code can have. load() returns the values of codes divided by
-// kWiden, and the stored scales are multiplied by kWiden to compensate.
+// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies
+// the score, and the scale of a value multiplies the probability before it is rounded to bf16.
+// kLargest is the largest value that a code can have. load() returns the values of codes divided
+// by kWiden, and the stored scales are multiplied by kWiden to compensate.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -149,8 +149,8 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
 
 // Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk].
 // If rows are multiplied in pairs, the layout is [R / 2][kChunk / 4][2][4]: four keys of one row,
-// then the same four keys of the other row of the pair. On AMX tiles, the bf16 probabilities of a
-// row overwrite its fp32 scores, so rows begin 2 kChunk elements apart.
+// then the same four keys of the other row of the pair. On AMX tiles, the bf16 probabilities
+// of a row overwrite its fp32 scores, so rows begin 2 kChunk elements apart.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
   if (Kv::kMatrixTiles) return r * 2 * kChunk + k;

@@ -2,17 +2,17 @@
 // 8-bit codes are widened to bf16 once for all rows that use a chunk.
 // The header generic/attention.h explains the terms of attention kernels.
 //
-// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one AMX tile in
-// PV), so the sums of a row do not depend on other rows of its tile. For a block that only other
+// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one AMX tile
+// in PV), so the sums of a row do not depend on other rows of its tile. For a block that only other
 // rows see, a row adds products with probabilities of 0, which are 0 if all values are finite.
-// If a block that some rows do not see completely contains an infinity or NaN, rows that see the
-// same keys are multiplied separately.
+// If a block that some rows do not see completely contains an infinity or NaN,
+// rows that see the same keys are multiplied separately.
 // Values in the cache that no row of the tile sees may be stale, so zeros replace them.
 //
-// The vector units need more time for probabilities than the AMX unit for QK and PV: with heads of
-// 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles. If many tiles of rows use
-// a chunk, both units work in parallel: while vectors compute the softmax of one tile, the AMX
-// unit multiplies the values of the tile before it and the keys of the tile after it.
+// The vector units need more time for probabilities than the AMX unit for QK and PV: with heads
+// of 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles. If many tiles
+// of rows use a chunk, both units work in parallel: while vectors compute the softmax of one tile,
+// the AMX unit multiplies the values of the tile before it and the keys of the tile after it.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/matrix_job.h"
@@ -87,18 +87,18 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
   return pairs;
 }
 
-// Returns the number of cache lines that a step of QK or PV prefetches if it reads `lines` lines of
-// bf16. 8-bit blocks have half as many lines in the KV cache, and widen_half prefetches half of
-// them. The steps prefetch a little more than the other half, because the prefetches of the first
-// chunk begin late and have to catch up.
+// Returns the number of cache lines that a step of QK or PV prefetches
+// if it reads `lines` lines of bf16. 8-bit blocks have half as many lines in the KV cache,
+// and widen_half prefetches half of them. The steps prefetch a little more than the other half,
+// because the prefetches of the first chunk begin late and have to catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
   if (kAhead == Ahead::light) return kLightLines;
   return Kv::kScaled ? lines * 3 / 8 : lines;
 }
 
-// The number of rows that the AMX tiles are configured for. Configuring tiles takes longer than
-// a step of products, so set() configures them only if the number of rows changes.
+// The number of rows that the AMX tiles are configured for. Configuring tiles takes longer
+// than a step of products, so set() configures them only if the number of rows changes.
 struct Shape {
   int rows = 0;
   void set(int n) {
@@ -107,8 +107,8 @@ struct Shape {
   }
 };
 
-// Computes the scores of all rows of a tile for the keys of blocks [block, last). A step multiplies
-// 32 dims of one block. Each lane is one key, so a stale key spoils only its own lane.
+// Computes the scores of all rows of a tile for the keys of blocks [block, last). A step
+// multiplies 32 dims of one block. Each lane is one key, so a stale key spoils only its own lane.
 template <class Kv>
 struct KeySteps {
   const Tile<Kv>* t;
@@ -238,9 +238,9 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
   while (!steps.done()) steps.template step<kAhead>(f);
 }
 
-// Sets the probabilities of keys in [begin, end) that row r does not see to 0. The range consists
-// of whole blocks. exp_scores() has already cleared the masked lanes of the first and the last
-// vector of visible keys.
+// Sets the probabilities of keys in [begin, end) that row r does not see to 0.
+// The range consists of whole blocks. exp_scores() has already cleared the masked lanes
+// of the first and the last vector of visible keys.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // all probabilities of the row are 0 already
@@ -339,9 +339,9 @@ struct TileSlot {
   KeyRange keys = {};
 };
 
-// The work of the AMX unit while the vector units compute the softmax of the tile in the other
-// slot, row by row. The AMX unit first computes PV of the tile in `slot`, then QK of the next tile,
-// which replaces the tile in the slot.
+// The work of the AMX unit while the vector units compute the softmax of the tile
+// in the other slot, row by row. The AMX unit first computes PV of the tile in `slot`,
+// then QK of the next tile, which replaces the tile in the slot.
 //   begin(index, tile): prepares a tile and returns its number of rows,
 //                       or 0 if the tile has nothing to compute
 //   end(index, tile, rows): merges or stores m, l and o of a tile

@@ -51,10 +51,10 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Stores the probabilities p = 2^(s factor - m) of one row with scores s, rounded to Kv::Left. If
-// values are 8-bit, p is multiplied by the scale of the value before it is rounded. Returns l, the
-// sum of the unrounded 2^(s factor - m), computed as one chain of additions per lane. Only the
-// first and the last vector of keys can have masked lanes; their probabilities are 0.
+// Stores the probabilities p = 2^(s factor - m) of one row with scores s, rounded to Kv::Left.
+// If values are 8-bit, p is multiplied by the scale of the value before it is rounded. Returns l,
+// the sum of the unrounded 2^(s factor - m), computed as one chain of additions per lane.
+// Only the first and the last vector of keys can have masked lanes; their probabilities are 0.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   const F scale = set1(t.factor), below = set1(-t.m[r]);

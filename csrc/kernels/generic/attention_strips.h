@@ -50,9 +50,9 @@ template <class Kv, int R, int V, Ahead kAhead>
 static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
 
-// Adds to o[r][0 .. V * kLanes) the sum of p[r][key] v[key] over keys [begin, end). The strip
-// begins at `column` of the values. If only one of the two keys of the first or last step is in the
-// range, the values of the other key may be stale and are set to zero.
+// Adds to o[r][0 .. V * kLanes) the sum of p[r][key] v[key] over keys [begin, end).
+// The strip begins at `column` of the values. If only one of the two keys of the first or last step
+// is in the range, the values of the other key may be stale and are set to zero.
 // If `fresh` is true, the sums start from zero instead of from o.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
@@ -138,9 +138,9 @@ static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>
   }
 }
 
-// The functions that multiply strips, compiled separately for each number of rows R. Their callers
-// are compiled once and take R as an argument: this costs an indirect call for each strip, but
-// saves half of the machine code of attention.
+// The functions that multiply strips, compiled separately for each number of rows R.
+// Their callers are compiled once and take R as an argument:
+// this costs an indirect call for each strip, but saves half of the machine code of attention.
 template <class Kv>
 struct Strips {
   using Score = void (*)(const typename Kv::Left* q, const typename Kv::Elem* a,

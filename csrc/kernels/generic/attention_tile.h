@@ -1,12 +1,12 @@
-// One tile of attention: R rows and one chunk of kChunk keys. Its result does not include earlier
-// chunks. The header generic/attention.h explains the terms.
+// One tile of attention: R rows and one chunk of kChunk keys.
+// Its result does not include earlier chunks. The header generic/attention.h explains the terms.
 //
-// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK. PV has
-// one lane per output column and sums over keys, so it skips masked keys, which may be stale.
-// PV multiplies the keys that every row of the tile sees with all R rows together. The first and
-// last keys, which only some rows see, are multiplied before and after the common keys, together
-// for neighbouring rows that see the same keys. Sums stay in memory unrounded between these parts,
-// so a row sums its own keys in ascending order, whatever the tile.
+// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK. PV
+// has one lane per output column and sums over keys, so it skips masked keys, which may be stale.
+// PV multiplies the keys that every row of the tile sees with all R rows together.
+// The first and last keys, which only some rows see, are multiplied before and after the common
+// keys, together for neighbouring rows that see the same keys. Sums stay in memory unrounded
+// between these parts, so a row sums its own keys in ascending order, whatever the tile.
 //
 // Exponents, maxima and attention sinks are stored multiplied by log2 e,
 // so that exp2 computes probabilities without another multiplication.
@@ -59,8 +59,8 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
 }
 
 // Computes PV for R rows and keys [begin, end). In decode, each strip of columns adds kValueSpan
-// keys before the next strip adds the same keys. A strip that adds all keys of the chunk in one
-// loop would read values that are not prefetched yet.
+// keys before the next strip adds the same keys. A strip that adds all keys of the chunk
+// in one loop would read values that are not prefetched yet.
 template <class Kv, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
                               int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
@@ -102,9 +102,9 @@ static inline Common common_keys(const Tile<Kv>& t, int R) {
   return c;
 }
 
-// Computes PV for keys [from, to), where rows may see different keys. Neighbouring rows that see
-// the same keys are computed together. With kRowPairs each row is computed alone, because the
-// probabilities of two rows are interleaved.
+// Computes PV for keys [from, to), where rows may see different keys.
+// Neighbouring rows that see the same keys are computed together.
+// With kRowPairs each row is computed alone, because the probabilities of two rows are interleaved.
 template <class Kv, Ahead kAhead>
 static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
                                bool fresh, Fetch& f) {

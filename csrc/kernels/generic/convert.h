@@ -46,8 +46,8 @@ CPUSERVE_INLINE void copy_bf16(uint16_t* to, const float* x, int n) {
   }
 }
 
-// The addresses of one group of columns: its fp32 values (x), and in the quantized row its int8
-// codes, its scale and the sum of its codes.
+// The addresses of one group of columns:
+// its fp32 values (x), and in the quantized row its int8 codes, its scale and the sum of its codes.
 struct QuantGroup {
   const float* x;
   int8_t* q;
@@ -129,8 +129,8 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
 }
 
 // Quantizes one group of n columns, for any n, and stores it as `padded` (a multiple of 32) codes.
-// It computes two chains of maxima and two chains of sums: a group can be a whole row, where a
-// single chain would be bound by the latency of its operations.
+// It computes two chains of maxima and two chains of sums:
+// a group can be a whole row, where a single chain would be bound by the latency of its operations.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
@@ -225,8 +225,8 @@ static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* 
   }
 }
 
-// Quantizes columns of a q8g128 or q8row row. Tiles never write these formats, so this function is
-// not inlined into code that writes tiles: gcc would warn about groups that tiles cannot write.
+// Quantizes columns of a q8g128 or q8row row. Tiles never write these formats, so this function
+// is not inlined into code that writes tiles: gcc would warn about groups that tiles cannot write.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -237,8 +237,8 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
   }
 }
 
-// Writes the second term of q8g32x2, the quantized rounding errors of the first term, for up to
-// four whole groups of 32. The second term begins `half` bytes after the first term.
+// Writes the second term of q8g32x2, the quantized rounding errors of the first term,
+// for up to four whole groups of 32. The second term begins `half` bytes after the first term.
 static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
   alignas(64) float left[kGroupsAtOnce][32];
   QuantGroup to[kGroupsAtOnce];

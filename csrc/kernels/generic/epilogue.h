@@ -43,11 +43,11 @@ CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64
   }
 }
 
-// Applies the epilogue to a tile of `rows` rows and `panels` (at most kMostPanels) panels, and
-// writes the output rows from row0 on. The kPanel values of panel p of row r begin at the address
-// tile + r * stride + p * kPanel. Columns at or after out.width are dropped.
-// With q8g32 output, every tile covers whole groups of 32 columns: panel0 is a multiple of 2 (of 4
-// with glu), and only the last tile of a row may end with an incomplete group.
+// Applies the epilogue to a tile of `rows` rows and `panels` (at most kMostPanels) panels,
+// and writes the output rows from row0 on. The kPanel values of panel p of row r begin
+// at the address tile + r * stride + p * kPanel. Columns at or after out.width are dropped.
+// With q8g32 output, every tile covers whole groups of 32 columns: panel0 is a multiple
+// of 2 (of 4 with glu), and only the last tile of a row may end with an incomplete group.
 static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_t panel0,
                               int panels, const float* tile, size_t stride) {
   const int halves = ep.glu ? 2 : 1;

@@ -1,6 +1,6 @@
-// Multiplies heads of q and k by a Hadamard matrix before k is quantized to int8: every dim becomes
-// a signed sum of all dims of its block, so that one large channel no longer determines the scale
-// of all other channels. The scores q . k do not change.
+// Multiplies heads of q and k by a Hadamard matrix before k is quantized to int8:
+// every dim becomes a signed sum of all dims of its block, so that one large channel no longer
+// determines the scale of all other channels. The scores q . k do not change.
 #pragma once
 #include "kernels/vec/vec.h"
 

@@ -12,9 +12,9 @@ CPUSERVE_INLINE uint32_t float_bits(float x) {
   return u;
 }
 
-// Encodes x, rounded to nearest even, as an fp8 code: a sign bit, an exponent with bias kBias, and
-// kMantissa bits. |x| must be at most the largest finite code. The function has no branches, so the
-// compiler can vectorize loops over it.
+// Encodes x, rounded to nearest even, as an fp8 code: a sign bit, an exponent with bias kBias,
+// and kMantissa bits. |x| must be at most the largest finite code.
+// The function has no branches, so the compiler can vectorize loops over it.
 template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
@@ -44,9 +44,9 @@ CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
 CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
-// Writes the codes of n values, and zeros up to hd. Returns the scale: a value is the scale times
-// the number that Kv::load reads from its code. A NaN or infinity in x makes the scale NaN, because
-// results would otherwise be wrong without notice.
+// Writes the codes of n values, and zeros up to hd. Returns the scale:
+// a value is the scale times the number that Kv::load reads from its code. A NaN or infinity
+// in x makes the scale NaN, because results would otherwise be wrong without notice.
 template <class Kv>
 static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   F top = zero(), poison = zero();

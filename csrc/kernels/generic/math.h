@@ -1,8 +1,8 @@
-// Elementary functions on vectors. A NaN argument makes the result NaN: max and min return their
-// second operand if one operand is NaN, and constants are always the first operand.
+// Elementary functions on vectors. A NaN argument makes the result NaN: max and min return
+// their second operand if one operand is NaN, and constants are always the first operand.
 // tests/cpp/test_rowwise.cpp checks the error bounds below. The coefficients of the polynomials
-// come from weighted least-squares fits. The weights were adjusted until all local maxima of the
-// error were equal, which makes the largest error as small as possible.
+// come from weighted least-squares fits. The weights were adjusted until all local maxima
+// of the error were equal, which makes the largest error as small as possible.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -40,8 +40,8 @@ CPUSERVE_INLINE F exp2_reduced(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// Returns 1 + f (c[0] + f (c[1] + ...)). A coefficient has the value `nearest` for f in [-1/2,
-// 1/2], and `down` for f in [0, 1], at ISA levels where split_exponent rounds down.
+// Returns 1 + f (c[0] + f (c[1] + ...)). A coefficient has the value `nearest` for f
+// in [-1/2, 1/2], and `down` for f in [0, 1], at ISA levels where split_exponent rounds down.
 struct Fit {
   float nearest, down;
 };

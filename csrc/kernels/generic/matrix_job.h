@@ -1,5 +1,5 @@
-// How linears and attention use the eight AMX tile registers. A job multiplies up to two tiles of
-// 16 rows by up to two tiles of 16 columns, so that two products use each tile that is loaded.
+// How linears and attention use the eight AMX tile registers. A job multiplies up to two tiles
+// of 16 rows by up to two tiles of 16 columns, so that two products use each tile that is loaded.
 #pragma once
 #include "kernels/vec/amx.h"
 
@@ -23,9 +23,9 @@ CPUSERVE_INLINE void configure_job(int rows, int lines) {
   tile_configure(shapes);
 }
 
-// The tile registers of a job: 0 and 1 hold the sums of the first 16 rows, 2 and 3 the sums of the
-// other rows. The operands are in 4 and 5 (rows), and in 6 and 7 (columns). RT is the number of
-// tiles of rows, and NP the number of tiles of columns (panels).
+// The tile registers of a job: 0 and 1 hold the sums of the first 16 rows,
+// 2 and 3 the sums of the other rows. The operands are in 4 and 5 (rows), and in 6 and 7 (columns).
+// RT is the number of tiles of rows, and NP the number of tiles of columns (panels).
 template <int RT, int NP>
 CPUSERVE_INLINE void load_sums(const float* c, size_t stride) {
   tile_load<0>(c, stride);
@@ -55,8 +55,8 @@ CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
 }
 
 // Loads the operands for one tile of K: rows at x, and one or two tiles of columns at w0 and w1.
-// kPassing is for rows that are not used again soon: they are loaded so that they do not evict the
-// columns from L1.
+// kPassing is for rows that are not used again soon:
+// they are loaded so that they do not evict the columns from L1.
 template <int RT, int NP, bool kPassing>
 CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {

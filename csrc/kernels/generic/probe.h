@@ -21,9 +21,9 @@ CPUSERVE_INLINE uint64_t lane_sum(I x) {
   return sum;
 }
 
-// Returns the sum of all bytes. Each iteration reads eight vectors; dot products with ones add up
-// their bytes. A lane adds at most 4 x 255 per vector, so sums over kBatch (2 MB) stay below 2^31
-// at any vector length.
+// Returns the sum of all bytes. Each iteration reads eight vectors;
+// dot products with ones add up their bytes. A lane adds at most 4 x 255 per vector,
+// so sums over kBatch (2 MB) stay below 2^31 at any vector length.
 static inline uint64_t probe_read(const void* data, size_t bytes) noexcept {
   constexpr size_t kVec = kLanes * 4, kStep = 8 * kVec, kBatch = size_t{2} << 20, kAhead = 2048;
   const int8_t one[4] = {1, 1, 1, 1};
@@ -73,9 +73,9 @@ struct DotBf16 {  // only for ISA levels with an instruction for dot2
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot2(c, a, b); }
 };
 // Multiplies operands in L1 for a whole register tile in each iteration; no kernel can be faster.
-// Returns the number of operations; a multiply-add counts as two. In each iteration, an asm barrier
-// hides the operands from the compiler, so that it cannot move a part of an emulated product out of
-// the loop.
+// Returns the number of operations; a multiply-add counts as two.
+// In each iteration, an asm barrier hides the operands from the compiler,
+// so that it cannot move a part of an emulated product out of the loop.
 template <class D>
 static inline double dot_loop(int64_t iterations) {
   alignas(64) uint8_t operands[kTileVecs * 64 + kTileRows * 4] = {};
@@ -109,8 +109,8 @@ static inline double dot_loop(int64_t iterations) {
 // with the dot product of the kernel for quantized weights W.
 template <class W, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
-  // This loop is not unrolled, because gcc would then delay the additions and keep all products on
-  // the stack.
+  // This loop is not unrolled, because gcc would then delay the additions
+  // and keep all products on the stack.
 #pragma GCC unroll 1
   for (int quad = 0; quad < 8; quad++) {
     asm volatile("" : "+r"(p) : : "memory");
@@ -127,8 +127,8 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
 }
 
 // Does the same as dot_loop for quantized weights W, with as many sums as a register tile of their
-// kernel. 8-bit and 4-bit weights differ on CPUs without dot-product instructions: only products of
-// 4-bit weights can be summed in 16 bits, and these sums are widened after 32 elements of K.
+// kernel. 8-bit and 4-bit weights differ on CPUs without dot-product instructions: only products
+// of 4-bit weights can be summed in 16 bits, and these sums are widened after 32 elements of K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;
@@ -188,8 +188,8 @@ static inline double tile_loop(int depth, int64_t iterations) {
 #endif
 
 #ifdef CPUSERVE_UNIT_MMLA
-// Does the same as dot_loop for SMMLA and BFMMLA, with the tallest register tile of linear/mmla.h
-// on operands in L1. `depth` is the number of elements of K in a product.
+// Does the same as dot_loop for SMMLA and BFMMLA, with the tallest register tile
+// of linear/mmla.h on operands in L1. `depth` is the number of elements of K in a product.
 template <class Sum>
 static inline double mmla_loop(int depth, int64_t iterations) {
   constexpr int R = 6, C = 4;

@@ -11,11 +11,11 @@
 
 namespace CPUSERVE_NS {
 
-// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory. It therefore
-// reads kStreams states in turn, some rows of each, because a core that reads several pages has
-// more cache lines on their way from memory. Reading 8 states in turn is 1.3 times as fast as
-// reading one state, and 2 states 1.1 times (128 KiB at a time, 2 cores of an Ice Lake Xeon,
-// November 2026). The sums of all these states stay in L1.
+// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory.
+// It therefore reads kStreams states in turn, some rows of each, because a core
+// that reads several pages has more cache lines on their way from memory. Reading 8 states in turn
+// is 1.3 times as fast as reading one state, and 2 states 1.1 times (128 KiB at a time,
+// 2 cores of an Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
 // The arguments of a unit, and the addresses and sizes that follow from them. C is kStateChunk (16
@@ -134,8 +134,8 @@ struct Piece {
 };
 // Returns piece `index` of the memory that a unit prefetches, in the order of use: the open keys,
 // k, q, v, the results, and u of all heads. A unit with a whole chunk probably belongs to a prompt,
-// where the next chunk follows in memory. Such a unit prefetches k, q, v and the results of the
-// next chunk; the unit before it has prefetched k, q, v and the results of this chunk.
+// where the next chunk follows in memory. Such a unit prefetches k, q, v and the results
+// of the next chunk; the unit before it has prefetched k, q, v and the results of this chunk.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
@@ -160,8 +160,8 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 class UnitFetch;
 static void begin_row(UnitFetch& f);
 
-// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile. This keeps
-// memory busy without more requests than a core can track at the same time.
+// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile.
+// This keeps memory busy without more requests than a core can track at the same time.
 class UnitFetch {
  public:
   __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {
@@ -185,8 +185,8 @@ class UnitFetch {
   int64_t index_ = 0, row_ = 0, segments_ = 0;
 };
 
-// Continues with the next row to prefetch, if there is one. This is not a member function, because
-// the symbol of a member function that is not inlined would leak out of the ISA unit.
+// Continues with the next row to prefetch, if there is one. This is not a member function,
+// because the symbol of a member function that is not inlined would leak out of the ISA unit.
 static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
   while (f.row_ == f.piece_.rows || f.piece_.width == 0) {
     if (f.index_ == UnitFetch::kPieces) return;

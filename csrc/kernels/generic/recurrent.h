@@ -6,9 +6,9 @@
 // or q. A column of u and of the result depends on the same column of the state only. Only the dot
 // products k_i . k_t and k_i . q_t are summed across lanes, in the same order for all i and t.
 //
-// A call with few tokens is bound by reading the states, and its other work must take less time
-// than these reads. A call with many tokens is bound by its products, which are computed in
-// register tiles as in linear/dense.h. Sums have the same order in both cases. A state is closed
+// A call with few tokens is bound by reading the states, and its other work must take
+// less time than these reads. A call with many tokens is bound by its products, which are computed
+// in register tiles as in linear/dense.h. Sums have the same order in both cases. A state is closed
 // (updated by its chunk) right after the rows of the chunk are computed, while the state is in L2.
 #pragma once
 #include "kernels/generic/recurrence.h"
@@ -42,8 +42,8 @@ CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
 
 // Adds to sum[i] the products of vector r.vector[first + i] and `rows` rows of a state:
 //   sum[i] += sum over d < rows of vector[begin + d] * s[d]
-// s[d] are W registers of columns of row d, and `s` points to row 0. With kFetch, the function also
-// prefetches the same number of rows from `ahead` on.
+// s[d] are W registers of columns of row d, and `s` points to row 0.
+// With kFetch, the function also prefetches the same number of rows from `ahead` on.
 template <int R, int W, bool kTail, bool kFetch>
 CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
                                   int64_t rows, const float* s, const float* ahead, int tail) {
@@ -66,8 +66,8 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// Multiplies some columns of a state (W registers, from column c on) with R vectors,
-// from vector `first` on.
+// Multiplies some columns of a state
+// (W registers, from column c on) with R vectors, from vector `first` on.
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
@@ -131,9 +131,9 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
   if (c < width) call(c, Height<1>{}, Height<1>{});
 }
 
-// Multiplies many vectors with the state of one head, some columns (a panel) at a time. The first
-// tile of vectors brings the panel into L1 or at least L2, and reading it from L2 is fast enough
-// for the other tiles.
+// Multiplies many vectors with the state of one head, some columns (a panel) at a time.
+// The first tile of vectors brings the panel into L1 or at least L2,
+// and reading it from L2 is fast enough for the other tiles.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   const auto panel = [&](int64_t c, auto wide, auto tail) {
@@ -148,9 +148,9 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
   over_last_columns(over_columns<kTileVecs>(0, width, panel), width, panel);
 }
 
-// Multiplies few vectors with the states of heads [head, end) in turn, some rows of each state at a
-// time. Near the end of these states, the cache lines to prefetch belong to the heads from `end`
-// on, or to the unit that is computed next.
+// Multiplies few vectors with the states of heads [head, end) in turn,
+// some rows of each state at a time. Near the end of these states, the cache lines
+// to prefetch belong to the heads from `end` on, or to the unit that is computed next.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
                                               UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
@@ -186,9 +186,9 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
 }
 
 // Computes k_i . k_t (delta rule only) and k_i . q_t for rows t in [first, first + T) of this call
-// and all rows i of the chunk up to the last row t, four rows i at a time (if fewer than four
-// remain, the last row is repeated). With kByRow, each product is multiplied by exp(G_t - G_i) of
-// its row of the state. The results for rows i after row t may have any value.
+// and all rows i of the chunk up to the last row t, four rows i at a time
+// (if fewer than four remain, the last row is repeated). With kByRow, each product is multiplied
+// by exp(G_t - G_i) of its row of the state. The results for rows i after row t may have any value.
 template <bool kDelta, bool kByRow, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;
@@ -263,8 +263,8 @@ static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   }
 }
 
-// Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out may have any
-// value if row i of the chunk comes after row t, because it is not used.
+// Computes fade, to_u and to_out of one head. Element i of row t of to_u
+// and to_out may have any value if row i of the chunk comes after row t, because it is not used.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   if (r.a.shape.by_row) return row_decay_products(r);
@@ -285,9 +285,9 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
   }
 }
 
-// Computes u and the results of rows [first, first + T) of this call, for W registers of columns
-// from column c on. Their sums start from products with the closed state. Then the rows of the
-// chunk before this tile are added, and at last the earlier rows of this tile.
+// Computes u and the results of rows [first, first + T) of this call, for W registers
+// of columns from column c on. Their sums start from products with the closed state.
+// Then the rows of the chunk before this tile are added, and at last the earlier rows of this tile.
 template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
                                          int64_t first, int64_t c) {

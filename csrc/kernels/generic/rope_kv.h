@@ -1,5 +1,5 @@
-// Normalizes and rotates q and k of each token, writes q to rows of queries, and stores k and v in
-// a token slot of the KV cache. With MLA, one compressed row is stored as both k and v.
+// Normalizes and rotates q and k of each token, writes q to rows of queries, and stores k
+// and v in a token slot of the KV cache. With MLA, one compressed row is stored as both k and v.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/hadamard.h"

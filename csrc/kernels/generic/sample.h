@@ -44,9 +44,9 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. Because max(x, m)
-// ignores a NaN in x, `bad` sums 0 * clamp(x): clamp keeps NaN (math.h), and a finite number
-// adds 0.
+// Computes the maxima of blocks [first, last). Returns false if a logit is NaN.
+// Because max(x, m) ignores a NaN in x, `bad` sums 0 * clamp(x):
+// clamp keeps NaN (math.h), and a finite number adds 0.
 static inline bool scan_blocks(const Row& r, int first, int last, float* block_max) {
   F bad = zero();
   for (int b = first; b < last; b++) {
@@ -253,9 +253,9 @@ static inline int32_t draw_at(const SampleParams& p, const SampleScratch& s, con
   return draw(r, s.mass, s.block_mass, u * total);
 }
 
-// Does steps 4 to 6 of table/sampling.h at a temperature above zero. `logits` is the same memory as
-// r.logits, but writable. If `weighed` is true, the scratch memory already has the masses at this
-// temperature.
+// Does steps 4 to 6 of table/sampling.h at a temperature above zero.
+// `logits` is the same memory as r.logits, but writable.
+// If `weighed` is true, the scratch memory already has the masses at this temperature.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
                                  float* logits, float largest, int32_t position, bool weighed) {
   double total = weigh_row(r, largest, 1.0f / p.temperature, weighed, s.mass, s.block_mass);
@@ -333,9 +333,9 @@ static inline void answer_invalid(SampleArgs& a) {
   }
 }
 
-// Returns the greedy or sampled token, or -1 if bans and the mask exclude every id. `largest` is
-// the maximum of raw.logits. Bias, bans, mask and penalties change a.logits, or a copy of the
-// logits if logprobs are reported.
+// Returns the greedy or sampled token, or -1 if bans and the mask exclude every id.
+// `largest` is the maximum of raw.logits.
+// Bias, bans, mask and penalties change a.logits, or a copy of the logits if logprobs are reported.
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;
@@ -373,9 +373,9 @@ static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) 
   if (!scan_blocks(r, first, last, s.block_max)) s.block_max[first] = NAN;
 }
 
-// Computes the masses of ids [begin, end) that sample() needs first: at temperature 1 if it reports
-// logprobs, otherwise at the temperature of the request. Bias, bans and penalties are not
-// considered here, because they can change until the row is sampled:
+// Computes the masses of ids [begin, end) that sample() needs first:
+// at temperature 1 if it reports logprobs, otherwise at the temperature of the request. Bias,
+// bans and penalties are not considered here, because they can change until the row is sampled:
 // if there are any, sample() computes the masses again.
 static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const bool draws = a.target < 0 && a.params && !is_greedy(*a.params) && !a.mask;
@@ -425,8 +425,8 @@ static inline void sample_cut(const SampleArgs& a) noexcept {
   s.shared->cut = end_search(r, s.shared->search, tally);
 }
 
-// Drops the token ids in [begin, end) that top-p does not keep. In descending order of probability,
-// they come after the cut.
+// Drops the token ids in [begin, end) that top-p does not keep.
+// In descending order of probability, they come after the cut.
 static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;
@@ -435,8 +435,8 @@ static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) 
               s.block_mass);
 }
 
-// Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution: a logit is NaN,
-// the largest logit is infinite, or bans and the mask exclude every id.
+// Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution:
+// a logit is NaN, the largest logit is infinite, or bans and the mask exclude every id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const Row r = row_to_sample(a, s);

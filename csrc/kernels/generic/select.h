@@ -1,13 +1,13 @@
-// Finds the ids that a sampling filter (top_k, top_p) keeps in a row of logits,
-// without sorting the row.
+// Finds the ids that a sampling filter
+// (top_k, top_p) keeps in a row of logits, without sorting the row.
 //
-// Ids are ordered by descending logits, and ids with equal logits by ascending id. A filter keeps
-// the first ids of this order, so its result is one Cut. The search narrows a band (a range of
-// logits) that contains the last kept id: for each of four thresholds, a pass over the row sums the
-// weights of the ids at or above the threshold, and skips blocks with a maximum below all four
-// thresholds. When the list of kBandIds has room for the ids of the band, a quickselect finds the
-// cut. Loops in plain C have fixed inner trip counts and no early exits, so that the compiler can
-// vectorize them.
+// Ids are ordered by descending logits, and ids with equal logits by ascending id.
+// A filter keeps the first ids of this order, so its result is one Cut. The search narrows a band
+// (a range of logits) that contains the last kept id: for each of four thresholds,
+// a pass over the row sums the weights of the ids at or above the threshold,
+// and skips blocks with a maximum below all four thresholds. When the list of kBandIds has room
+// for the ids of the band, a quickselect finds the cut. Loops in plain C have fixed inner trip
+// counts and no early exits, so that the compiler can vectorize them.
 #pragma once
 #include <float.h>
 
@@ -26,8 +26,8 @@ struct Cut {
   int32_t id;
 };
 
-// A row of n logits in `blocks` blocks of `block` ids, with memory for a list of ids and with the
-// maximum of each block (only an upper bound after ids have been masked).
+// A row of n logits in `blocks` blocks of `block` ids, with memory for a list of ids
+// and with the maximum of each block (only an upper bound after ids have been masked).
 struct Row {
   const float* logits;
   const float* mass;  // weight of each id, or nullptr: every id weighs 1
@@ -68,8 +68,8 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
 }
 
 // Partitions ids [lo, hi) around the median of the first, middle and last id, as quicksort does:
-// first the ids with a higher logit than the median (`before`), then the median, then the other
-// ids. Returns the index of the median.
+// first the ids with a higher logit than the median (`before`),
+// then the median, then the other ids. Returns the index of the median.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -87,10 +87,10 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// Finds the fewest best ids with a total mass of at least `target` (> 0). For top-p the mass is a
-// probability; for top-k (`mass` is null) each id has the mass 1. Moves these ids to the beginning
-// of `ids`, with the worst of them last, and returns the index of this worst id. If the mass of all
-// ids is below `target`, returns the index of the last id.
+// Finds the fewest best ids with a total mass of at least `target` (> 0).
+// For top-p the mass is a probability; for top-k (`mass` is null) each id has the mass 1.
+// Moves these ids to the beginning of `ids`, with the worst of them last, and returns the index
+// of this worst id. If the mass of all ids is below `target`, returns the index of the last id.
 static inline int quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                             double target) {
   int lo = 0, hi = n;
@@ -189,18 +189,18 @@ static inline Tally tally_row(const Row& r, const float* thresholds) {
   return t;
 }
 
-// A range [lo, hi) of logits that contains the logit of the cut: the ids at or above hi weigh less
-// than the target.
+// A range [lo, hi) of logits that contains the logit of the cut:
+// the ids at or above hi weigh less than the target.
 struct Band {
   float lo, hi;
   double above;                // weight at or above hi
   int64_t count_lo, count_hi;  // number of ids at or above lo (an upper bound) and at or above hi
 };
 
-// Chooses thresholds strictly inside the band, at equal distances of the logit. This may narrow the
-// band slowly if logits differ much in magnitude. After five rounds, every other round therefore
-// chooses thresholds at equal distances of key_of(logit). Keys number the floats, so such a round
-// divides the floats of the band into equal parts.
+// Chooses thresholds strictly inside the band, at equal distances of the logit.
+// This may narrow the band slowly if logits differ much in magnitude. After five rounds,
+// every other round therefore chooses thresholds at equal distances of key_of(logit).
+// Keys number the floats, so such a round divides the floats of the band into equal parts.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
@@ -284,9 +284,9 @@ static inline Cut cut_band(const Row& r, Band band, double target) {
 
 CPUSERVE_INLINE float above(float x) { return float_of_key(key_of(x) + 1); }
 
-// Returns the cut after the first `k` (>= 1) ids. If fewer than k logits are above -inf, the cut
-// keeps all of these. The band starts at the k-th largest block maximum, because at least k blocks
-// contain an id at or above this maximum; most searches need no narrower band.
+// Returns the cut after the first `k` (>= 1) ids. If fewer than k logits are above -inf,
+// the cut keeps all of these. The band starts at the k-th largest block maximum, because at least k
+// blocks contain an id at or above this maximum; most searches need no narrower band.
 static inline Cut cut_count(Row r, float largest, int k) {
   r.mass = nullptr;
   Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
@@ -318,8 +318,8 @@ static inline Cut cut_count(Row r, float largest, int k) {
 // The largest number of ids in a sample of a row.
 constexpr int kSampleIds = 2048;
 
-// Writes the ids of a sample to r.ids, and returns their number. The sample has the same number of
-// neighbouring ids from every block, at an offset that differs from block to block.
+// Writes the ids of a sample to r.ids, and returns their number. The sample has the same number
+// of neighbouring ids from every block, at an offset that differs from block to block.
 CPUSERVE_INLINE int sample_ids(const Row& r) {
   const int each = kSampleIds / r.blocks < r.block ? kSampleIds / r.blocks : r.block;
   int found = 0;
@@ -331,12 +331,12 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
   return found;
 }
 
-// Finds the cut in a sample of the row, and chooses four thresholds near it: the logits at ranks
-// that are 0.4 % and 1.5 % of the sample before and after the cut. The cut of the sample misses the
-// cut of the row by about 1 % of the ids of the row (one standard deviation). The cut of the row is
-// therefore probably between two thresholds, and r.ids nearly always has room for the ids between
-// them. Returns false if the sample is too small, or if few ids have most of the mass, because a
-// sample may miss these ids.
+// Finds the cut in a sample of the row, and chooses four thresholds near it:
+// the logits at ranks that are 0.4 % and 1.5 % of the sample before and after the cut.
+// The cut of the sample misses the cut of the row by about 1 % of the ids of the row
+// (one standard deviation). The cut of the row is therefore probably between two thresholds,
+// and r.ids nearly always has room for the ids between them. Returns false if the sample
+// is too small, or if few ids have most of the mass, because a sample may miss these ids.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
   if (n < kSampleIds / 2 || n * 16 > r.n) return false;
@@ -358,17 +358,17 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   return true;
 }
 
-// The start of a search for the cut of top-p: the band, the mass to reach, and the thresholds for
-// the first pass over the row.
+// The start of a search for the cut of top-p:
+// the band, the mass to reach, and the thresholds for the first pass over the row.
 struct MassSearch {
   Band band;
   double target;
   float thresholds[kThresholds];
 };
 
-// Starts the search for the cut of top-p: the fewest best ids with a mass of at least `target`, in
-// a row with the mass `total`. The mass of an id is exp((logit - largest) / temperature), which
-// rounds to 0 for logits more than 104 temperatures below the largest logit.
+// Starts the search for the cut of top-p: the fewest best ids with a mass of at least `target`,
+// in a row with the mass `total`. The mass of an id is exp((logit - largest) / temperature),
+// which rounds to 0 for logits more than 104 temperatures below the largest logit.
 // Logits below `least` are not read.
 static inline MassSearch start_search(const Row& r, float largest, float least, float temperature,
                                       double total, double target) {

@@ -1,16 +1,16 @@
-// w8_channel and w8_channel_g128: int8 weights with one scale per output column, multiplied by int8
-// rows with one scale per row or per 128 elements of K.
+// w8_channel and w8_channel_g128: int8 weights with one scale per output column,
+// multiplied by int8 rows with one scale per row or per 128 elements of K.
 //
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is
-// the sum of q_x over the same elements (table/weights.h).
+// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows,
+// and sum_x is the sum of q_x over the same elements (table/weights.h).
 //
-// A tile keeps the int32 sums of MR rows x NP panels in registers and processes one quad (4
-// elements of K) at a time. With one scale per row, the loop contains only products. With one scale
-// per group, the fp32 sums are in registers as well if there are enough registers; otherwise they
-// are in the buffer `c`, which is in L1.
+// A tile keeps the int32 sums of MR rows x NP panels in registers and processes one quad
+// (4 elements of K) at a time. With one scale per row, the loop contains only products.
+// With one scale per group, the fp32 sums are in registers as well if there are enough registers;
+// otherwise they are in the buffer `c`, which is in L1.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -25,8 +25,8 @@ struct ChannelAt {
   const uint8_t *x, *w, *ahead;
 };
 
-// Adds the products of the next `quads` quads of K (4 elements each) to the integer sums, and
-// prefetches lines of NPF panels.
+// Adds the products of the next `quads` quads of K (4 elements each) to the integer sums,
+// and prefetches lines of NPF panels.
 template <int NPF, int MR, int NV>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                       const LinearTile& t) {
@@ -56,8 +56,8 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
   }
 }
 
-// Does the same as channel_products for a tile over a K block, which prefetches some lines of the
-// next K block (LinearTile::fetch_every).
+// Does the same as channel_products for a tile over a K block,
+// which prefetches some lines of the next K block (LinearTile::fetch_every).
 template <int MR, int NV>
 CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                    const LinearTile& t) {
@@ -90,17 +90,17 @@ struct Channel {
   static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
-  // With one scale per group, the tile has half as many sums, so that the fp32 sums stay in
-  // registers. There are too few registers for the fp32 sums of a 6 x 4 tile, and loading and
-  // storing these sums would be a third of the cost of a group, apart from its products.
+  // With one scale per group, the tile has half as many sums, so that the fp32 sums stay
+  // in registers. There are too few registers for the fp32 sums of a 6 x 4 tile, and loading
+  // and storing these sums would be a third of the cost of a group, apart from its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // One pass takes at most 12 rows: with 16 rows and one panel, nearly every product would load its
-  // operand, and the rate would be 0.9 times the rate of tiles over a strip.
+  // One pass takes at most 12 rows: with 16 rows and one panel, nearly every product would load
+  // its operand, and the rate would be 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
-  // A tile has two panels even if there are registers for three. A task has up to four panels, and
-  // the fourth panel alone would have too few sums to hide the latency of a product:
+  // A tile has two panels even if there are registers for three. A task has up to four panels,
+  // and the fourth panel alone would have too few sums to hide the latency of a product:
   // with 8 rows, 27 GB/s instead of 32 GB/s would be read.
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
@@ -108,8 +108,8 @@ struct Channel {
   }
   static int64_t units(int64_t k) { return (k + 3) / 4; }
 
-  // Returns the addresses of tile `t` at unit u of K (a unit is 4 elements). `ahead` is the address
-  // to prefetch from at unit t.u0, the first unit of the tile.
+  // Returns the addresses of tile `t` at unit u of K (a unit is 4 elements).
+  // `ahead` is the address to prefetch from at unit t.u0, the first unit of the tile.
   static ChannelAt from(const LinearTile& t, int64_t u, const uint8_t* ahead) {
     return {t.x + u * 4, t.w + u * kUnitBytes, ahead + (u - t.u0) * kUnitBytes};
   }
@@ -262,8 +262,8 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Writes elements [k0, k0 + n) of a row as int8 codes plus kZero (128 or 0), so that the byte kZero
-// represents 0. The bytes from n up to kChunk64 represent 0 as well.
+// Writes elements [k0, k0 + n) of a row as int8 codes plus kZero (128 or 0),
+// so that the byte kZero represents 0. The bytes from n up to kChunk64 represent 0 as well.
 template <int kZero>
 void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, uint8_t* out) {
   alignas(64) int8_t q[kChunk64] = {};

@@ -1,8 +1,8 @@
 // Kinds of float codes with a scale for a group of K: FP8, and 4 bits with a table of values.
 //
-// The codes of a group are widened to bf16 lines (the layout of dense_bf16) in scratch that stays
-// in the caches, and the tiles of dense_bf16 multiply these lines. The sum of a group starts from
-// zero, and is then added to the fp32 sum f of the output element:
+// The codes of a group are widened to bf16 lines (the layout of dense_bf16)
+// in scratch that stays in the caches, and the tiles of dense_bf16 multiply these lines.
+// The sum of a group starts from zero, and is then added to the fp32 sum f of the output element:
 //
 //   f = fma(sum, scale, f)      per group in ascending order
 //
@@ -29,8 +29,8 @@ CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
   if constexpr (kFetch) prefetch(p + ahead);
 }
 
-// e4m3_g128: { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value, so the
-// packed scale is 256 times the scale of the checkpoint.
+// e4m3_g128: { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value,
+// so the packed scale is 256 times the scale of the checkpoint.
 struct F8Codes {
   static constexpr int kGroup = kF8Group, kScales = kPanel * 4;
   static constexpr float kWidened = 256;
@@ -92,8 +92,8 @@ struct TableCodes64 {
   }
 };
 
-// nvfp4: { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }. The product of a code and s has
-// 6 significant bits, so it is exact in bf16.
+// nvfp4: { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }.
+// The product of a code and s has 6 significant bits, so it is exact in bf16.
 struct Nvfp4Codes {
   static constexpr int kGroup = 256, kScales = kPanel * 4, kSmall = 16;
   static constexpr int64_t kSmallBytes = kPanel + kSmall / 2 * kPanel;
@@ -161,8 +161,8 @@ CPUSERVE_INLINE int64_t group_size(int64_t k, int64_t g) {
   return left < C::kGroup ? left : int64_t{C::kGroup};
 }
 
-// Returns the number of groups in a K block for many rows. The widened lines of a K block take as
-// many bytes as a K block of a strip of dense_bf16.
+// Returns the number of groups in a K block for many rows.
+// The widened lines of a K block take as many bytes as a K block of a strip of dense_bf16.
 template <class C>
 CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   const int64_t given = sizes.strip_bytes / (kStripPanels * kWideLine);
@@ -179,8 +179,8 @@ struct CodedPart {
   int64_t g0, g1;
 };
 
-// Multiplies the sums `part` of group g by the scales of the columns, and adds them to the fp32
-// sums of a tile at `f`.
+// Multiplies the sums `part` of group g by the scales of the columns,
+// and adds them to the fp32 sums of a tile at `f`.
 template <class C>
 CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t g, int rows,
                                const float* part, float* f) {

@@ -1,11 +1,11 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
-// A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers. The
-// header linear/driver.h explains the terms. Each step along K loads the next weights of all
+// A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers.
+// The header linear/driver.h explains the terms. Each step along K loads the next weights of all
 // columns once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
-// uses 29 of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element. A step has
-// 10 loads (4 of weights, 6 of elements) for 24 products. A core can do two loads and two products
-// in a cycle, so the products are the limit.
+// uses 29 of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element.
+// A step has 10 loads (4 of weights, 6 of elements) for 24 products.
+// A core can do two loads and two products in a cycle, so the products are the limit.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -13,11 +13,11 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// A step of K has kPhases products for each output element. Without a bf16 dot product there are
-// two products: first with the even element of a pair, then with the odd element, as dot2 does.
-// In this case, many rows are widened to fp32 before tiles read them (driver.h), because widening
-// them in the tile would take an operation for every one to four products. Few rows are widened in
-// the tile, because tiles of few rows wait for memory anyway.
+// A step of K has kPhases products for each output element. Without a bf16 dot product there
+// are two products: first with the even element of a pair, then with the odd element, as dot2 does.
+// In this case, many rows are widened to fp32 before tiles read them (driver.h),
+// because widening them in the tile would take an operation for every one to four products.
+// Few rows are widened in the tile, because tiles of few rows wait for memory anyway.
 struct Bf16Element {
   using Packed = uint16_t;
   static constexpr ActFormat kAct = ActFormat::bf16;
@@ -126,10 +126,10 @@ struct Dense {
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
                                                                  : kRows;
-  // In one pass over the weights, a tile has one panel, because a core reads one stream of memory
-  // faster than several streams, especially if the streams are short. With K = 896 and 8 rows,
-  // reading one panel at a time reaches 98 % of the bandwidth of a plain read, and reading three
-  // panels side by side reaches 89 %.
+  // In one pass over the weights, a tile has one panel, because a core reads one stream
+  // of memory faster than several streams, especially if the streams are short.
+  // With K = 896 and 8 rows, reading one panel at a time reaches 98 % of the bandwidth
+  // of a plain read, and reading three panels side by side reaches 89 %.
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
@@ -157,8 +157,8 @@ struct Dense {
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
     // Each iteration of this loop prefetches from one address on. In a pass over the weights there
-    // are two iterations: the units before `split`, and the units from `split` on. A tile over a K
-    // block has one iteration for each line of the next block that it prefetches.
+    // are two iterations: the units before `split`, and the units from `split` on.
+    // A tile over a K block has one iteration for each line of the next block that it prefetches.
     for (int64_t u = t.u0; u < t.u1;) {
       int64_t end = kNear && u < t.split ? t.split : t.u1;
       if constexpr (kNear) {
@@ -195,8 +195,8 @@ size_t dense_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(Dense<E>::units(k) * Dense<E>::kUnitBytes);
 }
 
-// Converts elements [k0, k0 + n) of one source row to the packed type. If the source has the same
-// type, the bits do not change.
+// Converts elements [k0, k0 + n) of one source row to the packed type.
+// If the source has the same type, the bits do not change.
 template <class E>
 inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typename E::Packed* out) {
   using T = typename E::Packed;

@@ -1,6 +1,6 @@
-// The loops of a linear on vectors, for all weight kinds. The outermost loop is over panels, so
-// that each panel is read from memory once; then comes the loop over rows; the loop over K is
-// innermost. The files of this folder use these terms:
+// The loops of a linear on vectors, for all weight kinds. The outermost loop is over panels,
+// so that each panel is read from memory once; then comes the loop over rows;
+// the loop over K is innermost. The files of this folder use these terms:
 //   K        the inputs of a matrix, over which products are summed
 //   panel    16 output columns of the packed matrix, with all of K
 //   strip    4 panels
@@ -34,10 +34,10 @@
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels. With kNear,
-// the tile belongs to a single pass over the weights. A tile starts from zero, or from the sums of
-// the previous K block in `c`. Each output element is one chain of additions over ascending K, so
-// the shapes of tiles and the K blocks never change a bit.
+// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels.
+// With kNear, the tile belongs to a single pass over the weights. A tile starts from zero,
+// or from the sums of the previous K block in `c`. Each output element is one chain of additions
+// over ascending K, so the shapes of tiles and the K blocks never change a bit.
 #pragma once
 #include "kernels/linear/finish.h"
 #include "kernels/linear/linear_tile.h"
@@ -51,8 +51,8 @@ CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
   if constexpr (MR > kLeast) call_tile<Kind, kNear, NP, NPF, MR - 1, kLeast>(rows, t);
 }
-// Calls the tile for one pass over the weights that is compiled for `rows` rows, with as many
-// panels as fit its registers.
+// Calls the tile for one pass over the weights that is compiled for `rows` rows,
+// with as many panels as fit its registers.
 template <class Kind, int MR>
 CPUSERVE_INLINE void call_stream_tile(int rows, const LinearTile& t) {
   if (rows == MR) {
@@ -68,8 +68,8 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// Computes a linear for few rows: one pass over the weights, limited by memory. Every cache line is
-// prefetched before its use, even if it is in the next panel.
+// Computes a linear for few rows: one pass over the weights, limited by memory.
+// Every cache line is prefetched before its use, even if it is in the next panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -111,9 +111,9 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   }
 }
 
-// The number of tiles of rows that the epilogue processes together. Activations and quantization
-// are long chains of dependent operations, so a core is busy only if it computes several rows in
-// parallel.
+// The number of tiles of rows that the epilogue processes together.
+// Activations and quantization are long chains of dependent operations,
+// so a core is busy only if it computes several rows in parallel.
 constexpr int64_t kFinishTiles = 4;
 
 // A part of the product that is small enough for the caches: tiles multiply its rows by its panels
@@ -128,21 +128,21 @@ struct Block {
   bool last;            // whether the block contains the end of K
 };
 
-// A block is computed in `calls` calls of tile functions. This function sets the part (share) of
-// the next block that call number `i` prefetches into L2. All shares have the same size, so memory
-// is never idle while tiles compute from the caches, and never gets more requests than it can
-// serve. A waiting request occupies one of the few miss buffers of the core, and loads that miss
-// only L1 then wait for a free buffer. With equal shares, 64 rows of w8_channel run at 76 % of the
-// dot-product peak of Granite Rapids; they ran at 64 % when each of the first four calls prefetched
-// a whole panel.
+// A block is computed in `calls` calls of tile functions.
+// This function sets the part (share) of the next block that call number `i` prefetches into L2.
+// All shares have the same size, so memory is never idle while tiles compute from the caches,
+// and never gets more requests than it can serve. A waiting request occupies one of the few miss
+// buffers of the core, and loads that miss only L1 then wait for a free buffer.
+// With equal shares, 64 rows of w8_channel run at 76 % of the dot-product peak of Granite Rapids;
+// they ran at 64 % when each of the first four calls prefetched a whole panel.
 //
 // The next block is divided in one of two ways. If a block has few rows (at most Kind::kTurns / 2
 // calls for each panel), a call has much to prefetch. It prefetches a unit of each panel in turn,
-// nearly in the order in which tiles read, so the hardware prefetcher sees several streams and runs
-// ahead in each of them. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in this way, and 20 GB/s
-// if a call prefetches one panel from end to end. With more calls, prefetching in turn gains
-// nothing and costs up to 5 %, so each call prefetches a part of a single panel. If that part has
-// fewer units than the tile, some lines are prefetched several times, which costs nothing.
+// nearly in the order in which tiles read, so the hardware prefetcher sees several streams
+// and runs ahead in each of them. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in this way,
+// and 20 GB/s if a call prefetches one panel from end to end. With more calls, prefetching in turn
+// gains nothing and costs up to 5 %, so each call prefetches a part of a single panel. If that part
+// has fewer units than the tile, some lines are prefetched several times, which costs nothing.
 template <class Kind>
 CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0, panels = b.panels;
@@ -169,10 +169,10 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
 }
 
 // Sets the share of the next block that call number `i` prefetches, for kinds with kLineUnits.
-// Lines are prefetched in the order in which tiles read: a line of each panel in turn. The hardware
-// prefetcher then sees one stream for each panel, and runs ahead of the prefetches. With 24 and 32
-// rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 % of the dot-product peak; if
-// lines are prefetched panel by panel, it reaches 70 % and 73 %.
+// Lines are prefetched in the order in which tiles read: a line of each panel in turn.
+// The hardware prefetcher then sees one stream for each panel, and runs ahead of the prefetches.
+// With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 %
+// of the dot-product peak; if lines are prefetched panel by panel, it reaches 70 % and 73 %.
 template <class Kind>
 CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0;
@@ -187,13 +187,13 @@ CPUSERVE_INLINE int panels_at_once(int left) {
   return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
 }
 
-// Returns the number of tiles that `rows` rows of activations are divided into. Each row consists
-// of `terms` int8 rows, and a tile has at most kRows int8 rows.
+// Returns the number of tiles that `rows` rows of activations are divided into.
+// Each row consists of `terms` int8 rows, and a tile has at most kRows int8 rows.
 template <class Kind, int kRows, int kPanels>
 constexpr int64_t tiles_of(int64_t rows, int terms) {
   const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
-  // With two panels, there are at least two tiles, because a call prefetches only one panel of the
-  // next block.
+  // With two panels, there are at least two tiles,
+  // because a call prefetches only one panel of the next block.
   return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
 }
 
@@ -202,8 +202,8 @@ constexpr int64_t tiles_of(int64_t rows, int terms) {
 // of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
-// Returns the smallest number of int8 rows that a tile has when the rows of a block are divided
-// into tiles. Smaller tiles are not compiled.
+// Returns the smallest number of int8 rows that a tile
+// has when the rows of a block are divided into tiles. Smaller tiles are not compiled.
 template <class Kind, int kRows, int kPanels>
 constexpr int least_tile_rows() {
   static_assert(Kind::kSizesCutPasses || Kind::kStreamRows < kLeastBlockRows,
@@ -211,8 +211,8 @@ constexpr int least_tile_rows() {
   if (Kind::kSizesCutPasses || kRows < 4) return 1;
   int64_t least = kRows;
   for (int terms = 1; terms <= 2; terms++) {
-    // Larger numbers of rows need not be checked: if there are more than twice as many rows as a
-    // tile can have, every tile is more than two thirds full.
+    // Larger numbers of rows need not be checked: if there are more than twice
+    // as many rows as a tile can have, every tile is more than two thirds full.
     for (int64_t rows = Kind::kStreamRows / terms + 1; rows * terms <= 4 * kRows + 16; rows++) {
       const int64_t part = rows / tiles_of<Kind, kRows, kPanels>(rows, terms) * terms;
       least = part < least ? part : least;
@@ -233,8 +233,8 @@ CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i
   }
 }
 
-// Sets t.x to `rows` rows of activations from `row` on. If the kind widens rows (kWidens), first
-// writes units [t.u0, t.u1) of these rows as fp32 to the scratch, and sets t.x to this copy.
+// Sets t.x to `rows` rows of activations from `row` on. If the kind widens rows (kWidens),
+// first writes units [t.u0, t.u1) of these rows as fp32 to the scratch, and sets t.x to this copy.
 template <class Kind>
 CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, LinearTile& t) {
   t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride;
@@ -304,12 +304,12 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   }
 }
 
-// Blocks of at most two panels (half a strip) use tiles with twice as many rows. A tile of 6 x 2
-// sums would broadcast (and widen) every element of a row for 2 products instead of 4, and runs at
-// three quarters of the rate of a tile of 6 x 4 sums. Few rows of int8 use the taller tiles as well
-// if K blocks stay in L2, because 13 rows are then two tiles instead of three. On Zen 4, 13, 14 and
-// 16 rows of w8_channel run at 780, 801 and 840 billion operations a second with taller tiles, and
-// at 691, 782 and 821 billion with tiles of 6 x 4 sums.
+// Blocks of at most two panels (half a strip) use tiles with twice as many rows.
+// A tile of 6 x 2 sums would broadcast (and widen) every element of a row for 2 products instead
+// of 4, and runs at three quarters of the rate of a tile of 6 x 4 sums. Few rows of int8 use the
+// taller tiles as well if K blocks stay in L2, because 13 rows are then two tiles instead of three.
+// On Zen 4, 13, 14 and 16 rows of w8_channel run at 780, 801 and 840 billion operations a second
+// with taller tiles, and at 691, 782 and 821 billion with tiles of 6 x 4 sums.
 template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   if constexpr (Kind::kHalfRows > Kind::kRows) {
@@ -342,9 +342,9 @@ CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a block are
-// multiplied by it. For few rows (if one pass over the weights would be slower), K blocks stay in
-// L1, because few rows have few products for each byte that they read.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows
+// of a block are multiplied by it. For few rows (if one pass over the weights would be slower),
+// K blocks stay in L1, because few rows have few products for each byte that they read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;

@@ -1,5 +1,5 @@
-// The steps from the sums of a tile to its output. If rows have two terms (a quantized value and
-// its quantized error, table/rows.h), adds the sums of both terms. Then runs the epilogue.
+// The steps from the sums of a tile to its output. If rows have two terms (a quantized value
+// and its quantized error, table/rows.h), adds the sums of both terms. Then runs the epilogue.
 #pragma once
 #include "kernels/generic/epilogue.h"
 #include "kernels/linear/linear_tile.h"
@@ -43,16 +43,16 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int ro
   }
 }
 
-// Adds the sums of the second term of a row, which are `stride` floats after `c`, to the sums of
-// its first term.
+// Adds the sums of the second term of a row,
+// which are `stride` floats after `c`, to the sums of its first term.
 CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
     store(c + i, add(load(c + i), load(c + stride + i)));
   }
 }
 
-// Runs the epilogue for `rows` rows of sums. If each row of activations has two terms, adds the
-// sums of the two terms first.
+// Runs the epilogue for `rows` rows of sums.
+// If each row of activations has two terms, adds the sums of the two terms first.
 static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
                                                    int rows, int64_t panel0, int panels, float* c,
                                                    int stride) {
@@ -63,9 +63,9 @@ static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool pla
          static_cast<size_t>(stride * a.terms));
 }
 
-// Prefetches the cache lines of the output that a tile will write or add to, while the tile
-// computes. These lines were last used a layer ago, and waiting for them would take up to a fifth
-// of the time of the tile.
+// Prefetches the cache lines of the output that a tile will write
+// or add to, while the tile computes. These lines were last used a layer ago,
+// and waiting for them would take up to a fifth of the time of the tile.
 static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
                                                    int64_t panel0, int panels) {
   const int halves = ep.glu ? 2 : 1;

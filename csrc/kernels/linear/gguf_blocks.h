@@ -14,8 +14,8 @@ namespace {
 
 // How the factors (scales and minima) of a block are stored in a panel (plane_layout.h).
 enum class Factors { half, exponent, bytes, nibbles, zero_points };
-// Whether each sub-block of kSub weights has a small integer scale, in addition to the fp16 factor
-// of the block.
+// Whether each sub-block of kSub weights has a small integer scale,
+// in addition to the fp16 factor of the block.
 constexpr bool has_small(Factors form) {
   return form == Factors::bytes || form == Factors::nibbles;
 }

@@ -1,17 +1,17 @@
-// The tile of the grouped kinds: int8 rows (q8g32, q8g128) times weights in groups of 32 or 128
-// elements of K. A group is the range of K that shares one scale of a row.
+// The tile of the grouped kinds: int8 rows (q8g32, q8g128) times weights in groups
+// of 32 or 128 elements of K. A group is the range of K that shares one scale of a row.
 //
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is
-// the sum of q_x over the group (table/weights.h). linear/driver.h explains the other terms.
+// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x
+// is the sum of q_x over the group (table/weights.h). linear/driver.h explains the other terms.
 //
-// A unit of a panel is { header of 16 scales and minima; lines of one or several groups }. A kind W
-// defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least() and
-// kZero. It inherits the layout of quads (4 elements of K) in a 64-byte line from EightBits or
-// FourBits. Integer sums are exact, so their order never changes a bit. The fp32 sums add groups in
-// ascending order in every shape of tile.
+// A unit of a panel is { header of 16 scales and minima; lines of one or several groups }.
+// A kind W defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes,
+// kMinBytes, least() and kZero. It inherits the layout of quads (4 elements of K) in a 64-byte line
+// from EightBits or FourBits. Integer sums are exact, so their order never changes a bit.
+// The fp32 sums add groups in ascending order in every shape of tile.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -37,9 +37,9 @@ struct EightBits {
     return lines[(i / 4 * kPanel + column) * 4 + i % 4];
   }
 };
-// The layout and products of 4-bit codes. A line is two quads of 16 columns, so that one mask and
-// one shift extract both. Byte (r, c, j) has k = 8 r + j in its low nibble and k = 8 r + 4 + j in
-// its high nibble.
+// The layout and products of 4-bit codes.
+// A line is two quads of 16 columns, so that one mask and one shift extract both.
+// Byte (r, c, j) has k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
 struct FourBits {
   static constexpr int kQuadsPerLine = 2;
   using Sum = S;
@@ -91,13 +91,13 @@ struct GroupAt {
   const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
 };
 
-// Prefetches a line of a later group of NPF panels. Lines are prefetched one at a time between
-// products: prefetching all lines of a group together would fill the miss buffers of the core, and
-// later loads would wait. Lines are prefetched to L2, even if memory is the limit, because a
-// prefetch to L1 occupies one of the 10 to 16 miss buffers of L1 for the latency of memory, which
-// limits a core to a few bytes a cycle. On two cores of Granite Rapids with one, two and four rows,
-// w4m_g128 reads 79, 77 and 71 % of the bandwidth with prefetches to L1, and 91, 90 and 82 % with
-// prefetches to L2.
+// Prefetches a line of a later group of NPF panels.
+// Lines are prefetched one at a time between products: prefetching all lines of a group together
+// would fill the miss buffers of the core, and later loads would wait. Lines are prefetched to L2,
+// even if memory is the limit, because a prefetch to L1 occupies one of the 10 to 16 miss buffers
+// of L1 for the latency of memory, which limits a core to a few bytes a cycle.
+// On two cores of Granite Rapids with one, two and four rows, w4m_g128 reads 79, 77 and 71 %
+// of the bandwidth with prefetches to L1, and 91, 90 and 82 % with prefetches to L2.
 template <int NPF>
 CPUSERVE_INLINE void fetch_line(const GroupAt& at, const uint8_t* line) {
   opaque(line);
@@ -108,8 +108,8 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, const uint8_t* line) {
   keep_here();
 }
 
-// Adds the products of a quad (4 elements of K) for MR rows x NV vectors. It is the first quad
-// (high = 0) or the second quad (high = 1) of the line at `lines`.
+// Adds the products of a quad (4 elements of K) for MR rows x NV vectors.
+// It is the first quad (high = 0) or the second quad (high = 1) of the line at `lines`.
 // The first quad of a line prefetches the line at `ahead`.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at,
@@ -213,9 +213,9 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   }
 }
 
-// Scales the integer sums of one group and adds them to the fp32 sums, which are in registers
-// (kKept) or in memory at `c`, with kStride floats from row to row. `header` points to the header
-// of the unit in the first panel.
+// Scales the integer sums of one group and adds them to the fp32 sums,
+// which are in registers (kKept) or in memory at `c`, with kStride floats from row to row.
+// `header` points to the header of the unit in the first panel.
 template <class W, int MR, int NV, bool kKept, int kStride>
 CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at,
                                const uint8_t* header, float* c) {
@@ -258,36 +258,36 @@ struct Grouped {
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
   // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but not longer to
   // multiply, so prefetching panels in turn (share_units) pays off up to more rows. With emulated
-  // dot products, which take much longer than reading, turns only cost time: on Cascade Lake at
-  // AVX-512, 8 to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without turns.
+  // dot products, which take much longer than reading, turns only cost time: on Cascade Lake
+  // at AVX-512, 8 to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without turns.
   static constexpr int kTurns = kEmulatesDots                                    ? 0
                                 : W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4
                                                                                  : 3;
   // With at most kInRegisters sums, the fp32 sums are in registers together with the integer sums.
-  // Otherwise the fp32 sums are in `c`, which stays in L1, with one load and one store for the 8
-  // products of a group of 32.
+  // Otherwise the fp32 sums are in `c`,
+  // which stays in L1, with one load and one store for the 8 products of a group of 32.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
-  // In one pass over the weights, a tile has one panel, because a core reads one stream of memory
-  // faster than several streams, especially if the streams are short. With K = 896, one row of
-  // w4m_g128 reads 98 % of the bandwidth of a plain read with one panel at a time, and 79 % with
-  // two panels side by side.
+  // In one pass over the weights, a tile has one panel, because a core reads one stream
+  // of memory faster than several streams, especially if the streams are short.
+  // With K = 896, one row of w4m_g128 reads 98 % of the bandwidth of a plain read with one panel
+  // at a time, and 79 % with two panels side by side.
   static constexpr int stream_panels(int) { return 1; }
-  // The rows of a tile with two panels. A tile of 12 rows uses each unpacked code for twice as many
-  // products as a tile of 6 rows, but it has too many fp32 sums for the registers, so they are in
-  // memory. With groups of 128, each sum is loaded and stored once for 32 products, and 12 rows are
-  // better: 24 to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak of Granite Rapids,
-  // and at 62 to 65 % with tiles of 6 rows. With groups of 32, each sum is loaded and stored once
-  // for 8 products, and 6 rows are better: 64 rows of w8_g32 run at 55 % of the peak, and at 53 %
-  // with tiles of 12 rows.
+  // The rows of a tile with two panels. A tile of 12 rows uses each unpacked code for twice
+  // as many products as a tile of 6 rows, but it has too many fp32 sums for the registers,
+  // so they are in memory. With groups of 128, each sum is loaded and stored once for 32 products,
+  // and 12 rows are better: 24 to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak
+  // of Granite Rapids, and at 62 to 65 % with tiles of 6 rows.
+  // With groups of 32, each sum is loaded and stored once for 8 products, and 6 rows are better:
+  // 64 rows of w8_g32 run at 55 % of the peak, and at 53 % with tiles of 12 rows.
   static constexpr int kTall = W::kGroup == kWideGroup && kInMemory >= 24 ? 12 : 6;
-  // A tile has at least 2 rows, for the two terms of a row of activations, even if there are too
-  // few registers for their sums (at level scalar).
+  // A tile has at least 2 rows, for the two terms of a row of activations,
+  // even if there are too few registers for their sums (at level scalar).
   static constexpr int kRows = kVecs == 1 ? kTall : kInMemory < 2 ? 2 : kInMemory;
-  // Up to this many rows take one pass over the weights, with tiles of one panel. With more rows,
-  // computing takes longer than reading. Several tiles that read a strip from the cache are then
-  // faster than one tall tile with fp32 sums in memory. Measured with 12 rows of w4m: 17 GB/s with
-  // several tiles, and 15 GB/s with one.
+  // Up to this many rows take one pass over the weights, with tiles of one panel.
+  // With more rows, computing takes longer than reading. Several tiles that read a strip
+  // from the cache are then faster than one tall tile with fp32 sums in memory.
+  // Measured with 12 rows of w4m: 17 GB/s with several tiles, and 15 GB/s with one.
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;

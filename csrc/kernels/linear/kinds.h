@@ -1,6 +1,6 @@
-// The families of weight kinds. A family is a class with the kernels that a translation unit (one
-// ISA level) has for a kind; CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family of
-// each kind. A family has
+// The families of weight kinds. A family is a class with the kernels that a translation unit
+// (one ISA level) has for a kind;
+// CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family of each kind. A family has
 //   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
 //   vectors()    the kernel on vectors
@@ -105,8 +105,8 @@ struct CodedFamily {
 #endif
 };
 
-// Returns the kernel that this ISA unit defines for a family, or an empty kernel if the level
-// inherits the kernel from the level below.
+// Returns the kernel that this ISA unit defines for a family,
+// or an empty kernel if the level inherits the kernel from the level below.
 template <class Family>
 constexpr LinearKernel linear_of() {
 #if defined(CPUSERVE_UNIT_ALL)

@@ -1,5 +1,5 @@
-// The parameters of a tile of a linear: its rows and weights, the data that it prefetches while it
-// computes, and the width of its sums. The header linear/driver.h explains the terms.
+// The parameters of a tile of a linear: its rows and weights, the data that it prefetches
+// while it computes, and the width of its sums. The header linear/driver.h explains the terms.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
@@ -7,16 +7,16 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The part of the next K block that a tile prefetches while it computes (share_units). The tile
-// computes in turns of `every` units. In a turn it prefetches a stretch of one panel of the next
-// block, `step` bytes with each unit. The stretch of the next turn is in the next panel.
+// The part of the next K block that a tile prefetches while it computes (share_units).
+// The tile computes in turns of `every` units. In a turn it prefetches a stretch of one panel of
+// the next block, `step` bytes with each unit. The stretch of the next turn is in the next panel.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the address of the first stretch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
-  // A block has `calls` calls of tiles, which share its stretches equally, so only some turns
-  // prefetch. Each turn adds `panels` to the credit. If the credit is then at least `calls`, the
-  // turn prefetches, and `calls` is subtracted from the credit.
+  // A block has `calls` calls of tiles, which share its stretches equally,
+  // so only some turns prefetch. Each turn adds `panels` to the credit. If the credit is then
+  // at least `calls`, the turn prefetches, and `calls` is subtracted from the credit.
   int64_t credit = 0, calls = 1;
 };
 
@@ -46,8 +46,8 @@ struct LinearTile {
   bool last;                // whether u1 is the end of K
 };
 
-// Computes the addresses that a tile of a kind without kLineUnits prefetches from. A unit of a
-// panel has `unit_bytes` bytes.
+// Computes the addresses that a tile of a kind without kLineUnits prefetches from.
+// A unit of a panel has `unit_bytes` bytes.
 template <bool kNear>
 class TileFetch {
  public:
@@ -78,9 +78,9 @@ class TileFetch {
   }
 
  private:
-  // Begins a turn. Returns the address of its stretch if the turn prefetches. Otherwise returns
-  // `used`, the address of weights that the tile has just read: they are in L1, so prefetching them
-  // costs nothing. (A tile without prefetches would need code of its own.)
+  // Begins a turn. Returns the address of its stretch if the turn prefetches.
+  // Otherwise returns `used`, the address of weights that the tile has just read: they are in L1,
+  // so prefetching them costs nothing. (A tile without prefetches would need code of its own.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
     const UnitShare& share = t_.share;
     credit_ += share.panels;
@@ -101,41 +101,41 @@ class TileFetch {
   int64_t panel_, credit_;
 };
 
-// Hides the origin of a pointer or counter from the compiler. A tile has a few pointers that
-// advance along K, and adds constant row offsets to them. Without this function gcc keeps a
-// separate pointer for every row and stream, more than there are registers.
+// Hides the origin of a pointer or counter from the compiler. A tile has a few pointers
+// that advance along K, and adds constant row offsets to them. Without this function gcc keeps
+// a separate pointer for every row and stream, more than there are registers.
 template <class T>
 CPUSERVE_INLINE void opaque(T& x) {
   asm("" : "+r"(x));
 }
 
-// Keeps the compiler from moving loads and prefetches across this point. Otherwise gcc moves most
-// prefetches of a group after its products, where they come all together: on Granite Rapids one row
-// of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one row of q6_k 76 % instead of
-// 95 %.
+// Keeps the compiler from moving loads and prefetches across this point.
+// Otherwise gcc moves most prefetches of a group after its products, where they come all together:
+// on Granite Rapids one row of w4_g32 then reads 82 % of the bandwidth instead of 91 %,
+// and one row of q6_k 76 % instead of 95 %.
 CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 
-// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well, gcc
-// keeps the operands of that loop on the stack, which halves the rate of the tile. If the whole
-// function is one region for register allocation, gcc keeps the operands in registers.
+// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well,
+// gcc keeps the operands of that loop on the stack, which halves the rate of the tile.
+// If the whole function is one region for register allocation, gcc keeps the operands in registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
 #else
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Whether a tile has a loop over pairs of quads, instead of unrolled code for all eight quads of a
-// group (a quad is 4 elements of K). `products` is the number of products of the tile for each
-// quad. If a product takes several instructions, unrolled code would have thousands of
-// instructions, which take long to compile. Measured on Cascade Lake at AVX-512, a loop multiplies
-// 8-bit codes 1.05 to 1.3 times as fast as unrolled code. For 4-bit codes (octet_products in
-// group.h), it is 1.02 to 1.2 times as fast in tiles of 8 and more products of kinds with more than
-// 32 weights in a unit, and 0.87 to 0.96 times as fast in other tiles.
+// Whether a tile has a loop over pairs of quads, instead of unrolled code for all eight quads
+// of a group (a quad is 4 elements of K). `products` is the number of products
+// of the tile for each quad. If a product takes several instructions, unrolled code would
+// have thousands of instructions, which take long to compile. Measured on Cascade Lake at AVX-512,
+// a loop multiplies 8-bit codes 1.05 to 1.3 times as fast as unrolled code. For 4-bit codes
+// (octet_products in group.h), it is 1.02 to 1.2 times as fast in tiles of 8 and more products
+// of kinds with more than 32 weights in a unit, and 0.87 to 0.96 times as fast in other tiles.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
-// Whether a tile has a loop over the two halves of a group, for kinds that store the low and the
-// high bits of codes separately (plane_layout.h). The pointers of this loop cost 5 to 25 % of the
-// rate of small tiles. With the 16 registers of AVX2 (two vectors a panel), they cost 5 to 15 % of
-// the rate of all tiles.
+// Whether a tile has a loop over the two halves of a group,
+// for kinds that store the low and the high bits of codes separately (plane_layout.h).
+// The pointers of this loop cost 5 to 25 % of the rate of small tiles. With the 16 registers
+// of AVX2 (two vectors a panel), they cost 5 to 15 % of the rate of all tiles.
 constexpr bool loops_over_halves(int products) {
   constexpr bool kShort = kTileVecs == 1;  // level scalar, where only the compile time matters
   return kEmulatesDots && kVecs != 2 && (products >= 8 || kShort);
@@ -146,8 +146,8 @@ CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {
   near ? prefetch(line) : prefetch_l2(line);
 }
 
-// Prefetches `left` cache lines from `at` on, a_step lines with every step of a tile, so that
-// memory is busy while the tile computes.
+// Prefetches `left` cache lines from `at` on, a_step lines with every step of a tile,
+// so that memory is busy while the tile computes.
 struct LineFetch {
   const uint8_t* at = nullptr;
   int64_t left = 0, a_step = 0;
@@ -169,8 +169,8 @@ CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from)
   }
 }
 
-// Returns the number of panels of the whole matrix. A call prefetches beyond its last panel as
-// well, because the next call of the same thread usually needs the next panels.
+// Returns the number of panels of the whole matrix. A call prefetches beyond its last panel
+// as well, because the next call of the same thread usually needs the next panels.
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
 
 // Returns the number of bytes of a unit in one panel, or the mean number if units share headers.
@@ -180,8 +180,8 @@ CPUSERVE_INLINE int64_t unit_bytes(const PackedWeight& w) {
   return static_cast<int64_t>(w.panel_bytes) / Kind::units(w.k);
 }
 
-// The number of panels that one pass over the weights computes before it runs their epilogue (a
-// span). It is divisible by 1, 2, 3 and 4.
+// The number of panels that one pass over the weights computes
+// before it runs their epilogue (a span). It is divisible by 1, 2, 3 and 4.
 constexpr int kSpanPanels = kMostPanels;
 // Returns the number of floats from one row of the sums of a tile to the next: the width of a span
 // in a pass over the weights (kNear), otherwise the width of a strip (64 columns).

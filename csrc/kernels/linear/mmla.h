@@ -1,21 +1,21 @@
 // Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
-// Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h). A line of a
-// panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K), and two neighbouring columns are one
-// operand of a product. The other operand is 8 bytes of each of two rows, so rows are first
-// interleaved in pairs. If the number of rows is odd, the last row is paired with itself. A single
-// row then takes as many matrix products as it would take dot products, and the instructions that
-// compute a row do not depend on the number of rows.
+// Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h).
+// A line of a panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K), and two neighbouring columns
+// are one operand of a product. The other operand is 8 bytes of each of two rows,
+// so rows are first interleaved in pairs. If the number of rows is odd,
+// the last row is paired with itself. A single row then takes as many matrix products as it would
+// take dot products, and the instructions that compute a row do not depend on the number of rows.
 //
-// A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers. The
-// chain kinds have one scale for all of K, or no scale. A step of 6 x 4 products needs 10 loads,
-// and Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit. Group
-// kinds have 3 x 4 integer sums of a group and 3 x 4 fp32 sums in registers.
+// A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers.
+// The chain kinds have one scale for all of K, or no scale. A step of 6 x 4 products needs
+// 10 loads, and Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit.
+// Group kinds have 3 x 4 integer sums of a group and 3 x 4 fp32 sums in registers.
 //
-// With few rows, one pass reads each packed panel once. With many rows, K is divided into blocks
-// that stay in a near cache, and all rows are multiplied by a block of a strip before the next
-// block. The weights of a block are first unpacked to bytes and fp32 scales, unless panels store
-// them in this form.
+// With few rows, one pass reads each packed panel once.
+// With many rows, K is divided into blocks that stay in a near cache, and all rows are multiplied
+// by a block of a strip before the next block. The weights of a block are first unpacked to bytes
+// and fp32 scales, unless panels store them in this form.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"
@@ -66,8 +66,8 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   MmlaScratch& scratch = *static_cast<MmlaScratch*>(a.scratch);
   const int pairs = pairs_of(rows.rows);
   const int64_t units = Kind::units(w.k), steps = Kind::steps(w.k);
-  // If a panel needs two tiles side by side, K is divided into blocks that stay in L1 while both
-  // tiles use them.
+  // If a panel needs two tiles side by side,
+  // K is divided into blocks that stay in L1 while both tiles use them.
   const int64_t block = Kind::column_pairs(pairs) == kColumnPairs ? units : Kind::kBlock;
   const bool plain = plain_f32(a.ep);
   Kind::prepare(rows, 0, units, scratch.rows);
@@ -103,8 +103,8 @@ struct MmlaBlock {
   int64_t tiles, height;
 };
 
-// Computes units [u0, u0 + t.units) of K for a strip of panels: first all panels for one tile of
-// rows, which stays in L1, then all panels for the next tile of rows.
+// Computes units [u0, u0 + t.units) of K for a strip of panels: first all panels for one tile
+// of rows, which stays in L1, then all panels for the next tile of rows.
 template <class Kind>
 CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int64_t panel0,
                                     int panels, int64_t u0, MmlaTile& t) {
@@ -198,8 +198,8 @@ void run_mmla(const LinearArgs& a) noexcept {
 // interleaves its rows again, which pays off only if the task has at least two panels.
 constexpr int kTaskPanels = 2;
 
-// The size of a K block depends on L1, because the prepared rows of a tile and unpacked weights
-// stay there.
+// The size of a K block depends on L1,
+// because the prepared rows of a tile and unpacked weights stay there.
 template <class Kind>
 int64_t mmla_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::units(k), Kind::kBlock);

@@ -1,9 +1,9 @@
-// The layout of a panel with codes stored as planes of bits, for the kinds that are packed from the
-// blocks of kernels/linear/gguf_blocks.h.
+// The layout of a panel with codes stored as planes of bits,
+// for the kinds that are packed from the blocks of kernels/linear/gguf_blocks.h.
 //
-// A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
-// its codes and kHigh lines of the bits above them. A line has four bytes of each column. Byte j of
-// column c in line r has bits of these elements k of the group:
+// A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits
+// of its codes and kHigh lines of the bits above them. A line has four bytes of each column.
+// Byte j of column c in line r has bits of these elements k of the group:
 //   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
 //   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
 //   1 bit        byte (c, j): bit i belongs to k = 4 i + j
@@ -14,8 +14,8 @@
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
 //   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero point of column c in the low
 //                   nibble and of column c + 8 in the high nibble; the minimum is -zero * d
-// Kinds without a minimum have neither m nor least. A sub-block is the group of 16 or 32 weights
-// that share one small factor (scale, least).
+// Kinds without a minimum have neither m nor least.
+// A sub-block is the group of 16 or 32 weights that share one small factor (scale, least).
 // Sub-blocks 2 i and 2 i + 1 are a pair, and their small factors are adjacent.
 #pragma once
 #include "kernels/linear/gguf_blocks.h"
@@ -82,8 +82,8 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       static_cast<int>((kUnitBytes + kGroups * 64 - 1) / (kGroups * 64));
   static_assert(kFetchLines <= 8, "a line with each quad");
 
-  // Returns quad i of a group for the columns of a vector; `line` points to these columns in the
-  // first line of the group.
+  // Returns quad i of a group for the columns of a vector;
+  // `line` points to these columns in the first line of the group.
   template <int i>
   CPUSERVE_INLINE Q quad(const uint8_t* line) {
     Q x;
@@ -107,8 +107,8 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   static constexpr int kHalfBytes = G::kLow / 2 * 64;
 
   // Returns the high bits of half 0 or 1 (`number`) of a group. The high bits of quad i of the half
-  // are bit i (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte. `line` points to the
-  // columns of a vector in the first line of the group.
+  // are bit i (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte.
+  // `line` points to the columns of a vector in the first line of the group.
   CPUSERVE_INLINE Q high_bits(const uint8_t* line, int number) {
     if constexpr (G::kHigh == 1) return shift_right(load_quads(line + G::kLow * 64), 4 * number);
     return load_quads(line + (G::kLow + number) * 64);

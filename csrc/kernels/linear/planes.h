@@ -1,10 +1,10 @@
-// The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h): int8 rows
-// times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256). Kinds with zero
-// points (rows are q8g32) have units of 32 to 256 weights: one header, then groups of 32 weights.
-// The header linear/driver.h explains the other terms.
+// The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h):
+// int8 rows times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256).
+// Kinds with zero points (rows are q8g32) have units of 32 to 256 weights:
+// one header, then groups of 32 weights. The header linear/driver.h explains the other terms.
 //
-// A unit of 256 weights is added to an fp32 sum in one step: its small scales and minima, and the
-// sums of its rows, are integers, so the sum over all 256 weights is an integer as well.
+// A unit of 256 weights is added to an fp32 sum in one step: its small scales and minima,
+// and the sums of its rows, are integers, so the sum over all 256 weights is an integer as well.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/plane_layout.h"
@@ -27,10 +27,10 @@ CPUSERVE_INLINE size_t vector_at(const PlaneAt& at, int v) {
   return static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
 }
 
-// Adds the products of quad i of a group for MR rows x NV vectors. take(lines, v) returns the quad
-// of vector v. Each of the first kFetch quads prefetches one cache line of later weights to L2
-// (see fetch_line in linear/group.h), because prefetching all lines together would fill the miss
-// buffers of the core.
+// Adds the products of quad i of a group for MR rows x NV vectors.
+// take(lines, v) returns the quad of vector v. Each of the first kFetch quads prefetches one cache
+// line of later weights to L2 (see fetch_line in linear/group.h),
+// because prefetching all lines together would fill the miss buffers of the core.
 template <class W, int NPF, int kFetch, int MR, int NV, class Take>
 CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
                                 const Take& take) {
@@ -131,13 +131,13 @@ struct PlaneShape {
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // at most 8 groups share a header
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
-  // With units of 256 weights, computing takes so much longer than reading that the order of
-  // prefetches makes no difference (q4_k, 9 to 24 rows). With emulated dot products, prefetching
-  // panels in turn only costs time (kernels/linear/group.h).
+  // With units of 256 weights, computing takes so much longer than reading that the order
+  // of prefetches makes no difference (q4_k, 9 to 24 rows). With emulated dot products,
+  // prefetching panels in turn only costs time (kernels/linear/group.h).
   static constexpr int kTurns = W::kUnit < 256 && !kEmulatesDots ? 3 : 0;
-  // Tiles have as many sums as in kernels/linear/group.h. With sanitizers they have fewer rows,
-  // because a tile of six rows takes seconds to compile, and ten kinds have a dozen such tiles
-  // each.
+  // Tiles have as many sums as in kernels/linear/group.h.
+  // With sanitizers they have fewer rows, because a tile of six rows takes seconds to compile,
+  // and ten kinds have a dozen such tiles each.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr int kGroupVecsUsed = 2 * kVecs;
 #else
@@ -152,8 +152,8 @@ struct PlaneShape {
   static constexpr int kHalfRows = kRows;
   static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
-  // Returns the addresses where tile t starts. In a row of activations, the scales of all groups
-  // are followed by the sums of all groups.
+  // Returns the addresses where tile t starts.
+  // In a row of activations, the scales of all groups are followed by the sums of all groups.
   static PlaneAt at(const LinearTile& t) {
     const uint8_t* scales = t.x + t.x_padded;
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
@@ -360,9 +360,9 @@ struct PlaneBlocks : PlaneShape<W> {
     return set1_quad(reinterpret_cast<const int8_t*>(pairs + static_cast<size_t>(r) * at.x_stride));
   }
 
-  // Adds the products of quads [kQuad, kEnd), multiplied by the first scale of a pair of
-  // sub-blocks, or by the second scale if kSecond is true. With kSecond, it also subtracts the zero
-  // points of the codes of both sub-blocks.
+  // Adds the products of quads [kQuad, kEnd), multiplied by the first scale of a pair
+  // of sub-blocks, or by the second scale if kSecond is true.
+  // With kSecond, it also subtracts the zero points of the codes of both sub-blocks.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
@@ -432,8 +432,8 @@ struct PlaneBlocks : PlaneShape<W> {
 };
 
 // Chooses the tile of a kind: PlaneBlocks for units of 256 with q8g256 rows, otherwise PlaneGroups.
-// All kinds with zero points of the same number of bits share one tile, which counts the groups of
-// 32 after a header.
+// All kinds with zero points of the same number of bits share one tile,
+// which counts the groups of 32 after a header.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;

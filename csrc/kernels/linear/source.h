@@ -65,9 +65,9 @@ static_assert(sizeof(BlockU4) == 68, "u4m_g128 blocks have no padding");
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20,
               "GGUF blocks have no padding");
 
-// The tables of values for 4-bit codes: kValues, and bf16 entries with value = kUnit * entry. kUnit
-// is chosen so that the entries are exact in bf16 or have the smallest rounding error: 0.06 % of
-// the rms of NF4, where bf16 values without kUnit would have 0.11 %.
+// The tables of values for 4-bit codes: kValues, and bf16 entries with value = kUnit * entry.
+// kUnit is chosen so that the entries are exact in bf16 or have the smallest rounding error:
+// 0.06 % of the rms of NF4, where bf16 values without kUnit would have 0.11 %.
 struct Nf4Table {  // source: QLoRA, appendix E
   static constexpr float kValues[16] = {-1.0f,
                                         -0.6961928009986877f,
@@ -224,8 +224,8 @@ inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
   }
 }
 
-// Reads elements [k0, k0 + n) of a row as fp32, for source types that several weight kinds may be
-// packed from. read_floats does the same for all source types.
+// Reads elements [k0, k0 + n) of a row as fp32, for source types
+// that several weight kinds may be packed from. read_floats does the same for all source types.
 inline void read_shared(const void* row, SourceType type, int64_t k0, int n, float* out) {
   const auto blocks = [&](auto* of_row, auto read) {
     for (int i = 0; i < n; i += 32) read(of_row[(k0 + i) / 32], out + i);

@@ -1,19 +1,19 @@
-// Linears on AMX tiles. bf16 weights use tiles at every number of rows: TDPBF16PS sums even and odd
-// products separately, unlike the vector kernels. If only linears with many rows used it, the bits
-// of a row would depend on the number of rows.
+// Linears on AMX tiles. bf16 weights use tiles at every number of rows:
+// TDPBF16PS sums even and odd products separately, unlike the vector kernels.
+// If only linears with many rows used it, the bits of a row would depend on the number of rows.
 //
 // A panel is stored as lines of 64 bytes. A line has 2 (bf16) or 4 (int8) consecutive elements of K
-// for each of the 16 columns, and a tile register holds up to 16 lines of weights. A job multiplies
-// up to 32 rows by 2 panels with all eight tile registers: four of sums, two of rows, and two of
-// weights.
+// for each of the 16 columns, and a tile register holds up to 16 lines of weights.
+// A job multiplies up to 32 rows by 2 panels with all eight tile registers:
+// four of sums, two of rows, and two of weights.
 //
 // Chain kinds (bf16, and int8 with one scale per row) keep their sums in tiles over a block of K.
 // Group kinds have a scale for every 16 to 256 elements of K. Their weights are first unpacked to
 // signed bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows).
 // The sums of a group are stored from the tiles to memory, and vector code adds them to fp32 sums
 // while the tiles compute the next group. In GGUF kinds with blocks of 256, a block is one group:
-// weights are unpacked to codes times their integer scales. Most of these scaled codes need two
-// bytes, so each tile of rows is multiplied twice: by the high and by the low bytes.
+// weights are unpacked to codes times their integer scales. Most of these scaled codes need
+// two bytes, so each tile of rows is multiplied twice: by the high and by the low bytes.
 #pragma once
 #include "kernels/linear/tiles/blocks.h"
 #include "kernels/linear/tiles/chains.h"
@@ -63,11 +63,11 @@ CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) 
   }
 }
 
-// Sets the range to prefetch while a panel of a chain kind is used. It is as long as a panel and
-// begins `ahead_bytes` after the start of the panel, so it ends in the next panel. Prefetches go to
-// L2: a prefetch to L1 would occupy one of the 16 fill buffers of L1, which tile loads need, for
-// the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a second with
-// prefetches to L2 at one row, and 12 to 20 % more at 32 rows.
+// Sets the range to prefetch while a panel of a chain kind is used. It is as long as a panel
+// and begins `ahead_bytes` after the start of the panel, so it ends in the next panel.
+// Prefetches go to L2: a prefetch to L1 would occupy one of the 16 fill buffers of L1,
+// which tile loads need, for the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 %
+// more bytes a second with prefetches to L2 at one row, and 12 to 20 % more at 32 rows.
 CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
   const int64_t bytes = static_cast<int64_t>(t.panel_bytes);
@@ -76,8 +76,8 @@ CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t 
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// Sets the range to prefetch to L2 while a K block of `panels` panels of a group kind is used: the
-// next K block of the same panels, or the first K block of the panels after them.
+// Sets the range to prefetch to L2 while a K block of `panels` panels of a group kind is used:
+// the next K block of the same panels, or the first K block of the panels after them.
 CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int panels,
                                       int64_t lines, int64_t block, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
@@ -91,13 +91,13 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// Computes a linear for up to 32 rows: every panel is read once. Chain kinds process one panel at a
-// time, in the order of memory, because memory is the limit. Group kinds spend time on unpacking
-// and adding as well, so they process a K block of two panels at a time, and each tile of rows is
-// loaded once for both panels. On Granite Rapids at 12, 20 and 32 rows, two panels at a time read
-// 1.16 to 1.29 times as many bytes a second as one panel at a time for w4m_g128, 1.11 to 1.22 times
-// for nf4_g64, 1.03 to 1.14 times for w8_g32, 0.94 to 1.06 times for w8_channel_g128, and 0.86 to
-// 0.99 times for bf16.
+// Computes a linear for up to 32 rows: every panel is read once.
+// Chain kinds process one panel at a time, in the order of memory, because memory is the limit.
+// Group kinds spend time on unpacking and adding as well, so they process a K block of two panels
+// at a time, and each tile of rows is loaded once for both panels. On Granite Rapids at 12,
+// 20 and 32 rows, two panels at a time read 1.16 to 1.29 times as many bytes a second as one panel
+// at a time for w4m_g128, 1.11 to 1.22 times for nf4_g64, 1.03 to 1.14 times for w8_g32,
+// 0.94 to 1.06 times for w8_channel_g128, and 0.86 to 0.99 times for bf16.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
@@ -191,8 +191,8 @@ CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
   const int64_t blocks = (lines + kTileBlockLines - 1) / kTileBlockLines;
   return round_up((lines + blocks - 1) / blocks, kTileLines);
 }
-// The size of a K block depends on L1, which has 48 KB on every CPU with AMX, so WorkSizes does not
-// change it.
+// The size of a K block depends on L1, which has 48 KB on every CPU with AMX,
+// so WorkSizes does not change it.
 template <class Kind>
 int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
@@ -213,8 +213,8 @@ CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, i
   fetch.a_step = (fetch.left + steps - 1) / steps;
 }
 
-// Computes a linear for many rows that stay in L2: strip after strip, and within a strip all of K
-// for some rows and a pair of panels.
+// Computes a linear for many rows that stay in L2:
+// strip after strip, and within a strip all of K for some rows and a pair of panels.
 template <class Kind>
 CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                  int64_t row0, int64_t rows) {
@@ -237,9 +237,9 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
   });
 }
 
-// Computes a linear for more rows than L2 can hold. The elements of all rows in one K block stay in
-// L2 while they are multiplied by the panels of a span (kSpanStrips strips). The function does not
-// prefetch panels, because the hardware prefetcher does.
+// Computes a linear for more rows than L2 can hold. The elements of all rows in one K block stay
+// in L2 while they are multiplied by the panels of a span (kSpanStrips strips).
+// The function does not prefetch panels, because the hardware prefetcher does.
 template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                 int64_t row0, int64_t rows) {

@@ -20,8 +20,8 @@ struct W4Wide : FourBits {
     uint8_t q[kGroup];
   };
 
-  // Quantizes x with the scale d and the minimum m, writes the codes to q, and returns the sum of
-  // the squared errors of the first n elements.
+  // Quantizes x with the scale d and the minimum m, writes the codes to q,
+  // and returns the sum of the squared errors of the first n elements.
   static float codes(const float* x, int n, float d, float m, uint8_t* q) {
     const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
     F error = zero();
@@ -34,9 +34,9 @@ struct W4Wide : FourBits {
     }
     return reduce_add(error);
   }
-  // Divides the range [min, max] into 15 steps. The range is first reduced on both sides, to as
-  // little as 80 %, if this reduces the squared error: outliers then lose precision, and the other
-  // values get finer steps.
+  // Divides the range [min, max] into 15 steps. The range is first reduced on both sides,
+  // to as little as 80 %, if this reduces the squared error:
+  // outliers then lose precision, and the other values get finer steps.
   static Column quantize(const float* x, int n) {
     F low = load(x), high = low;
     for (int i = kLanes; i < kGroup; i += kLanes) {

@@ -11,8 +11,8 @@ namespace cpuserve {
 constexpr int kBlock = 32;   // tokens of one KV block
 constexpr int kChunk = 256;  // keys of one chunk; chunk c has positions 256 c to 256 c + 255
 
-// The element type of the KV cache, and the layout of K and V of one head in one block. hd_pad is
-// head_dim rounded up to 16.
+// The element type of the KV cache, and the layout of K and V of one head in one block.
+// hd_pad is head_dim rounded up to 16.
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
 //   int8, e4m3, e5m2   like f16, but with elements of 1 byte, followed by fp32 scale[kBlock] with a
@@ -20,9 +20,9 @@ constexpr int kChunk = 256;  // keys of one chunk; chunk c has positions 256 c t
 //                      their scales are 256 times larger)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
-// Whether rope_store mixes the dimensions of q and k, so that int8 codes lose less precision. It
-// multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q by H / n, where n
-// is the largest power of two that divides head_dim. Scores do not change.
+// Whether rope_store mixes the dimensions of q and k, so that int8 codes lose less precision.
+// It multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q by H / n,
+// where n is the largest power of two that divides head_dim. Scores do not change.
 inline bool kv_mixed(KvType t) { return t == KvType::int8; }
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
@@ -32,9 +32,9 @@ inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
 
-// The number of KV blocks of a slab. A slab is stored head by head: for each head, K of all blocks
-// and then V of all blocks. If the blocks of a sequence are consecutive, attention reads
-// contiguous memory for a head.
+// The number of KV blocks of a slab.
+// A slab is stored head by head: for each head, K of all blocks and then V of all blocks.
+// If the blocks of a sequence are consecutive, attention reads contiguous memory for a head.
 constexpr int kSlabBlocks = 8;
 
 // Where the keys and values of one layer are.
@@ -55,8 +55,8 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
          static_cast<size_t>(head) * kv.head_stride;
 }
 
-// Rotates q and k (rotary embedding) and stores k and v in the KV cache. Dimensions i and
-// i + rotary/2 of a head form a pair ("neox" style). cos and sin are fp32 tables
+// Rotates q and k (rotary embedding) and stores k and v in the KV cache.
+// Dimensions i and i + rotary/2 of a head form a pair ("neox" style). cos and sin are fp32 tables
 // [max_position][rotary/2], which already contain any scaling (Llama 3, YaRN, linear).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
@@ -78,11 +78,11 @@ struct RopeStoreArgs {
   const KvLayer* pieces = nullptr;
 };
 
-// Stores the compressed rows of latent attention (MLA). The row of a token is both key and value of
-// the only KV head of the layer. The row consists of the first `rank` columns of kv, normalized
-// (RMS norm), and the other `rotary` columns of kv, rotated. The query of a head consists of `rank`
-// columns of `latent` and the last `rotary` columns of the head in q, rotated. Unlike rope_store,
-// this kernel does not mix rows before it rounds them to int8 (see kv_mixed).
+// Stores the compressed rows of latent attention (MLA). The row of a token is both key and value
+// of the only KV head of the layer. The row consists of the first `rank` columns of kv, normalized
+// (RMS norm), and the other `rotary` columns of kv, rotated. The query of a head consists
+// of `rank` columns of `latent` and the last `rotary` columns of the head in q, rotated.
+// Unlike rope_store, this kernel does not mix rows before it rounds them to int8 (see kv_mixed).
 struct LatentStoreArgs {
   Rows q;       // f32 [T, q_heads * (nope + rotary)]
   Rows latent;  // f32 [T, q_heads * rank]
@@ -105,9 +105,9 @@ struct LatentStoreArgs {
   X(rope_store, const RopeStoreArgs&) \
   X(latent_store, const LatentStoreArgs&)
 
-// One unit of attention: some rows of one KV head of one sequence attend to chunks [chunk0, chunk1)
-// of its keys. Row r of a sequence is token `t0 + r / group` and query head
-// `kv_head * group + r % group`.
+// One unit of attention: some rows of one KV head of one sequence attend
+// to chunks [chunk0, chunk1) of its keys.
+// Row r of a sequence is token `t0 + r / group` and query head `kv_head * group + r % group`.
 struct AttentionArgs {
   Rows q;  // the queries that rope_store or latent_store has written
   KvLayer kv;
@@ -122,21 +122,21 @@ struct AttentionArgs {
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
   // The result. If `partial` is null, the unit merges its chunks and writes rows of `out`, in the
-  // input format of the output projection. Otherwise it writes one partial result for each row and
-  // chunk: the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
+  // input format of the output projection. Otherwise it writes one partial result for each row
+  // and chunk: the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
   // The partial result of row row0 + r and chunk c has the index r * partial_stride + c - chunk0.
   // The kernel attention_merge computes `out` from the partial results.
   Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // the partial result of the first row and chunk0
   void* scratch;   // kAttentionScratch bytes
-  // The number of partial results from one row to the next in `partial`, if several units share
-  // the chunks of one sequence; 0 means chunk1 - chunk0.
+  // The number of partial results from one row to the next in `partial`,
+  // if several units share the chunks of one sequence; 0 means chunk1 - chunk0.
   int64_t partial_stride;
   int32_t heads = 1;  // computes KV heads [kv_head, kv_head + heads); 1 if `partial` is set
   // Bytes of scratch to use for rows, so that these stay in L2 (WorkSizes::attention_bytes).
   int32_t scratch_bytes = kAttentionScratch / 2;
-  // Only for MLA, where the keys are also the values: memory for the values of a chunk in the
-  // layout of V (kv_chunk_bytes() bytes, aligned to 64 bytes).
+  // Only for MLA, where the keys are also the values: memory for the values of a chunk
+  // in the layout of V (kv_chunk_bytes() bytes, aligned to 64 bytes).
   void* values = nullptr;
   // If 0, attention is causal: a row sees the keys up to its own position. Otherwise (in encoders)
   // the number of keys of the sequence; a row then sees keys after its own position as well.

@@ -9,8 +9,8 @@
 
 namespace cpuserve {
 
-// The activations of linears. clamped_swiglu (gpt-oss) is allowed only with a gate (glu), because
-// it changes the gate and the factor `up`:
+// The activations of linears. clamped_swiglu (gpt-oss) is allowed only with a gate (glu),
+// because it changes the gate and the factor `up`:
 //   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)
 enum class Activation : int32_t {
   none = 0,
@@ -22,14 +22,14 @@ enum class Activation : int32_t {
   clamped_swiglu
 };
 
-// The steps after the products of a tile, in this order: a linear adds the bias, applies the
-// activation, multiplies the activated gate by up (only with glu), and then stores the result in
-// out.format or adds it to an f32 `out`.
+// The steps after the products of a tile, in this order: a linear adds the bias,
+// applies the activation, multiplies the activated gate by up (only with glu),
+// and then stores the result in out.format or adds it to an f32 `out`.
 struct Epilogue {
   const float* bias;  // [panels * 16] in packed column order, or nullptr
   Activation act;
-  // If set, even panels are the gate and odd panels are up: output column 16 i + c is
-  // act(column c of panel 2 i) * column c of panel 2 i + 1.
+  // If set, even panels are the gate and odd panels are up:
+  // output column 16 i + c is act(column c of panel 2 i) * column c of panel 2 i + 1.
   bool glu;
   bool add;  // out += result; out.format must be f32
   Rows out;
@@ -75,8 +75,8 @@ struct LinearKernel {
   int32_t column_bytes = 4;        // adjacent bytes of one column in a panel
   int span_panels = kStripPanels;  // widest task, in panels, if its rows do not stay in L2
   bool sizes_cut_passes = false;   // whether WorkSizes::float_pass_rows limits pass_rows
-  // Linears with up to few_rows int8 rows use few_product, the function of the level below, which
-  // computes the same bits. A level with AMX tiles then needs no vector loops of its own.
+  // Linears with up to few_rows int8 rows use few_product, the function of the level below,
+  // which computes the same bits. A level with AMX tiles then needs no vector loops of its own.
   int few_rows = 0;
   void (*few_product)(const LinearArgs&) noexcept = nullptr;
 

@@ -12,12 +12,12 @@ namespace cpuserve {
 //   S_t = exp(g_t) S_{t-1} + k_t (x) u_t     out_t = S_t^T q_t
 //   u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)   gated delta rule
 //   u_t = beta_t v_t                              Mamba2: k = B, q = C, v = x, beta = dt, g = dt A
-// In the delta attention of Kimi models, each row of the state has its own g: g_t is a vector
-// [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
-// The state is computed only after each kStateChunk tokens of the sequence, and is then called the
-// closed state. Tokens after it form a chunk. Each token of the chunk has an open row: k, u and
-// G_t, the sum of g since the chunk began. A token reads the closed state S once and adds the open
-// rows in ascending order:
+// In the delta attention of Kimi models, each row of the state has its own g:
+// g_t is a vector [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
+// The state is computed only after each kStateChunk tokens of the sequence,
+// and is then called the closed state. Tokens after it form a chunk.
+// Each token of the chunk has an open row: k, u and G_t, the sum of g since the chunk began.
+// A token reads the closed state S once and adds the open rows in ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i
 // u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t, and
 // exp(G_t - G_i) multiplies the elements of k_i. The bits of a row therefore do not depend on how
@@ -31,8 +31,8 @@ struct RecurrentShape {
   bool by_row = false;  // g_t is a vector; requires delta and one head
 };
 
-// Some tokens of one unit, which is `heads` states of one sequence. `closed`, `open` and `scratch`
-// need no alignment, but access is faster at multiples of 64 bytes.
+// Some tokens of one unit, which is `heads` states of one sequence.
+// `closed`, `open` and `scratch` need no alignment, but access is faster at multiples of 64 bytes.
 struct RecurrentArgs {
   RecurrentShape shape;
   const float* closed;     // the closed state [heads][key_width][value_width] before the chunk

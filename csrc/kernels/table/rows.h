@@ -5,9 +5,9 @@
 
 namespace cpuserve {
 
-// The format of a row of activations. Every value of a program is a matrix that is stored row by
-// row in one of these formats. The weight kind of the linear that reads the value determines its
-// format (program/lower.py).
+// The format of a row of activations.
+// Every value of a program is a matrix that is stored row by row in one of these formats.
+// The weight kind of the linear that reads the value determines its format (program/lower.py).
 //   f32    width floats
 //   bf16   width bfloat16, round to nearest even
 //   q8g32  int8 in groups of 32 columns: int8 q[padded width], then a float scale for each group,
@@ -50,8 +50,8 @@ inline ActFormat term_format(ActFormat f) {
                                     : f;
 }
 
-// Returns the number of bytes from one row to the next: a multiple of 64, but never of 4096. Rows
-// 4 KB apart would share a set of L1 (48 KB in 12 ways are 64 sets of 64-byte lines).
+// Returns the number of bytes from one row to the next: a multiple of 64, but never of 4096.
+// Rows 4 KB apart would share a set of L1 (48 KB in 12 ways are 64 sets of 64-byte lines).
 inline size_t row_bytes(ActFormat f, int64_t width) {
   int64_t p = padded_width(f, width), bytes = 0;
   switch (f) {

@@ -7,8 +7,8 @@ namespace cpuserve {
 
 constexpr int kMaxTop = 20;  // default limit of alternatives (top_logprobs) for a token
 
-// logits = softcap * tanh(logits * scale / softcap), or logits * scale if softcap is 0. Threads may
-// divide a row anywhere, because each logit is independent.
+// logits = softcap * tanh(logits * scale / softcap), or logits * scale if softcap is 0.
+// Threads may divide a row anywhere, because each logit is independent.
 struct ScaleLogitsArgs {
   float* logits;
   int64_t count;
@@ -63,9 +63,9 @@ constexpr int sample_block(int vocab) {
 // ids: they first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
 // is true for the row, threads may also share the cut of top_p: one thread calls sample_guess, all
 // call sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids.
-// At the end one thread calls `sample` with `prepared` set (and `cut`, if these four functions have
-// run for the row), so that `sample` leaves out these passes. A call for ids [begin, end), which
-// must be whole blocks, writes its results for these ids to the scratch memory.
+// At the end one thread calls `sample` with `prepared` set (and `cut`, if these four functions
+// have run for the row), so that `sample` leaves out these passes. A call for ids [begin, end),
+// which must be whole blocks, writes its results for these ids to the scratch memory.
 // The sums of blocks are added in a fixed order, so results do not depend on the number of threads.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
@@ -102,8 +102,8 @@ inline bool shares_cut(const SampleArgs& a) {
   return p.top_p < 1.0f && !filtered && !is_greedy(p) && !adjusts(p);
 }
 
-// Returns a number in [0, 1): the top 53 bits of the finalizer of splitmix64 for
-// seed + golden ratio * (position + 1).
+// Returns a number in [0, 1): the top 53 bits of the finalizer of splitmix64
+// for seed + golden ratio * (position + 1).
 inline double uniform(uint64_t seed, uint64_t position) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull * (position + 1);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

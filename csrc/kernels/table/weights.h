@@ -7,10 +7,10 @@
 
 namespace cpuserve {
 
-// The kinds of packed weights of linears. A weight matrix W[n, k] (a row of W is an output column,
-// as in checkpoints) is packed into panels of 16 output columns. K is contiguous inside a panel,
-// and padded with zeros to whole pairs or groups. `act` is the format of the rows that a kind
-// multiplies, s the scale, and q a code.
+// The kinds of packed weights of linears. A weight matrix W[n, k]
+// (a row of W is an output column, as in checkpoints) is packed into panels of 16 output columns.
+// K is contiguous inside a panel, and padded with zeros to whole pairs or groups.
+// `act` is the format of the rows that a kind multiplies, s the scale, and q a code.
 //   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
 //   dense_f16   [n/16][k][16]        fp16            act f32
 //   dense_f32   [n/16][k][16]        fp32            act f32
@@ -38,18 +38,18 @@ namespace cpuserve {
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
 //     w = s * (q - zero), with codes in planes of bits as in the GGUF types.
-// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j) of q[..][16][4] holds k = 8 r + j in its
-// low nibble and k = 8 r + 4 + j in its high nibble. w8_g32, w4_g32 and w4m_g32 take as many bytes
-// as in a GGUF file: 34, 18 and 20 for 32 weights.
-// In these layouts 4 bytes of a column are adjacent. At levels with the matrix products of Arm, 8
-// bytes of a column are adjacent (LinearKernel::column_bytes), and 8-bit codes are signed:
+// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j)
+// of q[..][16][4] holds k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
+// w8_g32, w4_g32 and w4m_g32 take as many bytes as in a GGUF file: 34, 18 and 20 for 32 weights.
+// In these layouts 4 bytes of a column are adjacent. At levels with the matrix products of Arm,
+// 8 bytes of a column are adjacent (LinearKernel::column_bytes), and 8-bit codes are signed:
 //   dense_bf16  [n/16][k/4][16][4]   k padded to 4
 //   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
 //   4 bits      byte (r, c, j): k = 16 r + j in the low nibble, k = 16 r + 8 + j in the high nibble
 //
-// The dot product f of a row x of activations and a column of quantized weights is computed for one
-// group after another, in ascending order of K. q_w, s_w and q_x, s_x are codes and scales of
-// weights and activations, sum_x is the sum of q_x over the group, and integers are exact:
+// The dot product f of a row x of activations and a column of quantized weights is computed
+// for one group after another, in ascending order of K. q_w, s_w and q_x, s_x are codes and scales
+// of weights and activations, sum_x is the sum of q_x over the group, and integers are exact:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)
 //   with a minimum, then  f = fma(min, s_x * float(sum_x), f); for zero points min = -zero * s_w
 //   blocks of 256 (s_w = d * scale, min = -(m * least)), with integers over all groups of a block:
@@ -67,8 +67,8 @@ namespace cpuserve {
 //     a kind that is packed from one source type only and keeps the codes of it. A source row
 //     consists of whole blocks of `weights` weights in `bytes` bytes.
 //     No other kind is packed from this source type.
-// family: the class with the kernels of the kind, which only units of ISA levels have
-// (kernels/linear/kinds.h).
+// family: the class with the kernels of the kind,
+// which only units of ISA levels have (kernels/linear/kinds.h).
 // clang-format off: so that a new line does not move the columns of the other lines
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
   X(dense_bf16, DenseFamily<Bf16Element>)                                      \
@@ -108,8 +108,8 @@ namespace cpuserve {
   OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
 // clang-format on
 
-// The types of source rows for pack(). Kinds called like a GGUF type are packed only from the
-// blocks of that type. The other source types, with codes q:
+// The types of source rows for pack(). Kinds called like a GGUF type
+// are packed only from the blocks of that type. The other source types, with codes q:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i

@@ -1,9 +1,9 @@
 // AMX tiles: eight registers of up to 16 rows of 64 bytes, and products of whole tiles.
 //
 // A product adds A [rows][64 bytes] times B [16 lines][64 bytes] to C [rows][16 sums of 32 bits].
-// Line i of B holds, for each of 16 columns, the 4 bytes (2 bf16 or 4 int8) that are multiplied by
-// bytes 4 i to 4 i + 3 of a row of A. Packed panels of weights have this layout in memory
-// (kernels/table/weights.h).
+// Line i of B holds, for each of 16 columns, the 4 bytes
+// (2 bf16 or 4 int8) that are multiplied by bytes 4 i to 4 i + 3 of a row of A.
+// Packed panels of weights have this layout in memory (kernels/table/weights.h).
 //
 // The functions below use inline assembly, because the intrinsics of gcc 12 do not inform the
 // compiler that they read memory and the tile configuration: it may move earlier stores after them.
@@ -22,8 +22,8 @@ constexpr int kTileLineBytes = 64;  // bytes of a row of A, and of a line of B
 constexpr int kTileLines = 16;      // lines of a tile of B
 constexpr int kTileBytes = kTileLines * kTileLineBytes;
 
-// The operand of LDTILECFG: the number of rows and the bytes per row of each tile register. A tile
-// register with 0 rows must not be used.
+// The operand of LDTILECFG: the number of rows and the bytes per row of each tile register.
+// A tile register with 0 rows must not be used.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -65,8 +65,8 @@ template <int T>
 CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C += A B in bf16. The products of even and of odd elements of K are summed in two chains, and the
-// sum of both chains is added to C.
+// C += A B in bf16. The products of even and of odd elements of K are summed in two chains,
+// and the sum of both chains is added to C.
 template <int C, int A, int B>
 CPUSERVE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

@@ -42,8 +42,8 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
-// The lowest bits of x + kMagic are n + 127 with n = round(x); add_exponent shifts them into the
-// exponent of a float.
+// The lowest bits of x + kMagic are n + 127 with n = round(x);
+// add_exponent shifts them into the exponent of a float.
 constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
 constexpr bool kSplitsDown = false;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
@@ -101,8 +101,8 @@ CPUSERVE_INLINE I abs_bits(F x) {
   return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm256_max_epi32(a, b); }
-// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
-// each of a, b, c and d. Then reduces the 128-bit lanes.
+// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result
+// of each of a, b, c and d. Then reduces the 128-bit lanes.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -132,8 +132,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half. An
-// odd element is already there, and only the even element in the lower half is cleared.
+// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half.
+// An odd element is already there, and only the even element in the lower half is cleared.
 CPUSERVE_INLINE F even(P a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32((int)0xffff0000)));
@@ -268,8 +268,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(entries, index.v)};
 }
-// VPMADDUBSW would saturate with u8 up to 255,
-// so even and odd bytes are widened to 16-bit words before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255, so even
+// and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
   __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),
@@ -320,8 +320,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
 #endif
-// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added, for four
-// vectors together, and `ascending` puts the results in order.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added,
+// for four vectors together, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm256_set1_epi8(1)};
   for (int half = 0; half < 2; half++, x += 128, out += 8) {

@@ -40,9 +40,9 @@ CPUSERVE_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 CPUSERVE_INLINE F round(F x) { return _mm512_roundscale_ps(x, 0); }
 CPUSERVE_INLINE F scale2(F p, F n) { return _mm512_scalef_ps(p, n); }
 CPUSERVE_INLINE F scale2_far(F p, F n) { return scale2(p, n); }
-// split_exponent rounds x down: VREDUCEPS subtracts the largest integer <= x, and VSCALEFPS in
-// add_exponent rounds the exponent down by itself. Both take three operations on Intel; rounding,
-// subtracting and scaling would take five.
+// split_exponent rounds x down: VREDUCEPS subtracts the largest integer <= x,
+// and VSCALEFPS in add_exponent rounds the exponent down by itself.
+// Both take three operations on Intel; rounding, subtracting and scaling would take five.
 constexpr bool kSplitsDown = true;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
   *e = x;
@@ -82,8 +82,8 @@ CPUSERVE_INLINE I iload1(const int32_t* p) {
 CPUSERVE_INLINE I round_to_int(F x) { return _mm512_cvtps_epi32(x); }
 CPUSERVE_INLINE I abs_bits(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm512_max_epi32(a, b); }
-// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
-// each of a, b, c and d. Then reduces the 128-bit lanes.
+// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result
+// of each of a, b, c and d. Then reduces the 128-bit lanes.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -113,8 +113,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half. An
-// odd element is already there, and only the even element in the lower half is cleared.
+// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half.
+// An odd element is already there, and only the even element in the lower half is cleared.
 CPUSERVE_INLINE F even(P a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32((int)0xffff0000)));
@@ -160,8 +160,8 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
   return _mm512_cvtph_ps(
       _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
 }
-// Rounds to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
-// denormals, so levels that use this instruction would return other bits.
+// Rounds to nearest even in integer arithmetic at every AVX-512 level:
+// VCVTNEPS2BF16 flushes denormals, so levels that use this instruction would return other bits.
 // A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {
   __m512i u = _mm512_castps_si512(x);
@@ -201,9 +201,9 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
-// Stores 1/256 of the values (see vec.h). The sign, exponent and fraction of each code move to
-// their places in a bf16. 0x3800 adds 112 to the exponent: 127 - 7 for the different biases, less 8
-// for the division by 256. Denormal codes are looked up in a table.
+// Stores 1/256 of the values (see vec.h). The sign, exponent and fraction of each code move
+// to their places in a bf16. 0x3800 adds 112 to the exponent: 127 - 7 for the different biases,
+// less 8 for the division by 256. Denormal codes are looked up in a table.
 CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
   const __m512i denormals = _mm512_broadcast_i32x4(
       _mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
@@ -275,8 +275,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {_mm512_shuffle_epi8(entries, index.v)};
 }
 #ifdef __AVX512VNNI__
-// This is inline assembly, because with the intrinsic gcc 12 keeps the accumulators of a tile in
-// memory (785 instead of 2,050 GOP/s).
+// This is inline assembly, because with the intrinsic gcc 12 keeps the accumulators of a tile
+// in memory (785 instead of 2,050 GOP/s).
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u.v), "v"(s.v));
   return acc;
@@ -293,8 +293,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// VPMADDUBSW would saturate with u8 up to 255,
-// so even and odd bytes are widened to 16-bit words before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255, so even
+// and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   const __m512i even = _mm512_set1_epi16(0xff);
   __m512i a = _mm512_madd_epi16(_mm512_and_si512(u.v, even),
@@ -322,8 +322,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added, for four
-// vectors together, and `ascending` puts the results in order.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added,
+// for four vectors together, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm512_set1_epi8(1)};
   __m512i s[4];

@@ -1,16 +1,16 @@
 // The matrix products of Arm: SMMLA for int8 (feature I8MM) and BFMMLA for bf16 (feature BF16).
 //
-// A product adds A [2 rows][8 bytes] times B [2 columns][8 bytes] to C, four sums in the order
-// {row 0 column 0, row 0 column 1, row 1 column 0, row 1 column 1}. The 8 bytes are 8 elements of K
-// in int8 or 4 in bf16. BFMMLA computes each sum as two BFDOTs in ascending K, so a sum depends
-// only on its own row and column.
+// A product adds A [2 rows][8 bytes] times B [2 columns][8 bytes] to C,
+// four sums in the order {row 0 column 0, row 0 column 1, row 1 column 0, row 1 column 1}.
+// The 8 bytes are 8 elements of K in int8 or 4 in bf16. BFMMLA computes each sum as two BFDOTs
+// in ascending K, so a sum depends only on its own row and column.
 #pragma once
 #include <arm_neon.h>
 
 #include "kernels/vec/vec.h"
 
-// gcc's instruction scheduler moves all loads of a loop step before its products, and then there
-// are too few registers for the loaded values.
+// gcc's instruction scheduler moves all loads of a loop step before its products,
+// and then there are too few registers for the loaded values.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_IN_ORDER __attribute__((optimize("no-schedule-insns")))
 #else
@@ -46,8 +46,8 @@ CPUSERVE_INLINE F last_halves(F a, F b) {
   return vreinterpretq_f32_u64(vzip2q_u64(vreinterpretq_u64_f32(a), vreinterpretq_u64_f32(b)));
 }
 
-// a and b hold a first and a second pair of bf16 of each of 4 columns. first_pairs returns both
-// pairs of columns 0 and 1, last_pairs both pairs of columns 2 and 3.
+// a and b hold a first and a second pair of bf16 of each of 4 columns.
+// first_pairs returns both pairs of columns 0 and 1, last_pairs both pairs of columns 2 and 3.
 CPUSERVE_INLINE Q first_pairs(P a, P b) {
   return {vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u16(a.v), vreinterpretq_u32_u16(b.v)))};
 }

@@ -46,8 +46,8 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
-// The lowest bits of x + kMagic are n + 127 with n = round(x); add_exponent shifts them into the
-// exponent of a float.
+// The lowest bits of x + kMagic are n + 127 with n = round(x);
+// add_exponent shifts them into the exponent of a float.
 constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
 constexpr bool kSplitsDown = false;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
@@ -122,8 +122,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {vreinterpretq_u16_u32(vdupq_n_u32(x))};
 }
-// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half. An
-// odd element is already there, and only the even element in the lower half is cleared.
+// A bf16 is the upper half of a float. An even element of a pair is shifted to the upper half.
+// An odd element is already there, and only the even element in the lower half is cleared.
 CPUSERVE_INLINE F even(P a) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(a.v), 16));
 }
@@ -274,8 +274,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// The product of two bytes fits 16 bits (128 * 128 = 16,384). Pairs of products are added to
-// int32 lanes.
+// The product of two bytes fits 16 bits (128 * 128 = 16,384).
+// Pairs of products are added to int32 lanes.
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
   const int16x8_t high = vmull_high_s8(a, b);
@@ -283,8 +283,8 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum takes one product from each of the eight quads of a group of 32, so it is at most
-// 8 * 15 * 128 = 15,360.
+// A 16-bit sum takes one product from each of the eight quads of a group of 32, so it
+// is at most 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;
 };

@@ -1,5 +1,5 @@
-// Vector primitives in plain C without intrinsics: four lanes in loops. Tests compare other levels
-// with this level, which is never chosen by default.
+// Vector primitives in plain C without intrinsics: four lanes in loops.
+// Tests compare other levels with this level, which is never chosen by default.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -8,8 +8,8 @@ namespace CPUSERVE_NS {
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true;
-// A vector type of the compiler (GCC's vector extensions): each sum or product of four floats is
-// one instruction, so it is cheap to inline.
+// A vector type of the compiler (GCC's vector extensions):
+// each sum or product of four floats is one instruction, so it is cheap to inline.
 struct F {
   float v __attribute__((vector_size(kLanes * sizeof(float))));
 };
@@ -23,8 +23,8 @@ struct Q {
   uint8_t v[kLanes][4];
 };
 
-// Functions of more than a few instructions are not inlined, because only tests use this level, and
-// inlining them into every tile would increase the compile time from 25 to 100 s.
+// Functions of more than a few instructions are not inlined, because only tests use this level,
+// and inlining them into every tile would increase the compile time from 25 to 100 s.
 #define CPUSERVE_CALL static __attribute__((noinline, unused))
 
 #define CPUSERVE_LANES for (int i = 0; i < kLanes; i++)
@@ -176,9 +176,9 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   CPUSERVE_LANES memcpy(r.v[i], p, 4);
   return r;
 }
-// A pair of bf16 is a word of 32 bits: the first element is its lower half, the second its upper
-// half. A word with a bf16 in its upper half and zeros in its lower half is an fp32 of the same
-// value.
+// A pair of bf16 is a word of 32 bits:
+// the first element is its lower half, the second its upper half.
+// A word with a bf16 in its upper half and zeros in its lower half is an fp32 of the same value.
 typedef uint32_t PairBits __attribute__((vector_size(sizeof(P))));
 CPUSERVE_INLINE PairBits pair_bits(P a) {
   PairBits r;

@@ -1,6 +1,6 @@
-// The vector primitives that kernels/generic and kernels/linear are written in. One header per
-// instruction set defines all of them in namespace CPUSERVE_NS, which is a different namespace in
-// each ISA unit. Nothing else in the kernels refers to an instruction set.
+// The vector primitives that kernels/generic and kernels/linear are written in.
+// One header per instruction set defines all of them in namespace CPUSERVE_NS, which is a different
+// namespace in each ISA unit. Nothing else in the kernels refers to an instruction set.
 //
 //   F  kLanes floats          I  kLanes int32
 //   P  kLanes pairs of bf16   Q  kLanes quads of bytes
@@ -65,8 +65,8 @@
 //   I dot_words(I acc, Q x, Q y): acc + x.even y.even + x.odd y.odd
 //   void prefetch(const void*) prefetch_l2(const void*)
 //
-// The fastest way to multiply bytes differs between instruction sets, so kernels/linear chooses it
-// by the following constants:
+// The fastest way to multiply bytes differs between instruction sets,
+// so kernels/linear chooses it by the following constants:
 //   constexpr bool kNativeDot2; if false, dot2 is fma(odd a, odd b, fma(even a, even b, acc))
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 other than -128): acc + the sum of
 //     (u8 - 128 + kDot8Zero) s8

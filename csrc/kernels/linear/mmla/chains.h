@@ -1,5 +1,5 @@
-// The chain kinds on matrix products of Arm: bf16, and int8 with one scale per row. Their products
-// are one chain of additions over all of K.
+// The chain kinds on matrix products of Arm: bf16, and int8 with one scale per row.
+// Their products are one chain of additions over all of K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/mmla/tile.h"
@@ -42,8 +42,8 @@ struct MmlaChain {
     };
     for (int64_t left = t.units; left > 0; left -= kBeat) {
       fetch.step();
-      // This loop is not unrolled, because gcc would load operands of several steps at once and
-      // keep sums on the stack.
+      // This loop is not unrolled, because gcc would load operands of several steps at once
+      // and keep sums on the stack.
 #pragma GCC unroll 1
       for (int64_t i = left < kBeat ? left : kBeat; i > 0; i--) step();
     }
@@ -55,8 +55,8 @@ struct MmlaBf16 : MmlaChain<F> {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static int64_t units(int64_t k) { return (k + 3) / 4; }
   static int64_t steps(int64_t k) { return units(k); }
-  // Prepares rows like MmlaChain, and sets the elements after the end of K to zeros, because a row
-  // may have any values there.
+  // Prepares rows like MmlaChain, and sets the elements after the end of K to zeros,
+  // because a row may have any values there.
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     MmlaChain<F>::prepare(r, u0, units, to);
     const int64_t beyond = (u0 + units) * 4 - r.k;

@@ -1,7 +1,7 @@
 // Matrix products of Arm for the group kinds, which have a scale for every kGroup elements of K.
 //
-// A view V of the weights is a class that reads the operands and the factors (scales and minima) of
-// a unit, either from packed or from unpacked weights:
+// A view V of the weights is a class that reads the operands and the factors
+// (scales and minima) of a unit, either from packed or from unpacked weights:
 //   kBytes   bytes of a unit
 //   kHeader  bytes of a unit before its operands
 //   kGroups  groups of a unit
@@ -66,8 +66,8 @@ CPUSERVE_INLINE void add_sums(F (&f)[RP][CP], const I (&acc)[RP][CP], const uint
   }
 }
 
-// Returns the number of vectors of factors that precede the codes of a group in a prepared pair of
-// rows.
+// Returns the number of vectors of factors that precede the codes of a group
+// in a prepared pair of rows.
 template <class V>
 constexpr int factors_of() {
   static_assert(!V::kLeast || V::kZero == 0, "codes with a minimum have no zero");
@@ -115,9 +115,9 @@ CPUSERVE_INLINE void group_tile(const MmlaTile& t) {
   store_sums(t, f);
 }
 
-// Writes the groups of units [u0, u0 + units) of the rows to `to`. For each pair of rows, a group
-// has the scales {s0, s0, s1, s1}; with kLeast then scale * sum of codes in the same order, or with
-// kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
+// Writes the groups of units [u0, u0 + units) of the rows to `to`. For each pair of rows,
+// a group has the scales {s0, s0, s1, s1}; with kLeast then scale * sum of codes in the same order,
+// or with kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
 template <class V>
 static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
   constexpr int kGroup = V::kSteps * kStepBytes;
@@ -148,8 +148,8 @@ static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, 
   });
 }
 
-// The view of packed groups of W. A line of 4-bit codes has one step in its low nibbles and the
-// next step in its high nibbles.
+// The view of packed groups of W.
+// A line of 4-bit codes has one step in its low nibbles and the next step in its high nibbles.
 template <class W>
 struct PackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;

@@ -1,5 +1,5 @@
-// A tile of a linear on matrix products of Arm: the rows and weights that it reads, its sums, and
-// the products of one step (linear/mmla.h).
+// A tile of a linear on matrix products of Arm:
+// the rows and weights that it reads, its sums, and the products of one step (linear/mmla.h).
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/vec/mmla.h"
@@ -56,8 +56,8 @@ CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   }
 }
 
-// Interleaves `steps` steps (rounded up to an even number) of two rows: for each step 8 bytes of
-// the first row, then 8 bytes of the second row. Steps begin `stride` bytes apart in `to`.
+// Interleaves `steps` steps (rounded up to an even number) of two rows: for each step 8 bytes
+// of the first row, then 8 bytes of the second row. Steps begin `stride` bytes apart in `to`.
 CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
                                 uint8_t* to, size_t stride) {
   for (int64_t s = 0; s < steps; s += 2, to += 2 * stride) {
@@ -96,8 +96,8 @@ CPUSERVE_INLINE void store_sums(const MmlaTile& t, const Sum (&sum)[RP][CP]) {
   }
 }
 
-// Adds the products of one step of K. weight(c) returns the operand of column pair c. The operands
-// of the shorter side of the tile (rows or columns) stay in registers.
+// Adds the products of one step of K. weight(c) returns the operand of column pair c.
+// The operands of the shorter side of the tile (rows or columns) stay in registers.
 template <int RP, int CP, class Sum, class Weight>
 CPUSERVE_INLINE void step_products(Sum (&sum)[RP][CP], const uint8_t* a, const Weight& weight) {
   if constexpr (RP > CP) {

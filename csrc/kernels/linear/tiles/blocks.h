@@ -1,14 +1,14 @@
-// AMX tiles for the GGUF kinds with blocks of 256 weights. Each weight is unpacked to its code
-// times the integer scale of its sub-block. The sum over a whole block is then multiplied by only
-// one float scale.
+// AMX tiles for the GGUF kinds with blocks of 256 weights.
+// Each weight is unpacked to its code times the integer scale of its sub-block.
+// The sum over a whole block is then multiplied by only one float scale.
 #pragma once
 #include "kernels/linear/tiles/groups.h"
 
 namespace CPUSERVE_NS {
 namespace {
 
-// A GGUF kind with blocks of 256. Line numbers count lines of 64 weights, as if a weight took one
-// byte, although most kinds unpack a weight to two bytes.
+// A GGUF kind with blocks of 256. Line numbers count lines of 64 weights,
+// as if a weight took one byte, although most kinds unpack a weight to two bytes.
 template <class G>
 struct BlockTiles {
   using W = Planes<G>;
@@ -18,8 +18,8 @@ struct BlockTiles {
   static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
   static constexpr int kUnitLines = W::kUnit / 4;
-  // A code times its scale needs 16 bits, and in some kinds only one byte. In Q3_K these products
-  // are from -124 to 128, so the byte stores the negative of a product.
+  // A code times its scale needs 16 bits, and in some kinds only one byte.
+  // In Q3_K these products are from -124 to 128, so the byte stores the negative of a product.
   static constexpr bool kWide = G::kLow == 4;
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;
@@ -31,8 +31,8 @@ struct BlockTiles {
   typedef uint16_t LineBits __attribute__((vector_size(64), aligned(1), may_alias));
   typedef int32_t LineInts __attribute__((vector_size(64), aligned(1), may_alias));
 
-  // Returns the scale of each column of a sub-block, twice, because the four bytes of a column are
-  // two words of 16 bits.
+  // Returns the scale of each column of a sub-block, twice,
+  // because the four bytes of a column are two words of 16 bits.
   CPUSERVE_INLINE LineWords scale_line(const uint8_t* unit, int64_t sub) {
     alignas(64) int32_t scales[kPanel];
     for (int column = 0; column < kPanel; column += kLanes) {
@@ -45,8 +45,8 @@ struct BlockTiles {
   }
   // Multiplies the codes of quads [kQuad, kEnd) of a group by their scale and writes the products.
   // A quad is 4 consecutive codes of each column of the panel. With kWide a product has two bytes:
-  // the high bytes go to `to`, and the low bytes after all high bytes of the unit. Otherwise a
-  // product has one byte, at `to`.
+  // the high bytes go to `to`, and the low bytes after all high bytes of the unit.
+  // Otherwise a product has one byte, at `to`.
   template <int kQuad, int kEnd>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
                                  uint8_t* to) {
@@ -94,17 +94,17 @@ struct BlockTiles {
     }
   }
 
-  // The integer sums of a unit that are stored in memory but not yet added to the fp32 sums: the
-  // sums with the high and with the low bytes of one panel (kWide), or the sums of all panels of a
-  // job.
+  // The integer sums of a unit that are stored in memory but not yet added to the fp32 sums:
+  // the sums with the high and with the low bytes of one panel (kWide),
+  // or the sums of all panels of a job.
   struct Waiting {
     int64_t unit;
     int panel;             // number of the panel in the job
     const DotTiles* dots;  // nullptr: no sums are waiting
   };
 
-  // Adds the integer sums of `waiting` to the fp32 sums of the rows of one tile, with the same
-  // operations as PlaneBlocks.
+  // Adds the integer sums of `waiting` to the fp32 sums of the rows of one tile,
+  // with the same operations as PlaneBlocks.
   template <int NP>
   static __attribute__((noinline)) void add_rows(const TileJob& t, const Waiting& waiting,
                                                  int row_tile) {

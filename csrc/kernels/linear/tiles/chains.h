@@ -1,6 +1,6 @@
-// AMX tiles for the chain kinds: bf16, and int8 with one scale per row. These kinds have no scales
-// within a row, so a sum is one chain of additions, which stays in a tile register during a block
-// of K.
+// AMX tiles for the chain kinds: bf16, and int8 with one scale per row.
+// These kinds have no scales within a row, so a sum is one chain of additions,
+// which stays in a tile register during a block of K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
@@ -9,9 +9,9 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Copies the end of K, which is shorter than a tile (`lines` lines), from the rows and weights of a
-// job to its scratch memory, and pads it with zeros. Without the copy, a tile would also read the
-// bytes after the end, which belong to another panel or are not readable.
+// Copies the end of K, which is shorter than a tile (`lines` lines), from the rows and weights
+// of a job to its scratch memory, and pads it with zeros. Without the copy, a tile would also read
+// the bytes after the end, which belong to another panel or are not readable.
 template <int NP>
 CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   const size_t bytes = static_cast<size_t>(lines) * 4;

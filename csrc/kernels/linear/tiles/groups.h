@@ -1,6 +1,6 @@
-// AMX tiles for the kinds with a scale for every group of 32 to 256 elements of K. The sums of a
-// group are stored from the tiles to memory. Vector code multiplies them by the scales and adds
-// them to fp32 sums, while the tiles compute the next groups.
+// AMX tiles for the kinds with a scale for every group of 32 to 256 elements of K.
+// The sums of a group are stored from the tiles to memory. Vector code multiplies them
+// by the scales and adds them to fp32 sums, while the tiles compute the next groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
 
@@ -60,8 +60,8 @@ struct GroupTiles {
     const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
     const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
     const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
-    // Local copies, because the compiler cannot know that a store to c does not change the members
-    // of t.
+    // Local copies, because the compiler cannot know that a store
+    // to c does not change the members of t.
     const size_t x_stride = t.x_stride;
     const int64_t c_stride = t.c_stride;
     float* c = t.c + row0 * c_stride;
@@ -142,18 +142,18 @@ struct GroupTiles {
       DotTiles* dots = t.scratch->dots[turn];
       for (int j = 0; j < groups; j++) {
         zero_sums<RT, NP>();
-        // The tiles of the next product are loaded before a group is added. Prefetches are issued
-        // after the product: before it, they would take the fill buffers that the loads of its
-        // tiles need.
+        // The tiles of the next product are loaded before a group is added.
+        // Prefetches are issued after the product:
+        // before it, they would take the fill buffers that the loads of its tiles need.
         for (int64_t end = line + kLines; line < end && line < t.line1;) {
           multiply_operands<typename Raw::Product, RT, NP>();
           t.fetch->step();
           line += kShapeLines;
           if (line < t.line1) load_tiles<RT, NP>(t, line);
         }
-        // The two previous groups are added while the tiles compute this group: the first tile of
-        // rows with the first group, the second tile with the second group, so that few
-        // instructions are between two products.
+        // The two previous groups are added while the tiles compute this group:
+        // the first tile of rows with the first group, the second tile with the second group,
+        // so that few instructions are between two products.
         if (RT == 1 || groups == 1) {
           if (j == 0) add<NP>(t, before, 0);
           if (RT == 2) add<NP>(t, before, 1);

@@ -7,26 +7,26 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The most lines of a K block of a chain kind. Such a block of two panels is 24 KB, which stay in
-// an L1 of 48 KB while the rows of a step come from L2, at 48 bytes a cycle. A job of 32 rows takes
-// 768 cycles of products. It needs 24 KB of rows and 12 KB for its sums (read, written, and
-// evicted), which take 768 cycles as well. Larger blocks would need fewer bytes for sums, but two
-// panels and the rows of a job would evict each other from L1. Both would then come from L2, 4 KB
-// for 64 cycles of products.
+// The most lines of a K block of a chain kind. Such a block of two panels is 24 KB,
+// which stay in an L1 of 48 KB while the rows of a step come from L2, at 48 bytes a cycle.
+// A job of 32 rows takes 768 cycles of products. It needs 24 KB of rows and 12 KB for its sums
+// (read, written, and evicted), which take 768 cycles as well. Larger blocks would need fewer bytes
+// for sums, but two panels and the rows of a job would evict each other from L1.
+// Both would then come from L2, 4 KB for 64 cycles of products.
 constexpr int64_t kTileBlockLines = 12 * kTileLines;
-// The number of rows of a chain kind that are multiplied by all K blocks together, so that their
-// sums (16 KB for two panels) stay in L1 next to a K block. On Granite Rapids, a tile of sums is
-// stored to L1 in 15 cycles and to L2 in 60 cycles, and is loaded in 8 and 20 cycles.
+// The number of rows of a chain kind that are multiplied by all K blocks together,
+// so that their sums (16 KB for two panels) stay in L1 next to a K block. On Granite Rapids, a tile
+// of sums is stored to L1 in 15 cycles and to L2 in 60 cycles, and is loaded in 8 and 20 cycles.
 constexpr int64_t kNearRows = 128;
 // A task of this many strips reads its rows once for all of its columns. Rows that are too large
 // for L2 come from L3, which delivers 10 bytes a cycle to a core of Granite Rapids.
 constexpr int kSpanStrips = 4;
-// The number of unpacked lines of one panel in a K block, for kinds with blocks of 256 weights: 128
-// lines of 64 bytes take 8 KB.
+// The number of unpacked lines of one panel in a K block, for kinds with blocks of 256 weights:
+// 128 lines of 64 bytes take 8 KB.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
-// The number of unpacked lines of one panel in a K block, for other group kinds: half as many, so
-// that the lines of two panels take 8 KB together. L1 has 48 KB, and must also hold 16 KB of
-// integer sums of groups, 4 KB of fp32 sums and 8 KB of the rows of a job. On Granite Rapids,
+// The number of unpacked lines of one panel in a K block, for other group kinds: half as many,
+// so that the lines of two panels take 8 KB together. L1 has 48 KB, and must also hold 16 KB
+// of integer sums of groups, 4 KB of fp32 sums and 8 KB of the rows of a job. On Granite Rapids,
 // blocks of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of w4m_g128.
 constexpr int64_t kPairBlockLines = kGroupBlockLines / 2;
 
@@ -88,12 +88,12 @@ CPUSERVE_INLINE const uint8_t* row_of(const TileJob& t, int row) {
   return t.x + static_cast<size_t>(row) * t.x_stride;
 }
 
-// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles, which
-// mostly need weights unpacked to memory and return the integer sums through memory. Vectors and
-// tiles add the same integers to the fp32 sums in the same order, so a row gets the same bits. On
-// Granite Rapids, tiles take 1.2 to 1.7 times as long as vectors for one row, 0.9 to 1.3 times for
-// 8 rows, and 0.7 to 1.1 times for 16 rows. For codes in planes of bits, tiles take 1 to 1.2 times
-// as long for 12 rows, and 0.8 to 1 times for 16 rows.
+// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles,
+// which mostly need weights unpacked to memory and return the integer sums through memory.
+// Vectors and tiles add the same integers to the fp32 sums in the same order,
+// so a row gets the same bits. On Granite Rapids, tiles take 1.2 to 1.7 times as long as vectors
+// for one row, 0.9 to 1.3 times for 8 rows, and 0.7 to 1.1 times for 16 rows. For codes in planes
+// of bits, tiles take 1 to 1.2 times as long for 12 rows, and 0.8 to 1 times for 16 rows.
 constexpr int kGroupVectorRows = 8;
 constexpr int kPlaneVectorRows = 12;
 
