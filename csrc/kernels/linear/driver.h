@@ -138,7 +138,7 @@ struct Block {
 //
 // The next block is divided in one of two ways. If a block has few rows (at most Kind::kTurns / 2
 // calls for each panel), a call has much to prefetch. It prefetches a unit of each panel in turn,
-// nearly in the order in which tiles read, so the hardware prefetcher sees several streams
+// nearly in the reading order of tiles, so the hardware prefetcher sees several streams
 // and runs ahead in each of them. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in this way,
 // and 20 GB/s if a call prefetches one panel from end to end. With more calls, prefetching in turn
 // gains nothing and costs up to 5 %, so each call prefetches a part of a single panel. If that part
@@ -169,7 +169,7 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
 }
 
 // Sets the share of the next block that call number `i` prefetches, for kinds with kLineUnits.
-// Lines are prefetched in the order in which tiles read: a line of each panel in turn.
+// Lines are prefetched in the reading order of tiles: a line of each panel in turn.
 // The hardware prefetcher then sees one stream for each panel, and runs ahead of the prefetches.
 // With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 %
 // of the dot-product peak; if lines are prefetched panel by panel, it reaches 70 % and 73 %.
