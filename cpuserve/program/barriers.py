@@ -6,8 +6,8 @@ from cpuserve.program.program import Program
 
 
 def num_barriers(program: Program) -> int:
-    """Return the number of barriers in a step of one token: one after each op that is claimed.
+    """Return the number of barriers in a step of one token: one after each op with claimed tasks.
 
-    The last thread to arrive at the barrier runs all ops up to the next one that is claimed.
+    The last thread to arrive at a barrier runs all ops up to the next op with claimed tasks.
     """
     return sum(op.claimed for op in program.ops)

@@ -12,43 +12,46 @@ from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed
 
 
 class SizeDefaults(Protocol):
-    """The hyperparameters that ops default to; models/spec.py has them."""
+    """Hyperparameters that are the defaults of builder methods.
+
+    ModelSpec (models/spec.py) has them.
+    """
 
     @property
     def vocab(self) -> int:
-        """Number of token ids."""
+        """Number of token ids of the vocabulary."""
 
     @property
     def width(self) -> int:
-        """Hidden size."""
+        """Width of the residual stream (hidden size), in columns."""
 
     @property
     def q_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """Number of columns of one attention head."""
 
     @property
     def norm_eps(self) -> float:
-        """The epsilon of norms."""
+        """The epsilon that norms add to the mean square or the variance."""
 
     @property
     def adapters(self) -> Adapters | None:
-        """The low-rank adapters that requests can select."""
+        """The low-rank adapters (LoRA) that requests can select; None: the model has none."""
 
     @property
     def pooled(self) -> bool:
-        """Whether the model returns vectors instead of tokens."""
+        """Whether the model returns vectors (embeddings) instead of tokens."""
 
 
 class BaseBuilder:
-    """A program that is being built. Subclasses in `operations/` add a method per operation."""
+    """A program that is being built. Subclasses in `operations/` add a method for each op."""
 
     def __init__(self, spec: SizeDefaults) -> None:
         self._spec = spec
@@ -59,10 +62,10 @@ class BaseBuilder:
         self._states: list[StateLayer] = []
         self._unread: set[str] = set()
         self._adapters = spec.adapters
-        self._adapted: ValueId | None = None  # value with each token's adapter (RouteAdapters)
+        self._adapted: ValueId | None = None  # value with the adapter of each token (RouteAdapters)
 
     def leave(self, names: Iterable[str]) -> None:
-        """Allow checkpoints to have these tensors, although no op reads them."""
+        """Allow checkpoints to have the tensors `names`, although no op reads them."""
         self._unread.update(names)
 
     def _value(self, name: str, width: int, copies: int = 1) -> ValueId:
@@ -108,5 +111,5 @@ def then_width(what: str, features: tuple[int, ...], then: Then) -> int:
 
 
 def join(names: tuple[str, ...]) -> str:
-    """ "a.b.q_proj+k_proj" for ("a.b.q_proj", "a.b.k_proj")."""
+    """Return one label for several matrices: "a.q+k" for ("a.q", "a.k")."""
     return "+".join((names[0], *(name.rpartition(".")[2] for name in names[1:])))

@@ -26,13 +26,17 @@ class Builder(
 ):
     """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 
-    Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj", ...)` reads
-    "...up_proj.weight" and, with `bias`, "...up_proj.bias". Widths that do not match raise
-    ModelError, because their cause is a wrong value in the model's config.
+    Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj",
+    ...)` reads "...up_proj.weight" and, with `bias`, "...up_proj.bias".
+    Widths that do not match raise ModelError,
+    because the cause is a wrong number in the config of the model.
     """
 
     def finish(self) -> Program:
-        """The complete Program; ModelError unless its last op is its only Logits or Hidden op."""
+        """Return the complete Program.
+
+        ModelError unless its last op is its only Logits or Hidden op.
+        """
         heads = [op for op in self._ops if isinstance(op, Logits | Hidden)]
         if len(heads) != 1 or self._ops[-1] is not heads[0]:
             msg = "a program must have one logits or hidden op, as its last op"

@@ -1,7 +1,7 @@
 """Op-by-op comparison of an executor with the Interpreter: finds the first op that differs.
 
-Each op of the interpreter gets the inputs that the executor's op had. Therefore an error is
-reported only at the op that causes it, and not at later ops as well.
+Each op of the interpreter gets the inputs that the same op of the executor had.
+Therefore only the op that causes an error is reported, and not the later ops as well.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 
-# fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
-# element in the row. The fast exp and erf add a difference of the same size.
+# fp32 sums of up to 10^4 products in different orders differ by less
+# than 1e-5 of the largest element in the row.
+# The fast exp and erf add a difference of the same size.
 SUM_TOLERANCE = 2e-5
-# Relative tolerance for each type of the KV cache. A key or a probability near the middle of two
-# values of the type may be rounded up by one executor and down by the other. This may change all
-# elements of the row by one step of the type, relative to their size.
+# Relative tolerance for each type of the KV cache.
+# A key or a probability near the middle of two values of the type may be rounded up by one executor
+# and down by the other,
+# which may change all elements of the row by one step of the type, relative to their size.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
 # The tolerances for 8-bit KV caches, where attention rounds probabilities to bf16.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
@@ -55,7 +57,8 @@ class Tappable(Protocol):
 class Difference:
     """The first op that exceeds its tolerance, with the element that exceeds it most.
 
-    op_index: the index of `op` in the Program; tap_index: the index of the executor's op.
+    op_index: the index of `op` in the Program.
+    tap_index: the index of the same op in the executor.
     """
 
     op_index: int
@@ -82,11 +85,13 @@ def compare(
     arrays: HasWords,
     source_op: Sequence[int] | None = None,
 ) -> Difference | None:
-    """The first op of this step with an output that differs beyond its tolerance, or None.
+    """Return the first op of this step with an output that differs beyond its tolerance, or None.
 
-    source_op: the index of the Program op for each op of the executor (Lowered.source_op); None if
-    both have the same ops. Call this function for every step of a sequence, from the first on,
-    because it also writes the interpreter's KV cache from the executor's values.
+    source_op: for each op of the executor, the index of the Program op
+    that it implements (Lowered.source_op). None if both have the same ops.
+
+    Call this function for every step of a sequence, from the first step on,
+    because it also writes the interpreter's KV cache from the values of the executor.
     """
     program = interpreter.program
     origins = range(len(program.ops)) if source_op is None else source_op
@@ -110,7 +115,9 @@ def compare(
 def stored_format(
     program: Program, kinds: Mapping[str, str], value: ValueId, activation_bits: int = 8
 ) -> str:
-    """Return the row format of `value` in an executor: "f32" unless all readers agree.
+    """Return the row format of `value` in an executor.
+
+    It is "f32" unless all ops that read the value need the same format.
 
     Results of experts that only Combine reads have the format of `combined_format`.
     """
@@ -150,7 +157,8 @@ def _gather(
 ) -> tuple[list[Float32], Float32]:
     """Return (inputs, output) of the executor ops `taps` as if they were one op.
 
-    The inputs are the inputs of the first op, and the value that a later op adds to, if one does.
+    The inputs are the inputs of the first op.
+    If a later op adds to a value, this value is one more input.
     The output is the output of the last op.
     """
     inputs, got = executor.tap(arrays, taps[0])
@@ -202,7 +210,8 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
             stored.removesuffix("x2")
         ]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
-        # Rounding errs by half a step, amax / 254; a second term divides the error by 254 again.
+        # Rounding errs by at most half a step, amax / 254.
+        # A second int8 term divides this error by 254.
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
         bound += np.repeat(steps, group, axis=1)[:, :width]
@@ -212,7 +221,10 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
 def _worst(
     got: Float32, expected: Float32, tolerance: Float32
 ) -> tuple[int, int, float, float, float] | None:
-    """Return (row, column, got, expected, tolerance) of the worst element; None if all fit."""
+    """Return (row, column, got, expected, tolerance) of the worst element.
+
+    Returns None if no element exceeds its tolerance.
+    """
     if got.shape != expected.shape:
         msg = f"the executor's op gave shape {got.shape}, but the interpreter {expected.shape}"
         raise ValueError(msg)

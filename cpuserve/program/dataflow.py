@@ -7,7 +7,7 @@ from cpuserve.program.program import Program
 
 
 def uses(program: Program) -> dict[ValueId, list[Op]]:
-    """The ops that read or write each value, in order."""
+    """Return the ops that read or write each value, in program order."""
     found: dict[ValueId, list[Op]] = {value.id: [] for value in program.values}
     for op in program.ops:
         for value in {*op.reads(), op.written()}:
@@ -17,7 +17,7 @@ def uses(program: Program) -> dict[ValueId, list[Op]]:
 
 
 def last_uses(program: Program) -> dict[ValueId, int]:
-    """Index of the last op that reads or writes each value."""
+    """Return the index of the last op that reads or writes each value."""
     last: dict[ValueId, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.reads(), op.written()):

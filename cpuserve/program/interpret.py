@@ -1,7 +1,8 @@
-"""Runs a Program in torch by the reference of each op; tests compare kernels and executors with it.
+"""Runs a Program in torch by the reference of each op; tests compare executors and kernels with it.
 
-There are two modes. "reference" computes everything in fp32. "emulated" rounds and quantizes at the
-same points as the native executor (csrc/kernels/table/), so tests can use tight tolerances.
+There are two modes. "reference" computes everything in fp32.
+"emulated" rounds and quantizes at the same points
+as the native executor (csrc/kernels/table/), so tests can use tight tolerances.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ DENSE_DTYPES = {
 
 
 def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
-    """Return the tensor `name`, or, for a name like "a[0:8].weight", these rows of a tensor."""
+    """Return the tensor `name`.
+
+    A name like "a[0:8].weight" means these rows of the tensor "a.weight".
+    """
     part = None if name in tensors else parse(name)
     if part is None:
         return tensors[name]
@@ -73,14 +77,14 @@ def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
 class Interpreter:
     """Runs a Program over packed steps, with its own paged KV cache.
 
-    tensors: every weight of the program under its checkpoint name, as a torch tensor or, for
-      quantized kinds in the emulated mode, a QuantMatrix.
-    kinds: weight kind of each matrix in the emulated mode (default dense_f32).
-    kv_dtype: storage of keys and values in both modes: "f32", "f16", "bf16", or "int8", "fp8_e4m3",
-      "fp8_e5m2" with one scale per token and head. The cache has `num_blocks` blocks of 32 tokens,
-      and `num_states` slots for states of recurrent layers.
+    tensors: every weight of the program by its checkpoint name, as a torch tensor;
+    weights of quantized kinds in the emulated mode are a QuantMatrix.
+    kinds: the weight kind of each matrix in the emulated mode (default dense_f32).
+    kv_dtype: storage of keys and values in both modes: "f32", "f16", "bf16", or, with one scale for
+      each token and head, "int8", "fp8_e4m3", "fp8_e5m2". The cache has `num_blocks` blocks of 32
+      tokens, and `num_states` slots for states of recurrent layers.
     long_rope: whether a LongRoPE uses its frequencies for long sequences.
-    cancelled: any thread may set it, which ends a run after its current op with RuntimeError.
+    cancelled: any thread may set it; run() then raises RuntimeError after its current op.
     """
 
     def __init__(
@@ -120,10 +124,10 @@ class Interpreter:
         self._last_use = last_uses(program)
 
     def _make_cache(self) -> None:
-        """Make rows for all blocks, and views of them for the layers.
+        """Allocate rows for all blocks, and make views of the rows for the layers.
 
-        A block may serve any cache group, so the layers of every group begin at the first column of
-        the block's row.
+        A block may serve any cache group,
+        so the first layer of every group begins at the first column of the block's row.
         """
         ends = [0] * self.kv_groups, [0] * self.kv_groups
         spans: list[tuple[slice, slice]] = []
@@ -137,8 +141,8 @@ class Interpreter:
         self._rows = torch.zeros(self.num_blocks, max(ends[0]), dtype=self._kv_dtype)
         scaled = max(ends[1]) if self._kv_scaled else 0
         self._row_scales = torch.zeros(self.num_blocks, scaled)
-        self._cache: list[Tensor] = []  # by layer: [block, keys or values, token, head, d]
-        self._scales: list[Tensor | None] = []  # by layer: [block, keys or values, token, head]
+        self._cache: list[Tensor] = []  # of a layer: [block, keys or values, token, head, d]
+        self._scales: list[Tensor | None] = []  # of a layer: [block, keys or values, token, head]
         for kv, (values, scales) in zip(self.program.cache, spans, strict=True):
             shape = (self.num_blocks, halves(kv), BLOCK, kv.heads)
             self._cache.append(self._rows[:, values].view(*shape, kv.key_width))
@@ -148,24 +152,27 @@ class Interpreter:
     # -- running -----------------------------------------------------------------------------
 
     def run(self, arrays: HasWords) -> Tensor:
-        """Run a step; returns the logits [R, vocab] of its logit rows and updates the KV cache."""
+        """Run a step and update the KV cache; return the logits [R, vocab] of its R logit rows."""
         return self.logits(self.hidden(arrays))
 
     def hidden(self, arrays: HasWords) -> Tensor:
-        """Run a step except its last op; returns the input of that op at the step's rows."""
+        """Run a step except its last op.
+
+        Return the input of this op, only the rows that the step asks for.
+        """
         self.begin(arrays)
         values = self._run_to(len(self.program.ops) - 1)
         (head,) = self.program.ops[-1].reads()
         return values[head][self.row_token]
 
     def run_to(self, arrays: HasWords, index: int) -> list[Tensor]:
-        """Run the ops before `index`; returns the inputs of op `index`, each [T, width]."""
+        """Run the ops before op number `index`; return the inputs of this op, each [T, width]."""
         self.begin(arrays)
         values = self._run_to(index)
         return [values[v] for v in self.program.ops[index].reads()]
 
     def begin(self, arrays: HasWords) -> None:
-        """Set the step for the following `run_op` calls; ValueError for an index out of range."""
+        """Set the step that later `run_op` calls work on; ValueError for an index out of range."""
         step = view(arrays, self._kept)
         check_step(
             step,
@@ -185,32 +192,35 @@ class Interpreter:
         self.row_token = torch.from_numpy(step.row_token).long()
 
     def release(self, slot: int) -> None:
-        """Forget the block tables of `slot`."""
+        """Drop the block tables of request slot `slot`."""
         self._kept.release(slot)
 
     def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
-        """Run op `index` of the step set by `begin`; returns its output in fp32.
+        """Run op `index` of the step that `begin` has set; return its output in fp32.
 
-        The output is [T, width], or [R, vocab] for Logits; Hidden returns its input.
-        inputs: the values that the op reads, in the order of its method `reads`. RopeStoreKV
-        returns the changed qkv and writes the KV cache.
+        The output is [T, width], or [R, vocab] for Logits; Hidden returns its input unchanged.
+        inputs: the values that the op reads, in the order of its method `reads`.
+         RopeStoreKV returns the changed qkv and also writes the KV cache.
         """
         op = self.program.ops[index]
         with torch.inference_mode():
             return op.reference(self, *(x.float() for x in inputs))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, vocab] of rows [n, width] that `hidden` returned."""
+        """Return the logits [n, vocab] of rows [n, width], which `hidden` returned."""
         with torch.inference_mode():
             return self.program.ops[-1].of_rows(self, hidden)
 
     def kv_parts(self, block: int) -> list[Tensor]:
-        """Views of the content of KV block `block`: keys and values, then their scales."""
+        """Return views of the contents of KV block `block`: keys and values, then their scales."""
         parts = self._rows[block], self._row_scales[block]
         return [part for part in parts if part.numel()]
 
     def closed_states(self, slot: int) -> list[Tensor]:
-        """Views of the states of all recurrent layers in a slot, at the end of the slot's block."""
+        """Return views of the recurrent states of all layers in a state slot.
+
+        They are the states at the end of the block of the slot.
+        """
         return [part for states in self.states for part in states.closed(slot)]
 
     def _run_to(self, index: int) -> dict[ValueId, Tensor]:
@@ -222,7 +232,7 @@ class Interpreter:
             out = self.run_op(i, [values[v] for v in op.reads()])
             target = cast("ValueId", op.written())
             values[target] = out
-            for value in {*op.reads(), target}:  # an op may read a value twice
+            for value in {*op.reads(), target}:  # a set, because an op may read a value twice
                 if self._last_use[value] == i:
                     del values[value]
         return values
@@ -242,9 +252,11 @@ class Interpreter:
                 scales[:, half][at] = scale
 
     def stored(self, layer: int, seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (keys, values, scales) of a sequence; keys and values are [keys, heads, d].
+        """Return (keys, values, scales) of a sequence.
 
-        scales [keys, heads]: factors that are not yet applied to the values, None without any.
+        Keys and values are [number of keys, heads, d].
+
+        scales [number of keys, heads] are factors that the values still need; None: no factors.
         """
         slots = torch.from_numpy(key_slots(self.step, seq, BLOCK, self._group_of[layer])).long()
         blocks, tokens = slots // BLOCK, slots % BLOCK
@@ -266,7 +278,10 @@ class Interpreter:
         return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
 
     def state_parts(self) -> Iterator[tuple[slice, ChunkRows]]:
-        """Yield (rows of the step, ChunkRows) for each part of a sequence in one state chunk."""
+        """Yield (rows of the step, ChunkRows) for each part of a sequence.
+
+        The rows of a part are in one state chunk.
+        """
         step, gone = self.step, self.num_blocks - 1
         for seq in range(step.num_seqs):
             rows, table = step.queries(seq), step.table(seq, self.kv_groups)
@@ -301,18 +316,21 @@ class Interpreter:
         return multiply_grouped(x, weight, group)
 
     def matrix(self, name: str) -> Matrix:
-        """Return a weight as it is stored; in the emulated mode it has the dtype of its kind."""
+        """Return a weight as it is stored.
+
+        The emulated mode stores it in the dtype of its weight kind.
+        """
         weight = self._tensors[name]
         if isinstance(weight, QuantMatrix) or self.mode == "reference":
             return weight
         return weight.to(DENSE_DTYPES[self.kinds.get(name, "dense_f32")])
 
     def vector(self, name: str) -> Tensor:
-        """A weight in fp32."""
+        """Return a weight (a vector or a table) in fp32."""
         return cast("Tensor", self._tensors[name]).float()
 
     def set_weight(self, name: str, tensor: Matrix) -> None:
-        """Replace a weight of the program by one of the same shape, between runs."""
+        """Replace a weight of the program by a tensor of the same shape, between two runs."""
         assert tensor.shape == self._tensors[name].shape
         self._tensors[name] = tensor
 
@@ -325,5 +343,5 @@ class Interpreter:
 
 
 def halves(layer: CacheLayer) -> int:
-    """Return how many rows a layer stores for a token: 2, or 1 if the key is also the value."""
+    """Return how many rows a layer stores for each token: 2, or 1 if the key is also the value."""
     return 1 if layer.latent else 2

@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # building a program needs no numpy
     Float32 = npt.NDArray[np.float32]
     ReadFn = Callable[[str], Float32]
 
-# Indices into the list of column orders of a Lowering; None for columns that are in order.
+# Indices into the list of column orders of a Lowering. None: the columns are not reordered.
 Orders = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """The rows of a tensor that form the matrix of one attention head, or its transpose."""
+    """Rows of a tensor that form the matrix of one attention head, or its transpose."""
 
     rows: slice
     transposed: bool
@@ -29,8 +29,9 @@ class HeadPart:
 class MatrixLoad:
     """Instruction to pack the checkpoint tensors `names` into native matrix `id`.
 
-    part: only this part of the only tensor is packed; None = whole tensors.
-    values: the tensors are dequantized first, because they cannot be packed together as they are.
+    part: the part of the only tensor that is packed; None: whole tensors are packed.
+    values: whether the tensors are dequantized first,
+    because their codes cannot be packed together.
     """
 
     id: int
@@ -57,10 +58,10 @@ class VectorLoad:
 
 @dataclass(frozen=True, slots=True)
 class OpWeights:
-    """Kind, shape [n, k] and packed bytes of the matrix that an op multiplies.
+    """Weight kind, shape [n, k] and packed bytes of the matrix that an op multiplies.
 
-    For an op with experts, n and `num_bytes` are sums over the experts that one token chooses, and
-    `expert_bytes` is the size of all experts of the op (0 = the op has no experts).
+    For an op with experts, n and `num_bytes` are sums over the experts that one token chooses.
+    `expert_bytes` is the size of all experts of the op (0: the op has no experts).
     """
 
     kind: str
@@ -79,6 +80,6 @@ class OpWeights:
 def bytes_in_use(chosen: int, experts: int, tokens: int) -> float:
     """Return the expected bytes of the experts in a step if all experts are equally probable.
 
-    chosen: bytes of the experts that one token chooses; experts: bytes of all of them.
+    chosen: bytes of the experts that one token chooses. experts: bytes of all experts.
     """
     return experts * (1.0 - (1.0 - chosen / experts) ** tokens)

@@ -1,10 +1,12 @@
-"""Low-rank adapters (LoRA) in a Program: which modules have them, and the names of their matrices.
+"""Low-rank adapters (LoRA) in a Program: the modules that have them, and the names of matrices.
 
-An adapter adds scale * B A x to a linear of x (Hu et al. 2021). To a row of a table of embeddings
-it adds scale * B a, where a is the row of the same token in its own table [vocab, rank]. These
-tables are one matrix [vocab, in_tables * rank], and B is 0 in the columns of other adapters. All
-adapters of a model have the same rank in its Program: matrices of a smaller rank are padded with
-zeros, which changes no sum.
+An adapter adds scale * B A x to the result of a linear of x (Hu et al. 2021).
+To a row of an embedding table it adds scale * B a,
+where a is the row of the same token in a table [vocab, rank] of the adapter.
+The tables of all adapters are one matrix [vocab, in_tables * rank],
+and the matrix B of an adapter is 0 in the columns of other adapters.
+All adapters of a model have the same rank in its Program:
+matrices of a smaller rank are padded with zeros, which changes no sum.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SCALES = "adapters.scales"  # the vector of all adapters' scales
+SCALES = "adapters.scales"  # the vector with the scales of all adapters
 _TABLE = ".lora_tables"
 _MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters of a model: their number, common rank, and the modules that any of them has.
+    """The adapters of a model: their number, common rank, and the modules that adapters change.
 
-    in_tables: the number of adapters, from the first one on, that have columns in the tables of
-    embeddings among the modules.
+    in_tables: the number of adapters, from the first one on,
+    that change embedding tables and have columns in the common tables of these modules.
     """
 
     count: int
@@ -42,31 +44,31 @@ class MatrixName:
 
 
 def name_a(module: str, adapter: int) -> str:
-    """Return the name of matrix A [rank, inputs] of a module."""
+    """Return the name of matrix A [rank, inputs] of an adapter for a module."""
     return f"{module}.lora_A.{adapter}"
 
 
 def name_b(modules: Sequence[str], adapter: int) -> str:
-    """Return the name of the common matrix B [sum of outputs, modules * rank] of `modules`.
+    """Return the name of matrix B [sum of outputs, modules * rank] of an adapter.
 
-    Each module has a block on the diagonal; all other blocks are 0.
+    Each module has a block on the diagonal of the matrix; all other blocks are 0.
     """
     return f"{'+'.join(modules)}.lora_B.{adapter}"
 
 
 def name_table(module: str) -> str:
-    """Return the name, without ".weight", of the common table A of a table of embeddings."""
+    """Return the name, without ".weight", of the table with the A matrices of all adapters."""
     return f"{module}{_TABLE}"
 
 
 def module_of_table(name: str) -> str | None:
-    """Return the module with this common table A (its weight); None for another tensor."""
+    """Return the embedding module of the common table `name`; None if `name` is another tensor."""
     suffix = f"{_TABLE}.weight"
     return name.removesuffix(suffix) if name.endswith(suffix) else None
 
 
 def parse(name: str) -> MatrixName | None:
-    """Return which adapter matrix has this name; None if it is the name of another tensor."""
+    """Return the adapter matrix with this name; None if `name` is another tensor."""
     match = _MATRIX.fullmatch(name)
     if match is None:
         return None

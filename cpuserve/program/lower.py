@@ -1,14 +1,16 @@
 """Lower a Program to the native executor: weight kinds, row formats, shared buffers.
 
-The Program defines the computation; lowering chooses how its values are stored. The kernels of a
-weight kind multiply activation rows of one format (`csrc/kernels/table/rows.h: ActFormat`), such as
-int8 with a scale per 32 inputs. If all readers of a value are linears that need the same format,
-the op that produces the value stores it in that format. Results of experts that only Combine reads
-are bf16, unless the activations of the experts are more precise. Other values stay in fp32 and are
-converted before each linear. Values with disjoint lifetimes share a buffer.
+The Program defines the computation; lowering chooses how its values are stored.
+The kernels of a weight kind multiply activation rows of one format (`csrc/kernels/table/rows.h:
+ActFormat`), such as int8 with a scale for every 32 inputs. If all ops that read a value are linears
+that need the same format, the op that produces the value stores it in that format.
+Results of experts that only Combine reads are bf16,
+unless the activations of the experts are more precise.
+Other values are fp32 and are converted before each linear.
+Values with disjoint lifetimes share a buffer.
 
-Some matrices are stored with their columns in another order (activation order of GPTQ). The
-conversion puts the columns of their activations into this order before it quantizes them.
+Some matrices are stored with their columns in another order (the activation order of GPTQ).
+Before the activations of such a matrix are quantized, their columns are put into this order.
 
 Operations lower themselves (`operations/`), with the buffers, matrices and vectors of a Lowering.
 """
@@ -57,14 +59,17 @@ log = logging.getLogger(__name__)
 class Lowered:
     """The result of lowering, from which the native executor is built.
 
-    Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
-    any. A decode step of one sequence reads `read_bytes` of packed weights: all linears, the chosen
-    experts and lm_head, but not the embedding row and adapters. `expert_read_bytes` is the part of
-    `read_bytes` in the chosen experts. All experts together have `expert_bytes`, in matrices of at
-    most `expert_matrix_bytes`. A prompt token costs 2 x `linear_weights` operations (without
-    lm_head). `adapter_scales` is the id of the native vector with the scales of the adapters (-1 =
-    there are no adapters). `cache_reads` has (cache layer, window in tokens) of each attention op;
-    ops may share a layer.
+    Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`,
+    if it has one. A decode step of one sequence reads `read_bytes` of packed weights:
+    all linears, the chosen experts and lm_head, but not the embedding row and adapters.
+    `expert_read_bytes` is the part of `read_bytes` for the chosen experts.
+    All experts together have `expert_bytes`,
+    and a matrix of one expert has at most `expert_matrix_bytes`.
+    A prompt token costs 2 x `linear_weights` operations (without lm_head).
+    `adapter_scales` is the id of the native vector with the scales of the adapters
+    (-1: there are no adapters).
+    `cache_reads` has (cache layer, window in tokens) for each attention op;
+    several ops may read the same cache layer.
     """
 
     native: _C.Program
@@ -82,22 +87,23 @@ class Lowered:
     cache_reads: list[tuple[int, int]] = field(default_factory=list)
 
     def step_bytes(self, sequences: int) -> float:
-        """Bytes of packed weights that a decode step of `sequences` reads.
+        """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
 
-        It counts the expected number of experts in use, if all experts are equally probable.
+        They include the experts
+        that the step is expected to use if all experts are equally probable.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
     def cache_bytes(self, keys: int, token_bytes: Sequence[int]) -> int:
-        """Bytes of the KV cache that a token with `keys` keys reads.
+        """Return the bytes of the KV cache that attention reads for one token with `keys` keys.
 
-        token_bytes: the bytes of a token in each cache layer.
+        token_bytes: for each cache layer, the bytes of one token.
         """
         return sum(token_bytes[layer] * min(keys, w or keys) for layer, w in self.cache_reads)
 
     @property
     def dot(self) -> str:
-        """The dot-product type of most weights, as the hardware probes call it."""
+        """Return the dot-product type of most weights, by its name in the hardware probes."""
         counts: dict[str, int] = {}
         for weights in filter(None, self.op_weights):
             dot = DOT_OF_KIND.get(weights.kind, "f32")
@@ -108,10 +114,9 @@ class Lowered:
 class Lowering:
     """Lowers the ops of a Program in one pass; `run()` returns the Lowered.
 
-    kind_of, order_of: functions that return the weight kind and the column order (None = unchanged)
-      of a matrix.
-    is_mapped: a function that returns whether the rows of a tensor can be read from its mapped
-      file.
+    kind_of, order_of: functions that return the weight kind and the column order of a matrix;
+    an order of None means that its columns are not reordered.
+    is_mapped: a function; it returns whether rows of a tensor can be read from its mapped file.
     """
 
     def __init__(
@@ -176,7 +181,10 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------
 
     def choose_format(self, value: ValueId) -> str:
-        """Return the row format of a value, which all its readers and writers support."""
+        """Return the row format in which a value is stored.
+
+        All ops that read or write it support this format.
+        """
         writers = [op for op in self.uses[value] if op.written() == value]
         for op in writers:
             if (own := op.own_format(self)) is not None:
@@ -189,33 +197,33 @@ class Lowering:
         return chosen if all(op.can_write(chosen, self) for op in writers) else "f32"
 
     def act_format(self, weight: str) -> str:
-        """The row format of the activations that `weight` is multiplied with."""
+        """Return the row format of the activations that `weight` is multiplied with."""
         return act_format(self.kind_of(weight), self.activation_bits)
 
     def read_format(self, weight: str) -> str:
-        """Return the best storage format for a value that only the matrix `weight` multiplies."""
+        """Return the best row format for a value that only the matrix `weight` multiplies."""
         return self.act_format(weight) if self.order(weight) is None else "f32"
 
     def take(self, width: int, fmt: str, copies: int = 1) -> int:
-        """Return the id of a buffer for rows in format `fmt` that no live value uses."""
+        """Return the id of a buffer for rows in format `fmt` that no value uses any more."""
         free = self._free.get((width, fmt, copies))
         if free:
             return free.pop()
         return self.native.value(f"{fmt}x{width}", width, fmt, copies)
 
     def give(self, buffer: int, width: int, fmt: str, copies: int = 1) -> None:
-        """Release a buffer, so that values of later ops can use it."""
+        """Mark a buffer as unused, so that values of later ops can have it."""
         self._free.setdefault((width, fmt, copies), []).append(buffer)
 
     def take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
-        """Reserve the buffer of the queries of `value`, from which attention reads them."""
+        """Return a buffer for the queries of the value qkv, from which attention will read them."""
         key = (heads * (-(-head_dim // 16) * 16), KV_ROW_FORMAT[self.kv_type])
         q = self.take(*key)
         self.queries[value] = (q, key)
         return q
 
     def value(self, value: ValueId) -> int:
-        """The buffer of a value, in the row format that it is stored in."""
+        """Return the id of the buffer of a value, in the row format that the value is stored in."""
         if value not in self._buffer:
             self._buffer[value] = self.take(
                 self._width[value], self.formats[value], self._copies[value]
@@ -225,9 +233,11 @@ class Lowering:
     def stored_as(
         self, value: ValueId, fmt: str, orders: Orders = (), routing: ValueId | None = None
     ) -> int:
-        """Return the buffer with `value` in `fmt`; emits a conversion if another format is stored.
+        """Return the buffer with `value` in format `fmt`.
 
-        orders: the order of the value's columns, or one order for each expert of `routing`.
+        Appends a conversion if another format is stored.
+
+        orders: the column order of the value, or one column order for each expert of `routing`.
         """
         if self.formats[value] == fmt and not orders:
             return self.value(value)
@@ -242,7 +252,7 @@ class Lowering:
         return self._converted[key]
 
     def _retire(self, op: Op) -> None:
-        """Forget converted copies of the value that `op` wrote, and free buffers after last use."""
+        """Drop converted copies of a value that `op` wrote, and free unused buffers."""
         out = op.written()
         touched = {v for v in (*op.reads(), out) if v is not None}
         for made in list(self._converted):
@@ -265,7 +275,7 @@ class Lowering:
                 self.give(buffer, *key)
 
     def emit(self, add: Callable[[], None], weights: OpWeights | None = None) -> None:
-        """Append a native op for the current op by calling `add`; weights: the op's matrix."""
+        """Append a native op for the current op with `add`; weights: the matrix of the op."""
         add()
         self.out.source_op.append(self._op)
         self.out.op_weights.append(weights)
@@ -273,11 +283,11 @@ class Lowering:
     # -- weights -----------------------------------------------------------------------------
 
     def kind_of(self, weight: str) -> str:
-        """The weight kind of a matrix."""
+        """Return the weight kind of a matrix."""
         return CONVERTED_KIND if weight in self._unordered else self._stored_kind(weight)
 
     def order(self, weight: str) -> int | None:
-        """The index in `_orders` of a matrix's column order; None if its columns are in order."""
+        """Return the index in `_orders` of a matrix's column order; None if it is not reordered."""
         if weight in self._unordered:
             return None
         if weight not in self._order_ids:
@@ -293,12 +303,15 @@ class Lowering:
         return len(self._orders) - 1
 
     def orders_of(self, weight: str) -> Orders:
-        """The order of a matrix's columns for `stored_as`; empty if they are in order."""
+        """Return the column order of a matrix for `stored_as`; () if it is not reordered."""
         order = self.order(weight)
         return () if order is None else (order,)
 
     def layout(self, weight: str) -> tuple[str, int | None]:
-        """Return (weight kind, column order); matrices must have the same to be packed as one."""
+        """Return (weight kind, column order) of a matrix.
+
+        Matrices packed as one must have the same pair.
+        """
         return self.kind_of(weight), self.order(weight)
 
     def _settle_experts(self) -> None:
@@ -314,7 +327,7 @@ class Lowering:
             )
 
     def _columns_in(self, orders: Orders, width: int) -> int:
-        """The native vector with the column numbers of each of these orders, one after another."""
+        """Return the id of a native vector with all column numbers of `orders`."""
 
         def make(_: ReadFn) -> Float32:
             found = [np.arange(width) if i is None else self._orders[i] for i in orders]
@@ -326,7 +339,7 @@ class Lowering:
         """Return the id of the native matrix [sum(n), k] with the rows of the matrices `names`.
 
         n: the number of rows of each matrix.
-        glu: the matrices are gate and up.
+        glu: whether the two matrices are the gate and up projections.
         """
         key = (names, glu)
         if key not in self._matrices:
@@ -338,9 +351,9 @@ class Lowering:
         return self._matrices[key]
 
     def read(self, name: str, n: int, k: int, matrices: int = 1) -> OpWeights:
-        """Return the weights that an op reads for one token, and add their bytes to `read_bytes`.
+        """Return the weights that an op reads for one token, and add their bytes to the total.
 
-        The op reads `matrices` matrices [n, k] of the kind of `name`.
+        The op reads `matrices` matrices [n, k] of the same weight kind as `name`.
         """
         kind = self.kind_of(name)
         size = matrices * self.native.packed_bytes(kind, n, k)
@@ -354,20 +367,26 @@ class Lowering:
         count: int,
         make: Callable[[ReadFn], Float32],
     ) -> int:
-        """Return the id of the vector of `count` floats from `make`; equal keys share a vector."""
+        """Return the id of a vector of `count` floats from `make`; equal keys share a vector."""
         if key not in self._vectors:
             self._vectors[key] = self.native.vector(str(key)[:80], count)
             self.out.vectors.append(VectorLoad(self._vectors[key], make))
         return self._vectors[key]
 
     def plain(self, name: str | None, count: int) -> int:
-        """Return the id of the native vector with the unchanged weight `name`; -1 for None."""
+        """Return the id of the native vector with the unchanged weight `name`.
+
+        Returns -1 if `name` is None.
+        """
         if name is None:
             return -1
         return self.vector(name, count, lambda read: read(name))
 
     def norm_weight(self, name: str | None, count: int, plus_one: bool, scale: float = 1.0) -> int:
-        """Return the id of the native vector (weight + 1 if `plus_one`) * scale; -1 for None."""
+        """Return the id of the native vector (weight + 1 if `plus_one`) * scale.
+
+        Returns -1 if `name` is None.
+        """
         if name is None or (not plus_one and scale == 1.0):
             return self.plain(name, count)
         more, factor = np.float32(plus_one), np.float32(scale)
@@ -375,7 +394,10 @@ class Lowering:
         return self.vector(key, count, lambda read: (read(name) + more) * factor)
 
     def bias(self, names: tuple[str | None, ...], features: tuple[int, ...]) -> int:
-        """Return the id of the vector of these biases, with zeros for None; -1 if all are None."""
+        """Return the id of the vector of these biases, with zeros for each None.
+
+        Returns -1 if all are None.
+        """
         if all(n is None for n in names):
             return -1
 
@@ -395,7 +417,7 @@ class Lowering:
         made: dict[int, Float32] = {}
 
         def table(which: int) -> Float32:
-            if which not in made:  # compute both tables from the same angles
+            if which not in made:  # cos and sin are computed from the same angles
                 positions = np.arange(self.max_position, dtype=np.int32)
                 made.update(enumerate(rope_tables(rope, positions, long=self._long_rope)))
             return made.pop(which)

@@ -1,12 +1,12 @@
 """The base class of operations (ops), from which models are built; `operations/` has the ops.
 
-Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows, or, in
-the row space of a mixture of experts, with one row for each token and chosen expert. The residual
-stream is fp32; the native executor stores other values in the format that their readers need
-(`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
-`Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`, `StreamWeights`,
-`SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place, as `ScaleQueries`
-does. `RopeStoreKV` changes qkv in place and writes the KV cache.
+Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows.
+ In the row space of a mixture of experts, it has one row for each token and chosen expert.
+ The residual stream is fp32; the native executor stores other values in the format
+ that the ops reading them need (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order.
+ `PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
+ `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
+ as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
@@ -19,8 +19,8 @@ OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that sha
 SpreadStreams); encoders (Attention without `causal`, Hidden).
 docs/design/programs.md says which family uses which operations.
 
-Operations are msgspec structs, because Python creates their classes in 1 ms. As dataclasses, they
-took 19 ms at the start of the front end and of the engine.
+Operations are msgspec structs, because Python creates their classes in 1 ms.
+As dataclasses, they took 19 ms at the start of the front end and of the engine.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Then = Literal[
     "gelu_tanh_mul",
     "clamped_swiglu_mul",
 ]
-# gpt-oss' "clamped_swiglu_mul": (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
+# "clamped_swiglu_mul" of gpt-oss: (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 class Rope(msgspec.Struct, frozen=True):
     """Rotary embedding with "neox" pairing: dims i and i + rotary/2 are rotated as a pair.
 
-    `inv_freq` are the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN), and
-    `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
-    `long_freq` are the frequencies of a LongRoPE for sequences of more than `original` tokens; they
-    are () for other kinds of RoPE.
+    `inv_freq` has the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN),
+    and `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
+    `long_freq` has the frequencies of a LongRoPE for sequences of more than `original` tokens;
+    it is () for other kinds of RoPE.
     """
 
     rotary: int
@@ -72,11 +72,11 @@ class Op(msgspec.Struct, frozen=True):
 
     The file of a subclass also has the builder method that appends this op.
 
-    reads_of: the fields with the values that the op reads, in the order of the inputs of
-      `reference`.
-    write_of: the field with the value that the op writes.
+    reads_of: the fields that hold the values the op reads, in the order of the inputs of
+     `reference`.
+    write_of: the field that holds the value the op writes.
     claimed: whether the op consists of tasks that threads claim (`claimed` in
-      csrc/runtime/operations/operation.h).
+     csrc/runtime/operations/operation.h).
     """
 
     reads_of: ClassVar[tuple[str, ...]] = ("x",)
@@ -84,17 +84,20 @@ class Op(msgspec.Struct, frozen=True):
     claimed: ClassVar[bool] = False
 
     def reads(self) -> tuple[ValueId, ...]:
-        """Return the values that the op reads; a value that it adds to in place comes last."""
+        """Return the values that the op reads.
+
+        If it adds to a value in place, this value comes last.
+        """
         return tuple(getattr(self, field) for field in self.reads_of)
 
     def written(self) -> ValueId | None:
-        """The value that the op writes or changes in place; None for Logits and Hidden."""
+        """Return the value that the op writes or changes in place; None for Logits and Hidden."""
         return None if self.write_of is None else getattr(self, self.write_of)
 
     # -- lowering: `to` is the Lowering ------------------------------------------------------
 
     def lower(self, to: Any) -> None:
-        """Append the operations of the native program that compute this one."""
+        """Append the native operations that compute this operation."""
         raise NotImplementedError
 
     def read_formats(self, value: ValueId, to: Any) -> set[str]:
@@ -102,29 +105,29 @@ class Op(msgspec.Struct, frozen=True):
         return {"f32"}
 
     def can_write(self, rows: str, to: Any) -> bool:
-        """Whether the kernel can store its result in row format `rows`."""
+        """Return whether the kernel can store the result of the op in row format `rows`."""
         return rows == "f32"
 
     def own_format(self, to: Any) -> str | None:
-        """Return the row format of the result if the op determines it; None if its readers do."""
+        """Return the row format of the result; None if the ops that read it choose the format."""
         return None
 
     def packed_together(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups of matrices that form one native matrix, and so need one column order."""
+        """Return groups of matrices; a group is one native matrix and needs one column order."""
         return ()
 
     def looked_up(self) -> tuple[str, ...]:
-        """Return the matrices that the op reads by single rows, such as an embedding."""
+        """Return the matrices that the op reads single rows of, such as an embedding."""
         return ()
 
     # -- the reference: `at` is the Interpreter ----------------------------------------------
 
     def reference(self, *inputs: Any, **_: Any) -> Tensor:
-        """Return the result in torch. inputs: the Interpreter, then a tensor per value read."""
+        """Return the result in torch; inputs: the Interpreter, then a tensor per value read."""
         raise NotImplementedError
 
     def of_rows(self, at: Any, rows: Tensor) -> Tensor:
-        """Return the result of the last op of a program for these rows of the op's input."""
+        """Return the result of the last op of a program for the rows `rows` of the op's input."""
         return rows
 
     def make_states(self, slots: int) -> Any:
@@ -132,5 +135,5 @@ class Op(msgspec.Struct, frozen=True):
 
 
 def split_then(then: Then) -> tuple[str, bool]:
-    """Return (activation, whether it is gated), such as ("silu", True) for "silu_mul"."""
+    """Return (activation, whether it multiplies by up), such as ("silu", True) for "silu_mul"."""
     return (then.removesuffix("_mul"), then.endswith("_mul"))

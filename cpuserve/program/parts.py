@@ -1,12 +1,12 @@
-"""Names for parts of stored tensors; a Program can read such a part like any tensor.
+"""Names for parts of stored tensors. A Program can read such a part like a whole tensor.
 
-Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries, keys
-and values of all heads (GPT-NeoX), or a matrix of every expert (Granite). Others order the rows of
-a matrix in another way than the ops do (GLM-4: its RoPE rotates neighbouring dimensions), or store
-the transpose of a matrix (GPT-2).
+Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries,
+keys and values of all heads (GPT-NeoX), or a matrix of every expert (Granite).
+Other checkpoints have the rows of a matrix in another order than the ops (GLM-4:
+its RoPE rotates neighbouring dimensions), or the transpose of a matrix (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
-    "moe.input_linear[3][160:320].weight"     rows 160 to 319 of its fourth matrix [3]
+    "moe.input_linear[3][160:320].weight"     rows 160 to 319 of matrix 3 (from 0) of a stack
     "self_attn.q_proj[1:64:2].weight"         rows 1, 3, ... 63
     "attn.c_attn[:,64:128].weight"            columns 64 to 127, each as a row
 """
@@ -26,9 +26,9 @@ _PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\
 class TensorPart:
     """Rows [first, end) of a stored tensor, or of matrix `index` of a stack of matrices.
 
-    step: 1, or the distance from each row to the next.
-    columns: the rows are rows of the transposed matrix, that is, columns of the stored matrix; in a
-      vector, a row is one number.
+    step: the distance from each row to the next (1: successive rows).
+    columns: whether the rows are rows of the transposed matrix, that is, columns of the stored
+     matrix. In a vector, a row is one number.
     """
 
     tensor: str
@@ -39,9 +39,10 @@ class TensorPart:
     columns: bool = False
 
     def of(self, shape: tuple[int, ...]) -> slice | None:
-        """Return the rows, counted over all matrices of a tensor of this shape.
+        """Return the rows of the part, counted over all matrices of a tensor of this shape.
 
-        None if a tensor of this shape does not have the rows. A vector has one number in each row.
+        Returns None if a tensor of this shape does not have the rows.
+        A row of a vector is one number.
         """
         outer = 1 if self.index is None else 2
         if len(shape) < outer or not self.first < self.end <= shape[outer - 1] or self.step < 1:
@@ -55,9 +56,9 @@ class TensorPart:
 
 
 def rows(name: str, first: int, count: int, *, step: int = 1, index: int | None = None) -> str:
-    """Return the name of `count` rows from `first` on of tensor `name`, or of its matrix `index`.
+    """Return the name of `count` rows of tensor `name` (or its matrix `index`) from `first` on.
 
-    step: 1, or the distance from each row to the next.
+    step: the distance from each row to the next (1: successive rows).
     """
     matrix = "" if index is None else f"[{index}]"
     every = "" if step == 1 else f":{step}"
@@ -65,12 +66,12 @@ def rows(name: str, first: int, count: int, *, step: int = 1, index: int | None 
 
 
 def columns(name: str, first: int, count: int) -> str:
-    """Return the name of `count` columns from `first` on of matrix `name`, each read as a row."""
+    """Return the name of `count` columns of matrix `name` from `first` on, each read as a row."""
     return f"{name}[:,{first}:{first + count}]"
 
 
 def parse(name: str) -> TensorPart | None:
-    """Return the part with this name; None for the name of a whole tensor."""
+    """Return the part that has this name; None if it is the name of a whole tensor."""
     if not (match := _PART.fullmatch(name)):
         return None
     stem, index, across, first, end, step, rest = match.groups()
@@ -79,9 +80,9 @@ def parse(name: str) -> TensorPart | None:
 
 
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
-    """Return the whole tensors that a checkpoint must store for `needs`, in the same order.
+    """Return the whole tensors that a checkpoint must store so that `needs` can be read, in order.
 
-    The shape of a tensor has as many rows as needed for the last row that is read.
+    The shape of each tensor has as many rows as the last row that is read requires.
     """
     found: dict[str, WeightNeed] = {}
     for need in needs:

@@ -1,4 +1,4 @@
-"""A Program: the ops of one model, the values between them, and the weights they read."""
+"""A Program: the ops of one model, the values between the ops, and the weights that ops read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Value:
 class WeightNeed:
     """One checkpoint tensor that the program reads.
 
-    role: a "matrix" is packed for Linear, Embed and Logits; a "vector" (norm weight, bias) and a
-    "table" (learned positions) stay fp32.
+    role: a "matrix" is packed for Linear, Embed and Logits.
+     A "vector" (norm weight, bias) and a "table" (learned positions) are fp32.
     """
 
     name: str
@@ -33,10 +33,10 @@ class WeightNeed:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """The KV cache of one layer: for every token, `heads` keys and values of these widths.
+    """The KV cache of one layer. It has `heads` keys and values of these widths for every token.
 
     window: later tokens read only the last `window` tokens (0 = all).
-    latent: keys and values are the same rows, and are stored once.
+    latent: keys and values are the same rows, which are stored once.
     """
 
     heads: int
@@ -48,7 +48,7 @@ class CacheLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The state of a sequence in a recurrent layer, in fp32, for each of `units` independent parts.
+    """The fp32 state of a sequence in a recurrent layer; it has `units` independent parts (units).
 
     closed: number of floats of a unit's state after the last multiple of STATE_CHUNK tokens.
     open: number of floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.
@@ -60,12 +60,12 @@ class StateLayer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a sequence's state in this layer."""
+        """Return the bytes of the state of one sequence in this layer."""
         return 4 * self.units * (whole_lines(self.closed) + whole_lines(self.open))
 
 
 def whole_lines(floats: int) -> int:
-    """Return `floats` rounded up to whole cache lines of 64 bytes, where the next part begins."""
+    """Return `floats` rounded up to whole cache lines (64 bytes), at which units begin."""
     return (floats + 15) // 16 * 16
 
 
@@ -73,7 +73,7 @@ def whole_lines(floats: int) -> int:
 class Program:
     """The ops of a model and the list of weights to load; immutable, made by Builder.finish().
 
-    unread: tensors that checkpoints may have in addition, which no op reads.
+    unread: tensors that checkpoints may have although no op reads them.
     """
 
     ops: tuple[Op, ...]
@@ -87,7 +87,7 @@ class Program:
 
     @property
     def ropes(self) -> set[Rope]:
-        """The rotary embeddings of all layers."""
+        """Return the rotary embeddings of all layers."""
         found = (getattr(op, "rope", None) for op in self.ops)
         return {rope for rope in found if rope is not None}
 
@@ -95,7 +95,7 @@ class Program:
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the cache group of each layer.
 
-    groups: the layers of each group; () = one group has all layers.
+    groups: the layers of each cache group; () = one group has all layers.
     """
     layers = range(len(program.cache))
     found = {layer: number for number, group in enumerate(groups or (layers,)) for layer in group}

@@ -1,4 +1,4 @@
-"""Tables of constants for the ops: rotary angles, factors of queries and ALiBi slopes."""
+"""Tables of constants for the ops: cos and sin of RoPE, factors of queries, and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rope_tables(
 
 
 def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> Float32:
-    """The factor of queries at each position: 1 + beta ln(1 + floor(position / length))."""
+    """Return the factor of queries at each position: 1 + beta ln(1 + floor(position / length))."""
     import numpy as np
 
     steps = 1.0 + (positions // length).astype(np.float32)
@@ -40,7 +40,7 @@ def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> 
 
 
 def alibi_slopes(heads: int) -> Float32:
-    """The standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, else interleaved.
+    """Return the standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, else interleaved.
 
     Source: Press et al., "Train Short, Test Long", 2022.
     """

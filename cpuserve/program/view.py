@@ -1,6 +1,6 @@
-"""StepView: the sections of one packed step by name; StepArrays has the layout.
+"""StepView finds the sections of a packed step; StepArrays (runtime/executor.py) has the layout.
 
-KeptTables: the block tables that an executor has received from earlier steps.
+KeptTables has the block tables that an executor received in earlier steps.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-HEADER = 8  # int32 words before the first section, as in runtime/executor.py
-MORE_GROUPS = 6  # word of the header: number of cache groups less one
+HEADER = 8  # int32 words of the header, as in runtime/executor.py
+MORE_GROUPS = 6  # the header word with the number of cache groups - 1
 EMPTY: Int32 = np.zeros(0, np.int32)
 
 
 class HasWords(Protocol):
-    """An object that holds a packed step (StepArrays)."""
+    """An object that holds a packed step, such as StepArrays."""
 
     @property
     def words(self) -> Int32:
-        """The flat int32 block."""
+        """Return the int32 words of the step."""
 
 
 class KeptTables:
-    """The block tables of sequences by their slots, as the steps so far have sent them."""
+    """The block tables of each request slot, from the steps so far."""
 
     def __init__(self) -> None:
         self._tables: dict[int, list[Int32]] = {}
 
     def table(self, slot: int, group: int) -> Int32:
-        """Return the block table of a slot for cache group `group`; empty if none was sent."""
+        """Return the block table of a request slot for cache group `group`.
+
+        Empty if no step sent it.
+        """
         tables = self._tables.get(slot, [])
         return tables[group] if group < len(tables) else EMPTY
 
     def keep(self, step: StepView) -> None:
-        """Apply the changes of a step, after it has been checked."""
+        """Apply the changed table entries of a step that has been checked."""
         for seq, slot in enumerate(step.seq_slot.tolist()):
             self._tables[slot] = [step.table(seq, group) for group in range(step.num_groups)]
 
     def release(self, slot: int) -> None:
-        """Forget the tables of `slot`."""
+        """Drop the block tables of request slot `slot`."""
         self._tables.pop(slot, None)
 
 
@@ -53,12 +56,13 @@ class KeptTables:
 class StepView:
     """The sections of a packed step, as views of its words.
 
-    StepArrays (runtime/executor.py) has the shapes of the sections. Sections that a step does not
-    need (adapters, adapter_scales, row_draft, row_mask) are empty. Block table i (of sequence
-    i // G, group i % G) keeps its first table_first[i] entries; the new entries,
-    table_entries[table_start[i] : table_start[i + 1]], follow.
+    StepArrays (runtime/executor.py) has the shapes of the sections.
+    Sections that a step does not need (adapters, adapter_scales, row_draft, row_mask) are empty.
+    Block table i belongs to sequence i // G and group i % G.
+    It keeps its first table_first[i] entries;
+    the new entries table_entries[table_start[i] : table_start[i + 1]] follow.
 
-    kept: the block tables from earlier steps, by slot.
+    kept: the block tables from earlier steps, by request slot.
     """
 
     token_ids: Int32
@@ -80,22 +84,25 @@ class StepView:
     kept: KeptTables = field(default_factory=KeptTables, kw_only=True)
 
     def draft(self, row: int) -> int:
-        """Return the draft token that `row` must sample for the next row to be sampled, or -1."""
+        """Return the draft token of `row`, or -1.
+
+        The next row is sampled only if `row` samples this token.
+        """
         return int(self.row_draft[row]) if len(self.row_draft) else -1
 
     @property
     def num_tokens(self) -> int:
-        """T, the number of tokens in the step."""
+        """Return T, the number of tokens in the step."""
         return len(self.token_ids)
 
     @property
     def num_seqs(self) -> int:
-        """S, the number of sequences in the step."""
+        """Return S, the number of sequences in the step."""
         return len(self.kv_len)
 
     @property
     def num_groups(self) -> int:
-        """G, the number of cache groups."""
+        """Return G, the number of cache groups."""
         return len(self.table_first) // self.num_seqs if self.num_seqs else 1
 
     def table(self, seq: int, group: int = 0) -> Int32:
@@ -106,19 +113,19 @@ class StepView:
         return np.concatenate((kept[: self.table_first[at]], new))
 
     def token_adapters(self) -> Int32:
-        """The adapter of each token, -1 = none [T]."""
+        """Return the adapter of each token [T], or -1 for a token without an adapter."""
         adapters = self.adapters if len(self.adapters) else np.full(self.num_seqs, -1, np.int32)
         return np.repeat(adapters, np.diff(self.query_start))
 
     def token_adapter_scales(self) -> Float32:
-        """The factor of each token's adapter, 1 without adapters [T]."""
+        """Return the factor of each token's adapter [T]; 1 in a step without adapters."""
         scales = self.adapter_scales.view(np.float32)
         if not len(scales):
             scales = np.ones(self.num_seqs, np.float32)
         return np.repeat(scales, np.diff(self.query_start))
 
     def queries(self, seq: int) -> slice:
-        """Range of the tokens of sequence `seq` in this step."""
+        """Return the range of the tokens of sequence `seq` in this step."""
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
 
 
@@ -142,7 +149,7 @@ def section_lengths(
 def view(arrays: HasWords, kept: KeptTables | None = None) -> StepView:
     """Return the sections of `arrays`; ValueError if their length does not match the header.
 
-    kept: the block tables that earlier steps have sent, without which `table` is not complete.
+    kept: the block tables that earlier steps have sent; without them `table` is not complete.
     """
     words = arrays.words
     tokens, seqs, rows, entries, masks = (int(n) for n in words[:5])
@@ -170,7 +177,7 @@ def check_step(
 ) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs.
 
-    groups: number of cache groups; the last group has states if num_states is not 0.
+    groups: number of cache groups; if num_states is not 0, the last group has state slots.
     """
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
@@ -207,7 +214,7 @@ def check_step(
 
 
 def _check_changes(step: StepView) -> None:
-    """Raise ValueError unless every changed table continues the table kept for its slot."""
+    """Raise ValueError unless every changed table continues the kept table of its request slot."""
     slots = step.seq_slot.tolist()
     starts = step.table_start
     if len(set(slots)) < len(slots):
@@ -242,7 +249,7 @@ def _check_states(step: StepView, num_blocks: int, block: int, num_states: int) 
 
 
 def _check_draft(step: StepView, row: int) -> None:
-    """Raise ValueError unless the next row belongs to the draft of `row`."""
+    """Raise ValueError unless the row after `row` belongs to the draft token of `row`."""
     token = int(step.row_token[row]) + 1
     rows = slice(row, row + 2)
     follows = (
@@ -263,7 +270,7 @@ def _check_range(what: str, values: Int32, end: int) -> None:
 
 
 def token_slots(step: StepView, block: int, group: int = 0) -> Int32:
-    """Return the KV slot of every token [T]: block id * block + offset in the block."""
+    """Return the KV slot of every token [T]: (block id) * block + (offset in the block)."""
     slots = np.empty(step.num_tokens, np.int32)
     for seq in range(step.num_seqs):
         at = step.queries(seq)
@@ -273,17 +280,17 @@ def token_slots(step: StepView, block: int, group: int = 0) -> Int32:
 
 
 def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
-    """Return the KV slots of keys 0 .. kv_len - 1 of sequence `seq`, in order of position."""
+    """Return the KV slots of keys 0 to kv_len - 1 of sequence `seq`, in order of position."""
     table = step.table(seq, group)
     slots: Int32 = np.add.outer(table * np.int32(block), np.arange(block, dtype=np.int32))
     return slots.reshape(-1)[: int(step.kv_len[seq])]
 
 
 def state_slot(table: Int32, block: int, gone: int) -> int:
-    """Return the state slot for `block` of a sequence: its own, or the next slot in the table.
+    """Return the state slot for block `block` of a sequence: its own, or the next in the table.
 
-    table: an entry for each block of tokens; state slot s has the entry gone + 1 + s. The entry
-    `gone`, the number of the last KV block, means that there is no slot.
+    table: an entry for each block of tokens. The entry for state slot s is gone + 1 + s.
+     The entry `gone`, the number of the last KV block, means that the block has no slot.
     """
     while table[block] == gone:
         block += 1

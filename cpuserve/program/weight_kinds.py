@@ -85,12 +85,12 @@ SourceType = Literal[
 class KindRecord:
     """A weight kind.
 
-    rows: the format of the activation rows that are multiplied (see `row_formats.act_format`).
-    dot: the type of the dot products, as the hardware probes call it.
-    source: the type of checkpoint rows that packers copy; None if packers quantize floats.
-    block: (weights, bytes) of a block of `source`; None where rows are not made of equal blocks.
-    reordered: the columns may be in another order (activation order of GPTQ).
-    zeros: the groups have integer zero points.
+    rows: the format of the activation rows that the kind multiplies (`row_formats.act_format`).
+    dot: the type of the dot products, by its name in the hardware probes.
+    source: the type of checkpoint rows that packers copy; None: packers quantize floats.
+    block: (weights, bytes) of a block of `source`; None if rows do not consist of equal blocks.
+    reordered: whether columns may be in another order (the activation order of GPTQ).
+    zeros: whether the groups have integer zero points.
     """
 
     name: WeightKind

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 class RopeStoreKV(Op, frozen=True):
     """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-    qkv: [T, (q_heads + 2 * kv_heads) * head_dim], q first; further columns do not change.
-    q_norm, k_norm: RmsNorm weights [head_dim], applied per head before rotation (Qwen3).
-    plus_one: the factors of these norms are their weights plus 1 (Gemma 3).
+    qkv: [T, (q_heads + 2 * kv_heads) * head_dim], with q first; columns after v do not change.
+    q_norm, k_norm: RmsNorm weights [head_dim], applied to each head before the rotation (Qwen3).
+    plus_one: the factors of the two norms are their weights plus 1 (Gemma 3).
     rope: None = no rotation (OPT).
-    stores: False = `qkv` has only queries, which read keys and values that an earlier op has stored
-      in the cache (Gemma 4).
+    stores: False = `qkv` has only queries; an earlier op has stored keys and values (Gemma 4).
     """
 
     reads_of = ("qkv",)
@@ -100,12 +99,11 @@ class Attention(Op, frozen=True):
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
     out: [T, q_heads * head_dim].
-    window: keys less than this far away are visible (0 = all).
-    causal: False = keys after a row's own are visible as well, so the step must have the whole
-      sequence.
-    softcap: a score s becomes softcap * tanh(s / softcap) (0 = none).
-    sinks: weight [q_heads], one extra logit per head.
-    alibi: adds the standard ALiBi slopes for q_heads.
+    window: a query sees only keys less than `window` tokens away (0 = all keys).
+    causal: False = a query also sees later keys, so a step must have whole sequences.
+    softcap: a score s becomes softcap * tanh(s / softcap) (0 = no limit).
+    sinks: a weight [q_heads], one more logit in the softmax of each head.
+    alibi: whether the standard ALiBi slopes for q_heads are used.
     """
 
     reads_of = ("qkv",)
@@ -150,7 +148,7 @@ class Attention(Op, frozen=True):
         )
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Whether heads, which the kernel writes one by one, share no group of format `rows`."""
+        """Return whether no scale of row format `rows` covers columns of two heads."""
         crosses = rows.startswith("q8g32") and self.head_dim % 32 != 0
         return rows not in WHOLE_ROW and not crosses
 
@@ -165,7 +163,8 @@ class Attention(Op, frozen=True):
             rows = at.step.queries(seq)
             k, v, v_scale = at.stored(self.layer, seq)
             if self.window:
-                # Blocks before the window may be freed, and 0 times their content may be NaN.
+                # Blocks before the window may have been freed.
+                # Their content may be NaN, and 0 * NaN is NaN.
                 first = max(0, len(k) - (rows.stop - rows.start) - self.window + 1)
                 for read in (k, v) if v_scale is None else (k, v, v_scale):
                     read[:first] = 0.0
@@ -183,9 +182,11 @@ class Attention(Op, frozen=True):
         positions: Tensor,
         v_scale: Tensor | None,
     ) -> Tensor:
-        """Attention of one sequence: q [n, Hq, d] at `positions`; k, v [keys, Hk, d] of all keys.
+        """Return the attention of one sequence: q [n, Hq, d] at `positions`.
 
-        v_scale [keys, Hk]: scales of v that are not applied yet (emulated mode).
+        K, v [keys, Hk, d] of all keys.
+
+        v_scale [keys, Hk]: scales that v is still to be multiplied by (emulated mode).
         """
         import torch
 
@@ -216,10 +217,10 @@ class Attention(Op, frozen=True):
 
 
 class ScaleQueries(Op, frozen=True):
-    """Multiply the first `width` columns of x, in place, by a factor of the token's position.
+    """Multiply the first `width` columns of x, in place, by a factor that depends on the position.
 
-    The factor is 1 + beta ln(1 + floor(position / length)): scores keep their sharpness among more
-    keys (Llama 4, Ministral 3).
+    The factor is 1 + beta ln(1 + floor(position / length)),
+    which keeps scores distinct among many keys (Llama 4, Ministral 3).
     """
 
     write_of = "x"
@@ -250,8 +251,8 @@ class ScaleQueries(Op, frozen=True):
 class Rotate(Op, frozen=True):
     """Rotate the first `heads` heads of x, in place.
 
-    It serves models with norms of q and k after the rotation (Hunyuan): `RopeStoreKV` then has the
-    norms and no RoPE.
+    Models with norms of q and k after the rotation use it (Hunyuan):
+    their `RopeStoreKV` has the norms and no RoPE.
     """
 
     write_of = "x"
@@ -278,10 +279,11 @@ class Rotate(Op, frozen=True):
 
 
 class SplitGates(Op, frozen=True):
-    """Move the gates of the attention heads after all other columns.
+    """Move the gates of the attention heads to the end of each row.
 
-    The first columns of x [T, width] are, for each of `heads` heads, `head_dim` queries and
-    `head_dim` gates. out [T, width]: all queries, then the other columns of x, then all gates.
+    The first columns of x [T, width] are,
+    for each of `heads` heads, `head_dim` queries and then `head_dim` gates.
+    A row of out [T, width] has all queries, the other columns of x, and all gates.
     """
 
     x: ValueId
@@ -322,12 +324,14 @@ class AttentionBuilder(BaseBuilder):
     ) -> None:
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-        qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
-        at 0; layers without attention are not counted.
+        qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider.
+        Call this method for the layers in order, starting at 0;
+        layers without attention are not counted.
 
         heads: (kv_heads, head_dim) of the layer, if they differ from the spec.
         q_heads: the number of query heads, if it differs from the spec.
-        stores: False = qkv has only queries, which read the cache of an earlier layer, `layer`.
+        stores: False = qkv has only queries;
+        they read keys and values of the earlier layer `layer`.
         """
         q_heads = q_heads or self._spec.q_heads
         kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
@@ -359,10 +363,10 @@ class AttentionBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
-        window: maximum number of visible keys (0 = all).
-        scale: default head_dim ** -0.5.
+        window: maximum number of keys that a query sees (0 = all).
+        scale: factor of the scores; by default head_dim ** -0.5.
         sinks: the full name of a weight [q_heads].
-        q_heads: by default as in the spec.
+        q_heads: the number of query heads, by default as in the spec.
         """
         q_heads = q_heads or self._spec.q_heads
         if layer >= len(self._cache):
@@ -397,9 +401,10 @@ class AttentionBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the attention of q to all keys of its sequence: [T, q_heads * head_dim].
 
-        window: keys less than this far away, on both sides, are visible (0 = all). The other
-        parameters are as in `rope_store_kv` and `attention`. All layers share one layer of the
-        cache: a step has whole sequences, so later layers and steps never read this cache.
+        window: a query sees keys less than this many tokens away, on both sides (0 = all).
+         For the other parameters see `rope_store_kv` and `attention`.
+         All layers share one layer of the cache:
+         a step has whole sequences, so later layers and steps never read these keys.
         """
         s = self._spec
         d, label = s.head_dim, f"layers.{sum(isinstance(op, Attention) for op in self._ops)}"
@@ -419,19 +424,22 @@ class AttentionBuilder(BaseBuilder):
         return out
 
     def scale_queries(self, x: ValueId, width: int, *, beta: float, length: int) -> None:
-        """Multiply `width` columns of x by 1 + beta ln(1 + floor(position / length)); in place."""
+        """Multiply `width` columns of x, in place, by 1 + beta ln(1 + floor(position / length))."""
         self._check_columns("scale_queries: x", x, 0, width)
         self._ops.append(ScaleQueries(x, width, beta, length))
 
     def rotate(self, x: ValueId, *, heads: int, rope: Rope) -> None:
-        """Rotate the first `heads` heads of x, in place; each is head_dim of the spec wide."""
+        """Rotate the first `heads` heads of x, in place. Each head has the head_dim of the spec."""
         d = self._spec.head_dim
         self._check_columns("rotate: x", x, 0, heads * d)
         check_rope(rope, d)
         self._ops.append(Rotate(x, heads, d, rope))
 
     def split_gates(self, x: ValueId) -> ValueId:
-        """Return x with all gates at its end; in x, the gate of each head follows its query."""
+        """Return x with all gates at the end of a row.
+
+        In x, the gate of each head follows its query.
+        """
         heads, head_dim, width = self._spec.q_heads, self._spec.head_dim, self._width(x)
         out = self._value(f"{self._values[x].name} sorted", width)
         self._ops.append(SplitGates(x, out, heads, head_dim, width))

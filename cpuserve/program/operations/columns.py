@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
 
-MOST_PARTS = 8  # the most parts of a row in MixParts: csrc/runtime/operations/columns.h
+MOST_PARTS = 8  # the maximum of `parts` in MixParts: csrc/runtime/operations/columns.h
 
 
 class Gate(Op, frozen=True):
-    """out[t] *= sigmoid(x[t, column:]), where each gate multiplies `columns` columns of out.
+    """out[t] *= sigmoid(x[t, column:]). Each gate multiplies `columns` columns of out.
 
-    plain: out is multiplied by the gates themselves, without a sigmoid.
+    plain: out is multiplied by the gate itself, not by its sigmoid.
     """
 
     reads_of = ("x", "out")
@@ -47,7 +47,7 @@ class Gate(Op, frozen=True):
 
 
 class SoftGate(Op, frozen=True):
-    """Multiply equal parts of out, in place, by softplus(x), with a gate for each part (Laguna)."""
+    """Multiply each of the equal parts of out, in place, by softplus(its column of x) (Laguna)."""
 
     reads_of = ("x", "out")
 
@@ -69,12 +69,12 @@ class Xielu(Op, frozen=True):
         x > 0:    beta * x + alpha_p * x^2
         x <= 0:   beta * x + alpha_n * (exp(x) - 1 - x)
 
-    Here alpha_p = softplus(p) and alpha_n = beta + softplus(n). The published activation has
-    epsilon in place of x in exp(x), if x is between epsilon and 0. Epsilon must be so small that
-    this has no effect. Source: xIELU of Apertus, arXiv 2411.13010, as in transformers
-    activations.py.
+    Here alpha_p = softplus(p) and alpha_n = beta + softplus(n).
+    In the published activation, exp(x) is exp(epsilon) if x is between epsilon and 0.
+    Epsilon must be so small that this makes no difference.
+    Source: xIELU of Apertus, arXiv 2411.13010, as in transformers activations.py.
 
-    factors: p, n, beta and epsilon: numbers, or weights of one element.
+    factors: the parameters p, n, beta and epsilon, as numbers or as weights of one element.
     """
 
     write_of = "x"
@@ -88,7 +88,7 @@ class Xielu(Op, frozen=True):
         to.emit(lambda: to.native.xielu(x, factors))
 
     def _alphas(self, read: ReadFn) -> Float32:
-        """Return alpha_p, alpha_n and beta of xIELU; ModelError if epsilon is out of range."""
+        """Return alpha_p, alpha_n and beta of xIELU; ModelError if epsilon is not small enough."""
         import numpy as np
 
         given = [float(read(f).reshape(-1)[0]) if isinstance(f, str) else f for f in self.factors]
@@ -128,9 +128,9 @@ class Add(Op, frozen=True):
 
 
 class Scale(Op, frozen=True):
-    """x *= weight, in place; weight [1], or [width] (Gemma 3n) if `by_column`.
+    """x *= weight, in place. The weight has one element, or, if `by_column`, `width` (Gemma 3n).
 
-    Without a weight, the columns are multiplied by constants: `runs` lists (columns, factor).
+    Without a weight, columns are multiplied by constants: `runs` lists (number of columns, factor).
     """
 
     write_of = "x"
@@ -162,7 +162,7 @@ class Scale(Op, frozen=True):
 
 
 class Columns(Op, frozen=True):
-    """out = x[:, column : column + width], followed by the columns of `more`, if any."""
+    """out = x[:, column : column + width], followed by the columns of `more` if it is not None."""
 
     x: ValueId
     out: ValueId
@@ -171,7 +171,7 @@ class Columns(Op, frozen=True):
     more: ValueId | None = None
 
     def reads(self) -> tuple[ValueId, ...]:
-        """x, and the value that follows it."""
+        """Return x and, if it is not None, the value `more`."""
         return (self.x,) if self.more is None else (self.x, self.more)
 
     def lower(self, to: Lowering) -> None:
@@ -186,13 +186,15 @@ class Columns(Op, frozen=True):
 
 
 class MixParts(Op, frozen=True):
-    """Add to each of `parts` equal parts of x, in place, a weighted sum of all or a correction.
+    """Add a weighted sum of all parts of x, or a correction, to each part; in place.
 
-    With g = tanh(gates[t]) [k], the coefficients are c = weight g. Without `target`, weight is
-    [parts * parts, k], and the sum over j of c[i parts + j] part j is added to part i. With target
-    [T, width], weight is [parts, k], and (1 + c[i]) (scale target - part `active`) is added to part
-    i. The sums use the parts before any change. Source: AltUp (Baykal et al. 2023) as in
-    transformers modeling_gemma3n, predict and correct.
+    With g = tanh(gates[t]) [k], the coefficients are c = weight g.
+    Without `target`, weight is [parts * parts, k],
+    and part i gets the sum over j of c[i parts + j] part j added.
+    With target [T, width], weight is [parts, k],
+    and (1 + c[i]) (scale target - part `active`) is added to part i.
+    The sums use the values that the parts had before the op. Source: AltUp (Baykal et al.
+    2023) as in transformers modeling_gemma3n, predict and correct.
     """
 
     write_of = "x"
@@ -208,7 +210,7 @@ class MixParts(Op, frozen=True):
     scale: float = 1.0
 
     def reads(self) -> tuple[ValueId, ...]:
-        """The gates, the target if there is one, and x."""
+        """Return the gates, the target if there is one, and x."""
         return (self.gates, self.x) if self.target is None else (self.gates, self.target, self.x)
 
     def lower(self, to: Lowering) -> None:
@@ -234,9 +236,9 @@ class MixParts(Op, frozen=True):
 
 
 class MatchRms(Op, frozen=True):
-    """Scale each of `parts` parts of x to the root mean square of the value `like`, in place.
+    """Scale each of `parts` parts of x, in place, to the root mean square of the value `like`.
 
-    x [T, parts * width]; like [T, width]. The mean square of a part counts as at least `floor`.
+    x [T, parts * width]; like [T, width]. A mean square of a part below `floor` counts as `floor`.
     """
 
     reads_of = ("like", "x")
@@ -260,10 +262,10 @@ class MatchRms(Op, frozen=True):
 
 
 class KeepTop(Op, frozen=True):
-    """relu(x - cutoff) for the first `width` columns of x, in place (Gemma 3n's sparse MLPs).
+    """relu(x - cutoff) for the first `width` columns of x, in place (the sparse MLPs of Gemma 3n).
 
-    cutoff: the mean of these columns plus `deviations` times their standard deviation (divided by
-    width, not by width - 1).
+    cutoff: the mean of these columns plus `deviations` times their standard deviation
+    (divided by width, not by width - 1).
     """
 
     write_of = "x"
@@ -286,10 +288,11 @@ class KeepTop(Op, frozen=True):
 
 
 class Limit(Op, frozen=True):
-    """Limit the columns of x, in place: gates to at most `limit`, and ups to -limit to limit.
+    """Limit the columns of x, in place: gates to at most `limit`, and ups to -limit ... limit.
 
-    Gates are the first half of the columns, ups the second half. x has any number of rows for each
-    token. Source: transformers modeling_glm5_next (swiglu_limit).
+    Gates are the first half of the columns,
+    ups the second half. x has any number of rows for each token.
+    Source: transformers modeling_glm5_next (swiglu_limit).
     """
 
     write_of = "x"
@@ -311,14 +314,14 @@ class ColumnsBuilder(BaseBuilder):
     """Appends operations on columns."""
 
     def limit(self, x: ValueId, limit: float) -> None:
-        """Limit gates, the first half of the columns of x, and ups, the second half; in place."""
+        """Limit gates (first half of the columns of x) and ups (second half), in place."""
         if self._width(x) % 2:
             msg = f"limit: {self._width(x)} columns do not have equal halves"
             raise ModelError(msg)
         self._ops.append(Limit(x, limit))
 
     def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
-        """Multiply `to` [T, width], in place, by the `width` columns of x from `column` on."""
+        """Multiply `to` [T, width], in place, by `width` columns of x, which begin at `column`."""
         width = self._width(to)
         self._check_columns("multiply", x, column, width)
         self._ops.append(Gate(x, to, width, column, plain=True))
@@ -326,8 +329,8 @@ class ColumnsBuilder(BaseBuilder):
     def gate(self, x: ValueId, *, to: ValueId, heads: int = 0) -> None:
         """Multiply `to` [T, width], in place, by the sigmoid of the last `width` columns of x.
 
-        heads: x has only that many gates, and each multiplies an equal part of `to`. If x has one
-        column, its sigmoid multiplies all columns of `to`.
+        heads: x has this many gates, and each multiplies an equal part of `to`.
+         If x has only one column, its sigmoid multiplies all columns of `to`.
         """
         width, columns = self._width(to), self._width(x)
         gates = 1 if columns == 1 else heads or width
@@ -337,7 +340,10 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(Gate(x, to, width, columns - gates, width // gates))
 
     def soft_gate(self, x: ValueId, *, to: ValueId) -> None:
-        """Multiply equal parts of `to`, in place, by softplus(x), with a column of x for each."""
+        """Multiply equal parts of `to`, in place, by softplus(x).
+
+        Each column of x belongs to one part.
+        """
         width, gates = self._width(to), self._width(x)
         if width % gates:
             msg = f"soft_gate: {width} columns are not equal parts for {gates} gates"
@@ -345,7 +351,11 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(SoftGate(x, to))
 
     def xielu(self, x: ValueId, name: str, factors: tuple[float, ...] = ()) -> None:
-        """Apply xIELU to x, in place; name: its parameters. factors: their values, see `Xielu`."""
+        """Apply xIELU to x, in place.
+
+        name: the name of the module with the parameters.
+        factors: the values of the parameters; () = they are weights (see `Xielu`).
+        """
         shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
         named = tuple(f"{name}.{part}" for part in shapes)
         if not factors:
@@ -354,7 +364,7 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(Xielu(x, self._width(x), factors or named))
 
     def add(self, x: ValueId, *, to: ValueId, column: int | None = None) -> None:
-        """Add x to the value `to`, or to the columns of `to` from `column` on; in place."""
+        """Add x, in place, to the value `to`, or only to the columns of `to` from `column` on."""
         width = self._width(x)
         if column is None:
             self._check_width("add", to, width)
@@ -362,15 +372,15 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(Add(x, to, width, column or 0))
 
     def scale(self, x: ValueId, name: str, *, by_column: bool = False) -> None:
-        """Multiply x by the weight `name` [1], or [width of x] if `by_column`; in place."""
+        """Multiply x, in place, by the weight `name` [1], or [width of x] if `by_column`."""
         width = self._width(x)
         weight = self._need(name, (width if by_column else 1,), "vector")
         self._ops.append(Scale(x, weight, width, by_column))
 
     def multiply_by(self, x: ValueId, factors: float | Sequence[tuple[int, float]]) -> None:
-        """Multiply x by constants, in place; nothing is appended if all are 1.
+        """Multiply x by constants, in place. If all factors are 1, no op is appended.
 
-        factors: one factor, or (columns, factor) of each part of x, in order.
+        factors: one factor, or (number of columns, factor) for each part of x, in order.
         """
         width = self._width(x)
         runs = [(width, factors)] if isinstance(factors, float) else factors
@@ -399,12 +409,10 @@ class ColumnsBuilder(BaseBuilder):
         active: int = 0,
         scale: float = 1.0,
     ) -> None:
-        """Mix `parts` equal parts of x, or correct them by a target; in place.
+        """Mix `parts` equal parts of x, in place, or correct them by a target (see `MixParts`).
 
-        See `MixParts`.
-
-        name: the weight [parts * parts, width of gates], or, with a target, [parts, width of
-          gates].
+        name: the weight [parts * parts, width of gates];
+        with a target it is [parts, width of gates].
         """
         width, k = self._width(x) // max(parts, 1), self._width(gates)
         if not 1 <= parts <= MOST_PARTS or width * parts != self._width(x):
@@ -417,7 +425,7 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(MixParts(x, gates, weight, parts, width, k, target, active, scale))
 
     def match_rms(self, x: ValueId, *, like: ValueId, floor: float) -> None:
-        """Scale each part of x to the root mean square of `like`, which has its width; in place.
+        """Scale each part of x, in place, to the root mean square of `like`; parts have its width.
 
         floor: a mean square of a part below `floor` counts as `floor`.
         """
@@ -427,7 +435,7 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(MatchRms(x, like, width, parts, floor))
 
     def keep_top(self, x: ValueId, *, width: int, deviations: float) -> None:
-        """Subtract a cutoff from the first `width` columns of x, and set negatives to 0; in place.
+        """Replace the first `width` columns of x by max(0, x - cutoff), in place.
 
         The cutoff is the mean of these columns plus `deviations` times their standard deviation.
         """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Embed(Op, frozen=True):
-    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Ids from vocab on take row 0."""
+    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Token ids >= vocab get row 0."""
 
     reads_of = ()
 
@@ -41,7 +41,7 @@ class Embed(Op, frozen=True):
         to.emit(lambda: to.native.embed(to.value(self.out), matrix, self.scale))
 
     def looked_up(self) -> tuple[str, ...]:
-        """The embedding."""
+        """Return the name of the embedding table."""
         return (self.weight,)
 
     def reference(self, at: Interpreter) -> Tensor:
@@ -59,8 +59,8 @@ class Embed(Op, frozen=True):
 class PositionEmbed(Op, frozen=True):
     """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
 
-    types: a weight [kinds, D]; its row 0 is added as well (BERT's token types). If weight is None,
-    only this row is added.
+    types: a weight [kinds, D]; its row 0 is added as well (the token types of BERT).
+     If `weight` is None, only this row is added.
     """
 
     write_of = "x"
@@ -95,10 +95,11 @@ class PositionEmbed(Op, frozen=True):
 
 
 class Linear(Op, frozen=True):
-    """y = then(x W^T + b), W = the concatenated rows of `weights`; out = y, or out += y if `add`.
+    """y = then(x W^T + b), where W has the rows of all `weights`; out = y, or out += y if `add`.
 
-    weights[i] is [features[i], in_features]. `then` "*_mul" needs exactly two weights of equal
-    features (gate, up) and computes act(gate) * up. biases[i] is None if that part has no bias.
+    weights[i] is [features[i], in_features].
+    A `then` of the type "*_mul" needs exactly two weights of equal features (gate, up)
+    and computes act(gate) * up. biases[i] is None if matrix i has no bias.
     With `add`, `out` is an existing value of the same width as y.
     """
 
@@ -114,7 +115,7 @@ class Linear(Op, frozen=True):
     add: bool = False
 
     def reads(self) -> tuple[ValueId, ...]:
-        """Return x and, with `add`, the value that the result is added to."""
+        """Return x and, with `add`, the value that the product is added to."""
         return (self.x, self.out) if self.add else (self.x,)
 
     def lower(self, to: Lowering) -> None:
@@ -125,7 +126,8 @@ class Linear(Op, frozen=True):
         if not glu:
             self._lower_runs(to, to.value(self.out), self.then)
             return
-        # gate and up of different layouts cannot share a matrix: compute both, then act(gate) * up.
+        # gate and up with different layouts cannot share a matrix:
+        # compute both, then act(gate) * up.
         width = sum(self.features)
         both = to.take(width, "f32")
         self._lower_runs(to, both, "none")
@@ -133,7 +135,7 @@ class Linear(Op, frozen=True):
         to.give(both, width, "f32")
 
     def _lower_runs(self, to: Lowering, out: int, then: Then) -> None:
-        """Emit a linear for each run of matrices of equal layout, for its columns of `out`."""
+        """Append a linear for each run of matrices of equal layout; it writes columns of `out`."""
         start = column = 0
         layouts = [to.layout(w) for w in self.weights]
         for end in range(1, len(layouts) + 1):
@@ -165,15 +167,15 @@ class Linear(Op, frozen=True):
         )
 
     def splits(self, to: Lowering) -> bool:
-        """Whether the weights cannot be one native matrix: their kinds or column orders differ."""
+        """Return whether kinds or column orders differ: the weights are then several matrices."""
         return len({to.layout(w) for w in self.weights}) > 1
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Return the row formats of the matrices for x, and f32 for the value that is added to."""
+        """Return the row formats that the matrices need for x; f32 for another value."""
         return {to.read_format(w) for w in self.weights} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Whether scales of format `rows` cover parts of rows: kernels write strips of columns."""
+        """Return whether kernels, which write strips of columns, can write row format `rows`."""
         return rows not in WHOLE_ROW and not self.splits(to)
 
     def reference(self, at: Interpreter, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -190,7 +192,7 @@ class Linear(Op, frozen=True):
 
 
 class ActivationOp(Op, frozen=True):
-    """out = act(x); for "*_mul", out = act(x[:, :w]) * x[:, w:]."""
+    """out = act(x). For an activation "*_mul", out = act(x[:, :w]) * x[:, w:], w columns."""
 
     x: ValueId
     out: ValueId
@@ -203,7 +205,7 @@ class ActivationOp(Op, frozen=True):
         to.emit(lambda: to.native.activation(x, to.value(self.out), activation, glu))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """The kernel can write rows of any format."""
+        """Return True: the kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -215,8 +217,9 @@ class ActivationOp(Op, frozen=True):
 class Logits(Op, frozen=True):
     """Logits of the step's logit rows (at most 32 at a time), then sampling or scoring.
 
-    logits = scale (x W^T + bias), then cap tanh(logits / cap) if softcap > 0. weight [vocab, D];
-    a tied model uses the name of its embedding, and both uses share one packed matrix.
+    logits = scale (x W^T + bias).
+    If softcap > 0, they become softcap tanh(logits / softcap). weight [vocab, D];
+    a tied model uses the name of its embedding, and both uses share one matrix.
     """
 
     write_of = None
@@ -238,14 +241,14 @@ class Logits(Op, frozen=True):
         to.emit(lambda: to.native.logits(x, matrix, bias, self.scale, self.softcap), read)
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Return the row format of the matrix for x; f32 for other values."""
+        """Return the row format that the matrix needs for x; f32 for other values."""
         return {to.read_format(self.weight)} if value == self.x else {"f32"}
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         return self.of_rows(at, x[at.row_token])
 
     def of_rows(self, at: Interpreter, rows: Tensor) -> Tensor:
-        """The logits of these rows."""
+        """Return the logits of `rows`, which are rows of x."""
         from cpuserve.program.reference.rows import soften
 
         y = at.multiply(rows, self.weight)
@@ -255,10 +258,9 @@ class Logits(Op, frozen=True):
 
 
 class Hidden(Op, frozen=True):
-    """The rows of x [T, width] that have target HIDDEN in the step, unchanged, in fp32.
+    """The rows of x [T, width] that the step asks for (target HIDDEN), unchanged, in fp32.
 
-    It ends the program of an embedding model, as `Logits` ends the program of a model that writes
-    text.
+    It is the last op of an embedding model, as `Logits` is of a model that writes text.
     """
 
     write_of = None
@@ -279,7 +281,7 @@ class DenseBuilder(ExpertsBuilder):
     def embed(
         self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
     ) -> ValueId:
-        """Return scale * embedding rows of the tokens: [T, width].
+        """Return scale * (the embedding row of each token): [T, width].
 
         vocab, width: the shape of the matrix `name`; by default as in the spec.
         """
@@ -306,10 +308,10 @@ class DenseBuilder(ExpertsBuilder):
         offset: int = 0,
         types: tuple[str, int] | None = None,
     ) -> None:
-        """Add row (position + offset) of the learned positions [rows, width] to x, in place.
+        """Add row (position + offset) of the learned position table [rows, width] to x, in place.
 
-        types: (name, rows) of the table of token types; its row 0 is added as well. If `name` is
-        None, only this row is added.
+        types: (name, rows) of the table of token types; its row 0 is added as well.
+         If `name` is None, only this row is added.
         """
         width = self._width(x)
         weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
@@ -330,16 +332,17 @@ class DenseBuilder(ExpertsBuilder):
         tied_to: str | None = None,
         bare: bool = False,
     ) -> ValueId:
-        """Multiply x by these concatenated matrices, add biases, apply activation `then`.
+        """Multiply x by the concatenated matrices, add biases, and apply the activation `then`.
 
         Returns [T, sum(features)].
 
-        features: output columns of each matrix, or one number for all matrices; by default the
-          width of the value `add_to`. `then` "*_mul" needs two matrices (gate, up) of equal
-          features and returns [T, features]. With `add_to`, the result is added to this value in
-          place, and this value is returned.
-        tied_to: the matrix is the one of this name, and only the bias has the name given before.
-        bare: the tensors of the matrices are `names`, without the suffix ".weight".
+        features: output columns of each matrix, or one number for all matrices;
+        by default the width of
+         the value `add_to`. A `then` of the type "*_mul" needs two matrices (gate, up) of equal
+         features and returns [T, features]. With `add_to`, the result is added to this value
+         in place, and this value is returned.
+        tied_to: the name of the matrix, if it is another one's; `names` then only has the bias.
+        bare: the tensors of the matrices are called `names`, without the suffix ".weight".
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
         label = join(parts)
@@ -366,7 +369,7 @@ class DenseBuilder(ExpertsBuilder):
             for n, size, flag in zip(parts, sizes, flags, strict=True)
         )
         adapted = self._adapters is not None and not self._adapters.modules.isdisjoint(parts)
-        # An adapter is added before the activation, which is then an op of its own.
+        # Adapters change the result before the activation, so the activation is an op of its own.
         fused: Then = "none" if adapted else then
         if add_to is None:
             out = self._value(label, sum(sizes) if fused == "none" else width)
@@ -380,7 +383,7 @@ class DenseBuilder(ExpertsBuilder):
         return out if then == "none" else self.activation(out, then)
 
     def activation(self, x: ValueId, then: Then) -> ValueId:
-        """Return act(x); for "*_mul", act(first half of the columns) * (second half)."""
+        """Return act(x). For "*_mul", return act(first half of the columns) * (second half)."""
         width = self._width(x)
         if then.endswith("_mul"):
             if width % 2:
@@ -401,9 +404,9 @@ class DenseBuilder(ExpertsBuilder):
         scale: float = 1.0,
         softcap: float = 0.0,
     ) -> None:
-        """Append logits over the vocabulary: x times the matrix `name`, or the embedding `tied_to`.
+        """Append the logits: x times the matrix `name`, or the embedding `tied_to`.
 
-        In an embedding model, `hidden` is appended instead.
+        An embedding model gets the op `hidden` instead.
         """
         width, vocab = self._width(x), self._spec.vocab
         if self._spec.pooled:
@@ -414,18 +417,18 @@ class DenseBuilder(ExpertsBuilder):
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
 
     def hidden(self, x: ValueId) -> None:
-        """Append the last op of an encoder, which returns rows of x as the source of embeddings."""
+        """Append the last op of an embedding model, which returns rows of x."""
         self._ops.append(Hidden(x, self._width(x)))
 
 
 def gathers(to: Lowering, *weights: str) -> bool:
-    """Whether rows are read from the mapped file, as no op multiplies by any of the matrices."""
+    """Return whether ops read rows of `weights` from mapped files: no op multiplies by them."""
     found = looked_up(to.program)
     return all(weight in found and to.is_mapped(weight) for weight in weights)
 
 
 def lookup_table(to: Lowering, weight: str, rows: int, width: int, gathered: bool) -> int:
-    """Return the id of a native matrix, from which an op reads single rows.
+    """Return the id of a native matrix that ops read single rows from.
 
     gathered: the rows stay in the mapped file; otherwise the matrix is packed.
     """
@@ -440,7 +443,7 @@ def lookup_table(to: Lowering, weight: str, rows: int, width: int, gathered: boo
 
 
 def looked_up(program: Program) -> frozenset[str]:
-    """Return the matrices that ops read only by single rows, such as untied embeddings."""
+    """Return the matrices that ops read only single rows from, like untied embeddings."""
     found = {name for op in program.ops for name in op.looked_up()}
     for op in program.ops:
         if isinstance(op, Logits):

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class RouteAdapters(Op, frozen=True):
     """Route each token to the LoRA adapter of its sequence, as if the adapter were its only expert.
 
-    out [T, 2]: first the adapter, or -1 for a token without an adapter, which has no routed row;
-    then its scale, from the weight `scales` [adapters], times the scale of the sequence.
+    out [T, 2]: the number of the adapter and its scale.
+    The number is -1 for a token without an adapter, which has no routed row.
+    The scale is the product of `scales`[number] (a weight [adapters])
+    and of the scale of the sequence.
     """
 
     reads_of = ()
@@ -48,7 +50,7 @@ class RouteAdapters(Op, frozen=True):
 
 
 class Dispatch(Op, frozen=True):
-    """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
+    """Copy the row of each token for each of its experts: out [T * chosen, width], routed rows.
 
     Routed rows are sorted by expert, then token.
 
@@ -68,11 +70,11 @@ class Dispatch(Op, frozen=True):
         to.emit(lambda: to.native.dispatch(x, to.value(self.routing), to.value(self.out)))
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Return the format of the routed rows for x, and f32 for the routing."""
+        """Return the row format of the routed rows for x, and f32 for the routing."""
         return {to.choose_format(self.out)} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """The kernel can write rows of any format."""
+        """Return True: the kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:
@@ -80,10 +82,10 @@ class Dispatch(Op, frozen=True):
 
 
 class ExpertLinear(Op, frozen=True):
-    """A Linear of routed rows, each multiplied by the matrices of its own expert.
+    """A Linear of routed rows: each row is multiplied by the matrices of its own expert.
 
-    weights[e] are the names of the matrices of expert e, and biases[e] of its biases, as in
-    Linear; `biases` is empty if no expert has a bias.
+    weights[e] are the names of the matrices of expert e, and biases[e] the names of its biases,
+    as in Linear; `biases` is empty if no expert has a bias.
     """
 
     reads_of = ("x", "routing")
@@ -115,7 +117,7 @@ class ExpertLinear(Op, frozen=True):
         orders = self._orders(to)
         x = to.stored_as(self.x, to.act_format(self.weights[0][0]), orders, self.routing)
         read = None
-        if parse_adapter(self.weights[0][0]) is None:  # adapters are not counted in the bytes read
+        if parse_adapter(self.weights[0][0]) is None:  # read_bytes does not include adapters
             read = to.read(self.weights[0][0], sum(self.features), self.in_features, self.chosen)
             to.out.linear_weights += read.n * read.k
             one = read.num_bytes // self.chosen
@@ -136,21 +138,21 @@ class ExpertLinear(Op, frozen=True):
         return () if some == (None,) else some
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Return the row formats of the matrices for x, and f32 for the routing."""
+        """Return the row formats that the matrices need for x, and f32 for the routing."""
         return {to.read_format(names[0]) for names in self.weights} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Whether scales of format `rows` cover parts of rows: kernels write strips of columns."""
+        """Return whether kernels, which write strips of columns, can write row format `rows`."""
         return rows not in WHOLE_ROW
 
     def own_format(self, to: Lowering) -> str | None:
-        """Return the format of the result if only Combine reads it, else None."""
+        """Return the row format of the result if only Combine reads it, else None."""
         if combined_from(self.out, to.uses[self.out]) is None:
             return None
         return combined_format(to.act_format(self.weights[0][0]))
 
     def packed_together(self) -> tuple[tuple[str, ...], ...]:
-        """The matrices of each expert."""
+        """Return the names of the matrices of each expert."""
         return self.weights
 
     def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:
@@ -172,12 +174,12 @@ class ExpertLinear(Op, frozen=True):
 
 
 class Combine(Op, frozen=True):
-    """out[t] = the sum of token t's routed rows of x times their weights.
+    """out[t] = the sum of the routed rows of token t, each times the weight of its expert.
 
-    With `add`, out[t] is the sum plus its previous value.
+    With `add`, the sum is added to the previous value of out[t].
 
-    The terms are added to `out` (or 0) one after another, in the order that the experts were
-    chosen, each product rounded before it is added.
+    Each product is rounded before it is added. The products are added to `out`
+    (or to 0) one after another, in the order in which the experts were chosen.
     """
 
     x: ValueId
@@ -188,7 +190,7 @@ class Combine(Op, frozen=True):
     add: bool = True
 
     def reads(self) -> tuple[ValueId, ...]:
-        """Return x, the routing and, with `add`, the value that the result is added to."""
+        """Return x, the routing and, with `add`, the value that the sum is added to."""
         return (self.x, self.routing, self.out) if self.add else (self.x, self.routing)
 
     def lower(self, to: Lowering) -> None:
@@ -217,7 +219,7 @@ class ExpertsBuilder(BaseBuilder):
     def _add_adapters(
         self, x: ValueId, modules: tuple[str, ...], sizes: Sequence[int], to: ValueId
     ) -> None:
-        """Add scale * B A x of each row's adapter to `to`, the outputs of all these modules."""
+        """Add scale * B A x, with the adapter of each row, to `to`, the outputs of `modules`."""
         routing, adapters = self._routed_adapters()
         label, width = join(modules), self._width(x)
         ranks = (adapters.rank,) * len(modules)
@@ -232,7 +234,10 @@ class ExpertsBuilder(BaseBuilder):
         self._add_from_low_rank(low, modules, sum(sizes), to)
 
     def _add_adapters_of_table(self, found: ValueId, module: str, to: ValueId) -> None:
-        """Add scale * B a of each row's adapter to `to`; found: the rows a of all adapters."""
+        """Add scale * B a, with the adapter of each row, to `to`.
+
+        Found: the rows a of all adapters.
+        """
         width = self._width(found)
         low = self._value(f"{module} low rank", width)
         self._ops.append(Dispatch(found, self._routed_adapters()[0], low, width, 1))
@@ -241,7 +246,7 @@ class ExpertsBuilder(BaseBuilder):
     def _add_from_low_rank(
         self, low: ValueId, modules: tuple[str, ...], total: int, to: ValueId
     ) -> None:
-        """Add the products of routed rows `low` and the common matrix B of `modules` to `to`."""
+        """Multiply the routed rows `low` by matrix B of `modules`, and add the products to `to`."""
         routing, adapters = self._routed_adapters()
         width = self._width(low)
         b = tuple(
@@ -253,7 +258,7 @@ class ExpertsBuilder(BaseBuilder):
         self._ops.append(Combine(out, routing, to, total, 1))
 
     def _routed_adapters(self) -> tuple[ValueId, Adapters]:
-        """Return the value with each token's adapter, and the adapters."""
+        """Return the value with the adapter of each token (RouteAdapters), and the adapters."""
         if self._adapted is None or self._adapters is None:
             msg = "adapters are routed by embed(), which must come first"
             raise ModelError(msg)
@@ -269,7 +274,7 @@ class ExpertsBuilder(BaseBuilder):
         then: Then,
         biased: bool,
     ) -> None:
-        """Multiply routed rows x by the matrices [features, width of x] of their experts."""
+        """Multiply the routed rows x by the matrices [features, width of x] of their experts."""
         k, sizes = self._width(x), (features,) * len(experts[0])
         then_width(join(tuple(experts[0])), sizes, then)
         weights = tuple(tuple(self._matrix(n, features, k) for n in names) for names in experts)
@@ -281,7 +286,7 @@ class ExpertsBuilder(BaseBuilder):
         self._ops.append(ExpertLinear(x, routing, out, weights, sizes, k, chosen, then, biases))
 
     def _route_adapters(self) -> None:
-        """Route each token to the adapter of its sequence, once in a program."""
+        """Route each token to the adapter of its sequence, unless an earlier op does so."""
         if self._adapters is None or self._adapted is not None:
             return
         self._adapted, count = self._value("adapters", 2), self._adapters.count
@@ -292,18 +297,18 @@ class ExpertsBuilder(BaseBuilder):
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
     """Return token * chosen + rank for each routed row, sorted by expert, then token.
 
-    Expert -1 means that there is no row.
+    Expert -1 has no routed row.
 
-    rank: the position of the expert in the token's list of `chosen` experts.
+    rank: the position of the expert in the list of the token's `chosen` experts.
     """
     sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
     return sorted_ids.indices[sorted_ids.values >= 0]
 
 
 def combined_from(value: ValueId, ops: Iterable[Op]) -> ExpertLinear | None:
-    """Return the ExpertLinear that writes `value`; None if an op other than Combine reads it.
+    """Return the ExpertLinear that writes `value`; None if ops other than Combine read the value.
 
-    ops: must have all ops that read or write the value.
+    ops: all ops that read or write the value.
     """
     by = None
     for op in ops:

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
 
-# The kernels read the columns of a head in groups of this size (whole vectors).
+# The kernels read the columns of a head in groups of this many columns (whole vectors).
 HEAD_GROUP = 32
 
 
 class HeadLinear(Op, frozen=True):
-    """Multiply each head of x by its own part of one matrix: out [T, heads * features].
+    """Multiply each head of x by its own part of a matrix: out [T, heads * features].
 
-    Head h reads the in_features columns of x from h * step on. Its part of `weight` [heads * rows,
-    columns] begins at row h * rows + first. The part is [in_features, features] if `transposed`,
-    else [features, in_features]. The parts are not quantized.
+    Head h reads in_features columns of x, from column h * step on.
+    Its part of `weight` [heads * rows, columns] begins at row h * rows + first.
+    The part is [in_features, features] if `transposed`, else [features, in_features].
+    The parts are not quantized.
     """
 
     claimed = True
@@ -59,16 +60,16 @@ class HeadLinear(Op, frozen=True):
         to.emit(lambda: to.native.head_linear(x, out, matrices, self.step), read)
 
     def _kind(self, to: Lowering) -> str:
-        """Return the kind of the heads' matrices: dense, since a part of a row has no scale."""
+        """Return the weight kind of the parts. It is dense: a part of a row has no scale."""
         kind = to.kind_of(self.weight)
         return kind if kind.startswith("dense") else "dense_bf16"
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Return the row format of x for the weight kind of the matrices; f32 for other values."""
+        """Return the row format that the parts need for x; f32 for other values."""
         return {ACT_FORMAT[self._kind(to)]} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Whether `rows` is a float format and 32 divides a head: bf16 rows have groups of 32."""
+        """Return whether `rows` is a float format and a head has whole groups of 32 columns."""
         return not rows.startswith("q8") and self.features % 32 == 0
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -94,13 +95,15 @@ class HeadLinear(Op, frozen=True):
 class LatentStoreKV(Op, frozen=True):
     """Store one compressed row of each token, and make queries for it (MLA of DeepSeek).
 
-    kv [T, rank + rotary] becomes the row: the RmsNorm of its first `rank` columns with weight
-    `norm`, then its last `rotary` columns, rotated. The row is key and value of the only KV head.
-    In q [T, q_heads * (nope + rotary)], the last `rotary` columns of each head are rotated, and
-    latent [T, q_heads * rank] replaces the first `nope` columns (HeadLinear).
-    out [T, q_heads * (rank + rotary)].
-    interleaved: neighbouring dims are rotated as a pair; the result has the first dims of all pairs
-      before the second dims. With `rotary` 0, nothing is rotated.
+    kv [T, rank + rotary] becomes the row:
+    its first `rank` columns are normalized (RmsNorm with weight `norm`),
+    and its last `rotary` columns are rotated. The row is key and value of the only KV head.
+    In q [T, q_heads * (nope + rotary)], the last `rotary` columns of each head are rotated,
+    and `latent` [T, q_heads * rank] replaces the first `nope` columns (see HeadLinear).
+    out: the queries [T, q_heads * (rank + rotary)].
+    interleaved: neighbouring dims are rotated as a pair;
+    the result has the first dims of all pairs before the second dims.
+    If `rotary` is 0, nothing is rotated.
     """
 
     reads_of = ("q", "latent", "kv")
@@ -120,7 +123,7 @@ class LatentStoreKV(Op, frozen=True):
 
     @property
     def head_dim(self) -> int:
-        """Width of the stored row, and of a query."""
+        """Return the width of a stored row, which is also the width of a query."""
         return self.rank + self.rope.rotary
 
     def lower(self, to: Lowering) -> None:
@@ -153,10 +156,10 @@ class LatentStoreKV(Op, frozen=True):
 
 
 def _check_head(what: str, width: int, rotary: int) -> None:
-    """Raise ModelError unless a kernel can read `width` columns of a head, which has more columns.
+    """Raise ModelError unless a kernel can read the first `width` columns of a head.
 
-    The kernel reads them in groups of HEAD_GROUP, so the columns of the last group must belong to
-    the head, with its `rotary` rotated dims.
+    The kernel reads groups of HEAD_GROUP columns, so all columns of the last group must belong
+    to the head, which has `rotary` rotated dims after these `width` columns.
     """
     if width + -width % HEAD_GROUP > width + rotary:
         msg = (
@@ -184,17 +187,18 @@ class LatentBuilder(AttentionBuilder):
         eps: float | None = None,
         interleaved: bool = True,
     ) -> ValueId:
-        """Attention over one compressed row of each token (MLA of DeepSeek): [T, q_heads * values].
+        """Return attention over one compressed row of each token (MLA): [T, q_heads * values].
 
-        q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row; its first rank
-        columns are normalized with the weight `norm`.
+        q [T, q_heads * (nope + rotary)]. kv [T, rank + rotary] is the row of each token;
+        its first `rank` columns are normalized with the weight `norm`.
 
-        kv_b: the matrix [q_heads * (nope + values), rank] that makes keys and values from a row; or
-          two matrices, where the part of each head is [rank, nope] for keys (transposed) and
-          [values, rank] for values.
+        kv_b: the matrix [q_heads * (nope + values), rank] that makes keys and values from a row;
+         or two matrices with a part for each head:
+         [rank, nope] for keys (transposed), [values, rank] for values.
 
-        The part for keys multiplies the queries, and the part for values multiplies the result of
-        attention. So neither of them multiplies a row, and rows stay compressed in the cache.
+        The part for keys multiplies the queries,
+        and the part for values multiplies the result of attention.
+        No part multiplies a row, so the rows in the cache stay compressed.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
@@ -231,7 +235,7 @@ class LatentBuilder(AttentionBuilder):
     def _head_parts(
         self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
     ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
-        """Return (matrix, heads, rows of a head, first used row of a head), for keys and values."""
+        """Return (matrix, heads, rows of a head, first used row of a head) for keys and values."""
         heads = self._spec.q_heads
         if isinstance(kv_b, str):
             both = self._matrix(kv_b, heads * (nope + values), rank)

@@ -1,4 +1,4 @@
-"""The choice of experts, and the mixture that follows it."""
+"""The choice of experts, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Groups(msgspec.Struct, frozen=True):
-    """Experts in `count` equal groups; a token uses only experts of the `kept` best groups.
+    """Experts in `count` equal groups; a token uses only experts of its `kept` best groups.
 
     The score of a group is the sum of the `best` (1 or 2) highest scores of its experts.
     """
@@ -31,7 +31,7 @@ class Groups(msgspec.Struct, frozen=True):
     best: int
 
     def keep(self, scores: Tensor) -> Tensor:
-        """Return scores [T, experts] with -inf for experts outside of each token's best groups."""
+        """Return scores [T, experts], with -inf for experts outside of a token's best groups."""
         import torch
 
         by_group = scores.reshape(len(scores), self.count, -1)
@@ -44,20 +44,21 @@ class Groups(msgspec.Struct, frozen=True):
 class Route(Op, frozen=True):
     """Choose experts for every token from its router logits x [T, experts].
 
-    out [T, 2 * chosen]: the ids of the `chosen` best experts, the best first (of equal experts the
-    lower id first), then their weights in the same order.
+    out [T, 2 * chosen]: the ids of the `chosen` best experts,
+    the best first (of equal experts the lower id first), then their weights in the same order.
 
-    Choice: without bias, the best experts have the highest logits, or with the score "sigmoid" the
-    highest sigmoids. A bias [experts] is added to the sigmoid ("sigmoid", DeepSeek), to the softmax
-    of all logits ("softmax", ERNIE) or to the logit ("chosen_softmax"), and the highest sums win.
-    groups: only experts of a token's best groups are chosen (see Groups).
+    Choice: without a bias, the best experts have the highest logits,
+    or with the score "sigmoid" the highest sigmoids.
+    A bias [experts] is added to the sigmoid ("sigmoid", DeepSeek), to the softmax of all logits
+    ("softmax", ERNIE) or to the logit ("chosen_softmax"); the highest sums are chosen.
+    groups: only experts of the best groups of a token are chosen (see Groups).
 
     Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
     or the softmax over the chosen experts ("chosen_softmax").
 
-    renormalize: whether the weights are divided by their sum.
-    scale, factors: after that, the weights are multiplied by the number `scale` and by the vector
-      `factors` [experts] (Gemma 4).
+    renormalize: whether the weights of a token are divided by their sum.
+    scale, factors: after this division, the weights are multiplied by the number `scale`
+      and by the vector `factors` [experts] (Gemma 4).
     """
 
     x: ValueId
@@ -130,18 +131,18 @@ class MixtureBuilder(DenseBuilder):
         factors: str | None = None,
         limit: float = 0.0,
     ) -> ValueId:
-        """Add a mixture of experts of h to the value `to` and return it; if None, to a new value.
+        """Add a mixture of experts of h to the value `to`, and return `to` (None: a new value).
 
-        router: the name of the router's matrix [experts, width of h], which multiplies `routed_by`
-          (None: h).
-        experts: the matrices of each expert: gate and up, or up alone, [features, width of h], then
-          down [width of `to`, features].
+        router: the name of the matrix [experts, width of h] that computes the router logits.
+        routed_by: the value that the router multiplies (None: h).
+        experts: the names of the matrices of each expert:
+        gate and up, or up alone, [features, width of
+         h], then down [width of `to`, features].
         bias: the full name of a vector [experts] that is added to the scores, for the choice only.
-        factors: the full name of a vector [experts] by which the weights of the experts are
-          multiplied.
-        groups: limit the choice to groups of experts.
-        limit: gates and ups are limited by it (`Limit`), if it is not 0.
-        biased: the router and all matrices of experts have biases.
+        factors: the full name of a vector [experts] that multiplies the weights of the experts.
+        groups: groups of experts that limit the choice (see Groups).
+        limit: the maximum of gates and ups (see `Limit`); 0 = none.
+        biased: whether the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -183,7 +184,7 @@ class MixtureBuilder(DenseBuilder):
         groups: Groups | None,
         factors: str | None,
     ) -> ValueId:
-        """Return the chosen experts of each token and their weights: [T, 2 * chosen]."""
+        """Return the experts that each token chooses, and their weights: [T, 2 * chosen]."""
         count = self._width(logits)
         for name in filter(None, (bias, factors)):
             self._need(name, (count,), "vector")

@@ -25,9 +25,10 @@ MOST_IDS = 1 << 24  # states keep token ids as fp32, which has all integers up t
 class NgramEmbed(Op, frozen=True):
     """Rows of n-gram embeddings, one for each head: out [T, heads * width].
 
-    sizes: the number of rows of each head; the rows of all heads follow one another in `weights`
-    [rows, width], where the last matrix may have fewer rows. The heads form len(multipliers) - 1
-    equal groups, for n = 2, 3, ... With the ids t_0 (the token), t_1 (the token before) and so on,
+    sizes: the number of rows of each head;
+    the rows of all heads follow one another in `weights` [rows, width],
+    where the last matrix may have fewer rows. The heads form len(multipliers) - 1 equal groups,
+    for n = 2, 3, ... With the ids t_0 (the token), t_1 (the token before) and so on,
     a head reads its row (t_0 m_0 xor t_1 m_1 ... xor t_(n-1) m_(n-1)) mod size, where m are the
     `multipliers`. Tokens before the sequence, and before the last `end` among t_1, t_2, ..., count
     as `end`. The last ids of a sequence are in state layer `state`. Source:
@@ -56,7 +57,7 @@ class NgramEmbed(Op, frozen=True):
         to.emit(lambda: to.native.ngram_embed(out, matrices, *hashes, self.end))
 
     def looked_up(self) -> tuple[str, ...]:
-        """The parts of the table."""
+        """Return the names of the parts of the table."""
         return self.weights
 
     def reference(self, at: Interpreter) -> Tensor:
@@ -71,7 +72,7 @@ class NgramEmbed(Op, frozen=True):
         return out
 
     def _row_numbers(self, ids: Tensor) -> Tensor:
-        """Return the row of each head [T, heads] for ids [T, n]: the token, the one before, ..."""
+        """Return the row of each head [T, heads]; ids [T, n]: a token, the token before, ..."""
         import torch
 
         each = len(self.sizes) // (len(self.multipliers) - 1)
@@ -85,7 +86,7 @@ class NgramEmbed(Op, frozen=True):
         return torch.stack(found, dim=1)
 
     def _read(self, at: Interpreter, rows: Tensor) -> Tensor:
-        """Return these rows of the table: [*rows.shape, width]."""
+        """Return the rows `rows` of the table, [*rows.shape, width]."""
         import torch
 
         from cpuserve.program.reference.quantized import QuantMatrix
@@ -98,7 +99,7 @@ class NgramEmbed(Op, frozen=True):
         return out
 
     def make_states(self, slots: int) -> LastIds:
-        """Return `slots` empty state slots."""
+        """Return `slots` empty state slots for the last token ids of sequences."""
         from cpuserve.program.reference.ngrams import LastIds
 
         return LastIds(len(self.multipliers) - 1, slots)
@@ -119,8 +120,9 @@ class NgramsBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the n-gram embeddings of the tokens: [T, len(sizes) * width].
 
-        rows: the rows of the parts of the table, which are `name`.shard_0.weight and so on. See
-        `NgramEmbed` for the other parameters.
+        rows: the number of rows of each part of the table;
+         the parts are `name`.shard_0.weight, `name`.shard_1.weight and so on.
+         See `NgramEmbed` for the other parameters.
         """
         groups = len(multipliers) - 1
         if not 1 <= groups < STATE_CHUNK or len(sizes) % groups or sum(sizes) > sum(rows):
@@ -135,6 +137,6 @@ class NgramsBuilder(BaseBuilder):
         out, state = self._value(name, len(sizes) * width), len(self._states)
         hashes = (tuple(sizes), tuple(multipliers), end)
         self._ops.append(NgramEmbed(out, state, weights, tuple(rows), width, *hashes))
-        # A unit is a head. It keeps the last ids before the chunk, and the ids of open tokens.
+        # A unit is a head. It keeps the last ids before the chunk, and the ids of the open tokens.
         self._states.append(StateLayer(len(sizes), groups, STATE_CHUNK))
         return out

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RmsNorm(Op, frozen=True):
     """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
 
-    scale: a factor of w.
+    scale: a factor of all w.
     groups: each of `groups` equal parts of a row has a mean of its own.
     """
 
@@ -37,7 +37,7 @@ class RmsNorm(Op, frozen=True):
         to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps, **more))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Whether the kernel can write `rows`: any format for whole rows, f32 for parts."""
+        """Return whether the kernel can write `rows`: any format for whole rows, f32 for parts."""
         return self.groups == 1 or rows == "f32"
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -50,11 +50,12 @@ class RmsNorm(Op, frozen=True):
 
 
 class PartNorm(Op, frozen=True):
-    """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
+    """Apply RmsNorm to each of `parts` parts of x, in place; other columns do not change.
 
-    A part has `width` columns and a mean of its own; the first part begins at `column`. weight
-    [width] is common to all parts (OLMo: all q heads are one part, all k heads another). Without a
-    weight, the factor is 1 (Gemma 4, where each v head is a part).
+    A part has `width` columns and a mean of its own; the first part begins at `column`.
+    All parts use the same weight [width] (OLMo:
+    all q heads are one part, all k heads another part).
+    Without a weight, the factor is 1 (Gemma 4, where each v head is a part).
     """
 
     write_of = "x"
@@ -103,7 +104,7 @@ class LayerNorm(Op, frozen=True):
         to.emit(lambda: to.native.layer_norm(x, to.value(self.out), weight, bias, self.eps))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """The kernel can write rows of any format."""
+        """Return True: the kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -160,10 +161,10 @@ class NormsBuilder(BaseBuilder):
         scale: float = 1.0,
         groups: int = 1,
     ) -> ValueId:
-        """Return the RmsNorm of every row: [T, width of x]; eps defaults to the spec.
+        """Return the RmsNorm of every row: [T, width of x]. eps: by default as in the spec.
 
-        bare: the tensor of the weight is `name`, without the suffix ".weight".
-        groups: as in `RmsNorm`.
+        bare: the tensor of the weight is called `name`, without the suffix ".weight".
+        groups: number of equal parts of a row, each with a mean of its own.
         """
         width = self._width(x)
         if width % groups:
@@ -185,9 +186,9 @@ class NormsBuilder(BaseBuilder):
         parts: int = 1,
         eps: float | None = None,
     ) -> None:
-        """Apply RmsNorm to each of `parts` parts of x, in place; the first begins at `column`.
+        """Apply RmsNorm to each of `parts` parts of x, in place. The first part begins at `column`.
 
-        name: the name of the weight; None if the norm has no weight.
+        name: the name of the weight; None: the norm has no weight.
         """
         self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
         weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")
@@ -196,7 +197,7 @@ class NormsBuilder(BaseBuilder):
     def layer_norm(
         self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True
     ) -> ValueId:
-        """Return the LayerNorm of every row: [T, width of x]; eps defaults to the spec."""
+        """Return the LayerNorm of every row: [T, width of x]. eps: by default as in the spec."""
         width = self._width(x)
         weight = self._need(f"{name}.weight", (width,), "vector")
         shift = self._need(f"{name}.bias", (width,), "vector") if bias else None

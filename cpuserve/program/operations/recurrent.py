@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cpuserve.program.reference.recurrent import DeltaStates
 
 # Threads claim the work of a recurrent layer in units: some channels or heads of one sequence.
-# Units are small enough that every thread gets some, and large enough that claiming costs little.
+# Units are so small that every thread gets some, and so large that claims take little time.
 CONV_CHANNELS = 256  # the most channels in a unit of a short convolution
-STATE_HEADS = 8  # the most heads in a unit of Mamba2: the kernel reads this many states together
+STATE_HEADS = 8  # the most heads in a unit of Mamba2: its kernel reads 8 states together
 
 
 class DeltaSizes(TypedDict):
@@ -47,25 +47,26 @@ class GatedDelta(Op, frozen=True):
     tiled: value head i belongs to key head i % key_heads, otherwise to key head
       i // (value_heads / key_heads).
 
-    Queries, keys and values pass a causal convolution over `taps` tokens (weight `conv` [channels,
-    1, taps]; channels: all queries, all keys, all values) and SiLU; queries and keys are then
-    divided by their length, and queries by sqrt(key_width). With beta = sigmoid(b) and decay =
-    exp(-exp(a_log) softplus(a + dt_bias)), each value head has a state S [key_width, value_width]:
+    Queries, keys and values pass through a causal convolution over `taps` tokens (weight `conv`
+    [channels, 1, taps], where channels are all queries, all keys, all values) and SiLU.
+    Queries and keys are then divided by their length, and queries by sqrt(key_width).
+    With beta = sigmoid(b) and decay = exp(-exp(a_log) softplus(a + dt_bias)),
+    each value head has a state S [key_width, value_width]:
 
         S_t = decay S_(t-1) + k (x) u,  u = beta (v - decay S_(t-1)^T k),  o = S_t^T q
 
-    and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
-    transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
+    and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`.
+    Source: transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
 
-    conv: the weight, or one for each of queries, keys and values.
+    conv: the name of the convolution's weight, or three names: for queries, keys and values.
     beta: a factor of sigmoid(b).
     by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of all
-      rows of all states.
-    sigmoid: z is the argument of a sigmoid instead of SiLU.
+     rows of all states.
+    sigmoid: the gate of the norm is sigmoid(z) instead of silu(z).
     bound: if not 0, decay = exp(bound sigmoid(exp(a_log) (a + dt_bias))).
 
-    Source of these parameters: transformers modeling_kimi_linear (Kimi Linear, 2025),
-    modeling_olmo_hybrid, modeling_glm5_next.
+    Source of these parameters:
+    transformers modeling_kimi_linear (Kimi Linear, 2025), modeling_olmo_hybrid, modeling_glm5_next.
     """
 
     reads_of = ("x", "gates")
@@ -139,7 +140,7 @@ class GatedDelta(Op, frozen=True):
         return out
 
     def make_states(self, slots: int) -> DeltaStates:
-        """The states and open rows of the layer."""
+        """Return empty states and open rows of the layer."""
         from cpuserve.program.reference.attention import BLOCK
         from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
@@ -154,8 +155,8 @@ class ShortConv(Op, frozen=True):
 
     out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - (taps - 1 - j) dilation, column + c],
     where inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The
-    last inputs of a sequence are kept in state layer `state`, in `units` equal parts of the
-    channels.
+    are 0. weight [channels, 1, taps], bias [channels] or None.
+    State layer `state` keeps the last inputs of a sequence, in `units` equal parts of the channels.
     """
 
     claimed = True
@@ -198,7 +199,7 @@ class ShortConv(Op, frozen=True):
         return F.silu(out) if self.silu else out
 
     def make_states(self, slots: int) -> ConvInputs:
-        """Return `slots` empty state slots, for the last inputs that the next tokens need."""
+        """Return `slots` empty state slots for the last inputs, which the next tokens need."""
         from cpuserve.program.reference.mamba import ConvInputs
 
         return ConvInputs(self.channels, self.taps, slots, self.dilation)
@@ -266,7 +267,7 @@ class Mamba2(Op, frozen=True):
         return out
 
     def make_states(self, slots: int) -> Mamba2States:
-        """The states and open rows of the layer."""
+        """Return empty states and open rows of the layer."""
         from cpuserve.program.reference.mamba import Mamba2Shape, Mamba2States
 
         widths = (self.key_width, self.value_width)
@@ -275,11 +276,12 @@ class Mamba2(Op, frozen=True):
 
 
 def _delta_state(op: GatedDelta, channels: int) -> StateLayer:
-    """Return the state of a gated delta net, where a key head has `channels` channels.
+    """Return the sizes of the state of a gated delta net; a key head has `channels` channels.
 
-    A unit is a key head. It keeps the states of its value heads and the last inputs of its
-    channels. For every open token (after the closed state) it also keeps the key, u and decay of
-    each value head (or of each row of its state), and the inputs of the channels.
+    A unit is a key head.
+    It keeps the states of its value heads and the last inputs of its channels.
+    For every open token (a token after the closed state) it also keeps the key,
+    u and decay of each value head (or of each row of its state), and the inputs of the channels.
     """
     each = op.value_heads // op.key_heads
     closed = each * op.key_width * op.value_width + (op.taps - 1) * channels
@@ -317,9 +319,9 @@ class RecurrentBuilder(BaseBuilder):
         The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
         `GatedDelta` for the columns of x and gates, and for the other parameters.
 
-        split_conv: there are q_conv1d, k_conv1d and v_conv1d instead of conv1d.
-        norm: the name of the norm.
-        rates: the shape of A_log, if it is not a vector.
+        split_conv: there are weights q_conv1d, k_conv1d and v_conv1d instead of conv1d.
+        norm: the name of the norm's module in the layer.
+        rates: the shape of A_log, if it is not [value_heads].
         """
         if value_heads % key_heads or (by_row and value_heads != key_heads):
             msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
@@ -353,7 +355,10 @@ class RecurrentBuilder(BaseBuilder):
         return out
 
     def _conv_weights(self, name: str, convs: Mapping[str, int], taps: int) -> tuple[str, ...]:
-        """Declare the weights of convolutions {name: channels}; return them with full paths."""
+        """Declare the weights of convolutions {name: channels}.
+
+        Return the full names of the weights.
+        """
         return tuple(
             self._need(f"{name}.{conv}.weight", (channels, 1, taps), "table")
             for conv, channels in convs.items()
@@ -374,7 +379,9 @@ class RecurrentBuilder(BaseBuilder):
         """Return a causal convolution of columns of x over `taps` tokens: [T, channels].
 
         channels: the number of columns, from `column` on; by default all columns from there.
-        dilation: the tokens from one tap to the next; the taps are at most STATE_CHUNK tokens back.
+        dilation: the number of tokens from one tap to the next.
+        The first tap may be at most STATE_CHUNK
+         tokens back.
         """
         if (taps - 1) * dilation > STATE_CHUNK:
             msg = f"{name}: {taps} taps with dilation {dilation} are more than {STATE_CHUNK} back"
@@ -388,7 +395,8 @@ class RecurrentBuilder(BaseBuilder):
         self._ops.append(
             ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu, dilation)
         )
-        # A unit keeps the last inputs of its channels, and the inputs of all open tokens.
+        # A unit keeps the last inputs of its channels before the chunk,
+        # and the inputs of all open tokens.
         each = channels // units
         self._states.append(StateLayer(units, (taps - 1) * dilation * each, STATE_CHUNK * each))
         return out
@@ -410,8 +418,8 @@ class RecurrentBuilder(BaseBuilder):
 
         The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns of x.
 
-        steps: a value with the step size of each head in the columns from `column` on.
-        limits: the range of a step size.
+        steps: a value with the step size of each head, in the columns from `column` on.
+        limits: the smallest and the largest step size.
         """
         if heads % groups:
             msg = f"{name}: {heads} heads cannot form {groups} equal groups"
@@ -425,8 +433,8 @@ class RecurrentBuilder(BaseBuilder):
         each = largest_part(heads // groups, STATE_HEADS)
         sizes = (heads, groups, key_width, value_width, each, column)
         self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
-        # A unit keeps the states of some heads of a group. For every open token (after the closed
-        # state) it also keeps B, and u and decay of each head.
+        # A unit keeps the states of some heads of a group. For every open token (a token
+        # after the closed state) it also keeps B, and u and decay of each head.
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
         closed = each * key_width * value_width
         self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))

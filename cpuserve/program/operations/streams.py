@@ -22,12 +22,13 @@ class StreamWeights(Op, frozen=True):
     """Turn products of the streams into the weights of n streams around a layer, in place.
 
     x [T, n * width] has the streams. weights [T, n + n + n * n] is the product of a matrix and x.
-    With z = weights / sqrt(mean(x^2) + eps) * scales + base, the columns become: sigmoid(z) +
-    floor, the weight of each stream in the layer's input; 2 sigmoid(z), the weight of the layer's
-    output in each stream; and a matrix [n, n], where row j has the weights of stream j in the new
-    streams. Its rows are softmax(z) + floor. Then its columns and its rows are divided by (their
-    sum + floor) in turn, until its columns were divided `rounds` times. scales [3], base [n + n + n
-    * n]. Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
+    With z = weights / sqrt(mean(x^2) + eps) * scales + base, the columns become:
+    sigmoid(z) + floor, the weight of each stream in the layer's input;
+    2 sigmoid(z), the weight of the layer's output in each stream; and a matrix [n, n],
+    where row j has the weights of stream j in the new streams. Its rows are softmax(z) + floor.
+    Then its columns and its rows are divided by (their sum + floor) in turn,
+    until its columns were divided `rounds` times. scales [3], base [n + n + n * n].
+    Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
     """
 
     reads_of = ("x", "weights")
@@ -66,7 +67,7 @@ class StreamWeights(Op, frozen=True):
 
 
 class MergeStreams(Op, frozen=True):
-    """out = scale * sum over i of weights[:, i] * stream i of x; without weights, all are 1.
+    """out = scale * (sum over i of weights[:, i] * stream i of x); without weights, each is 1.
 
     x [T, streams * width], out [T, width].
     """
@@ -78,7 +79,7 @@ class MergeStreams(Op, frozen=True):
     scale: float = 1.0
 
     def reads(self) -> tuple[ValueId, ...]:
-        """x, and the weights if there are any."""
+        """Return x, and the weights if there are any."""
         return (self.x,) if self.weights is None else (self.x, self.weights)
 
     def lower(self, to: Lowering) -> None:
@@ -128,9 +129,9 @@ class SpreadStreams(Op, frozen=True):
 class GateStreams(Op, frozen=True):
     """Stream i of out [T, n * width] is sigmoid(g) values, with a gate g for each stream.
 
-    d = (stream i of keys) . (stream i of queries) / sqrt(width), and g has the sign of d and the
-    size sqrt(max(|d|, 1e-6)). keys and queries [T, n * width], values [T, width]. Source:
-    transformers modeling_qwen4_exp.
+    d = (stream i of keys) . (stream i of queries) / sqrt(width), and g has the sign of d
+    and the size sqrt(max(|d|, 1e-6)). keys and queries [T, n * width], values [T, width].
+    Source: transformers modeling_qwen4_exp.
     """
 
     reads_of = ("keys", "queries", "values")
@@ -170,7 +171,7 @@ class StreamsBuilder(BaseBuilder):
     ) -> None:
         """Turn `weights` [T, n (n + 2)] into the weights of the n streams of x, in place.
 
-        See `StreamWeights`. scales and base are the names of vectors.
+        See `StreamWeights`. scales, base: the names of vectors.
         """
         columns = self._width(weights)
         streams = next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == columns), 0)
@@ -186,9 +187,9 @@ class StreamsBuilder(BaseBuilder):
     def merge_streams(
         self, x: ValueId, width: int, *, weights: ValueId | None = None, scale: float = 1.0
     ) -> ValueId:
-        """Return scale * the sum of the streams of x, each `width` wide: [T, width].
+        """Return scale * (the sum of the streams of x, each `width` wide): [T, width].
 
-        weights: each stream is multiplied by one of its first columns.
+        weights: a value with the factor of stream i in column i; None: all factors are 1.
         """
         streams = self._streams(x, width)
         if weights is not None:
@@ -200,13 +201,13 @@ class StreamsBuilder(BaseBuilder):
     def spread_streams(
         self, y: ValueId, weights: ValueId, *, to: ValueId, mixed: bool = False
     ) -> None:
-        """Add y to each stream of `to`, in place; mixed: `weights` come from stream_weights."""
+        """Add y to each stream of `to`, in place; mixed: `weights` are from stream_weights."""
         streams = self._streams(to, self._width(y))
         self._check_width("weights", weights, streams * (streams + 2) if mixed else streams)
         self._ops.append(SpreadStreams(to, y, weights, self._width(y), mixed))
 
     def gate_streams(self, keys: ValueId, queries: ValueId, values: ValueId) -> ValueId:
-        """Return `values` in each stream, gated by the keys and queries of the stream."""
+        """Return `values` in each stream, times a gate from the keys and queries of the stream."""
         width = self._width(values)
         streams = self._streams(keys, width)
         self._check_width("gate_streams: queries", queries, streams * width)

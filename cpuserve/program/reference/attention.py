@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 32  # tokens of a KV block, kBlock
-CHUNK = 256  # keys of an attention chunk, kChunk
-QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
-# Storage dtype of each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
+BLOCK = 32  # tokens of a KV block (kBlock in C++)
+CHUNK = 256  # keys of an attention chunk (kChunk in C++)
+QUERIES_AT_ONCE = 128  # of one sequence; limits the memory of scores [queries, heads, keys]
+# The storage dtype for each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
 KV_DTYPES = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -17,30 +17,30 @@ KV_DTYPES = {
     "fp8_e4m3": torch.uint8,
     "fp8_e5m2": torch.uint8,
 }
-MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
+MIXED_KV = ("int8",)  # these types store keys times a Hadamard matrix
 SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code of each type
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def visible(distance: Tensor, window: int, *, causal: bool) -> Tensor:
-    """Return the mask [n, keys] of the keys that a query may see.
+    """Return a mask [n, keys] that is True for the keys that a query may see.
 
     distance: query position - key position, [n, keys].
-    window: tokens, 0 = no limit.
+    window: a query sees keys less than this many tokens away (0 = no limit).
     """
     if not causal:
-        distance = distance.abs()  # a window reaches to both sides
+        distance = distance.abs()  # the window of an encoder reaches to both sides
     seen = distance >= 0
     return seen & (distance < window) if window else seen
 
 
 def mix_width(head_dim: int) -> int:
-    """Size of the Hadamard matrix of `mix`: the largest power of two that divides head_dim."""
+    """Return the size of the Hadamard matrix of `mix`: the largest 2^n that divides head_dim."""
     return head_dim & -head_dim
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return x [T, heads, d] with each block of mix_width(d) columns times a Hadamard matrix.
+    """Multiply each block of mix_width(d) columns of x [T, heads, d] by a Hadamard matrix.
 
     The matrix has the entries 1 and -1.
     """
@@ -66,11 +66,12 @@ def chunked_softmax(
     round_p: bool = False,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """softmax(s) v, computed separately for each chunk of 256 keys and merged in ascending order.
+    """Return softmax(s) v, computed for each chunk of 256 keys and merged in ascending order.
 
-    s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None. With
-    round_p, P is rounded to bf16 before it is multiplied with V, and after the multiplication with
-    v_scale [keys, heads], if any. The denominators use P in fp32 without v_scale.
+    s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None.
+    With round_p, the probabilities are rounded to bf16
+    after they were multiplied by v_scale [keys, heads], if any, and before they multiply v.
+    The denominators use fp32 probabilities without v_scale.
     """
     n, heads, keys = s.shape
     top = torch.full((n, heads, 1), -torch.inf) if sink is None else sink

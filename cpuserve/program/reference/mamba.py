@@ -17,9 +17,9 @@ from cpuserve.program.reference.recurrent import ChunkRows
 
 
 class ConvInputs:
-    """The inputs that a short convolution keeps in each state slot.
+    """The inputs of a short convolution that each state slot keeps.
 
-    They are the last inputs before the chunk (16 tokens), and one input for each open token.
+    They are the last inputs before the chunk of 16 tokens, and the input of each open token.
     """
 
     def __init__(self, channels: int, taps: int, slots: int, dilation: int = 1) -> None:
@@ -48,7 +48,7 @@ class ConvInputs:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The weights of a Mamba2 layer in fp32; fields are as in the op."""
+    """The weights of a Mamba2 layer in fp32; its fields are the weights of the op Mamba2."""
 
     a_log: Tensor
     dt_bias: Tensor
@@ -57,7 +57,10 @@ class Mamba2Weights:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """The sizes of a Mamba2 layer and the limits of its steps; fields are as in the op."""
+    """The sizes of a Mamba2 layer and the limits of its step sizes.
+
+    Its fields are fields of Mamba2.
+    """
 
     heads: int
     groups: int
@@ -68,10 +71,10 @@ class Mamba2Shape:
 
 
 class Mamba2States:
-    """The states of one Mamba2 layer, by state slot, and its computation.
+    """The states of one Mamba2 layer in each state slot, and its computation.
 
-    For an open token, the layer keeps B, u = dt x, and G, the sum of -exp(a_log) dt since the chunk
-    began. With the closed state S, the output of token t is
+    For an open token, the layer keeps B, u = dt x, and G, the sum of -exp(a_log) dt
+    since the chunk began. With the closed state S, the output of token t is
 
         o_t = exp(G_t) S^T C_t + sum over i <= t of exp(G_t - G_i) (B_i . C_t) u_i + d x_t
     """
@@ -84,7 +87,7 @@ class Mamba2States:
         self._decays = torch.zeros(slots, STATE_CHUNK, op.heads)
 
     def closed(self, slot: int) -> tuple[Tensor, ...]:
-        """A view of the closed state in a slot."""
+        """Return a view of the closed state in a state slot."""
         return (self._state[slot],)
 
     def run(self, x: Tensor, steps: Tensor, part: ChunkRows, w: Mamba2Weights) -> Tensor:

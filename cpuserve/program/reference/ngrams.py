@@ -12,9 +12,9 @@ from cpuserve.program.reference.recurrent import ChunkRows
 class LastIds:
     """The token ids that each state slot keeps.
 
-    They are the last ids before the chunk (16 tokens), and the id of each token since then.
+    They are the last ids before the chunk of 16 tokens, and the id of each later token.
 
-    An id is stored plus 1; a token before the sequence is 0.
+    A stored number is the id + 1, or 0 for a token before the sequence.
     """
 
     def __init__(self, kept: int, slots: int) -> None:

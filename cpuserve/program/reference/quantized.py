@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-GROUP = 32  # weights that share a scale in the GGUF formats
+GROUP = 32  # weights that share a scale in GGUF formats
 GROUP128 = 128  # inputs that share a scale in rows of format q8g128
 GROUP256 = 256  # inputs that share a scale in rows of format q8g256
-ROWS_AT_ONCE = 4096  # rows of a 16-bit matrix converted to fp32 at a time; limits memory
+ROWS_AT_ONCE = 4096  # rows of a 16-bit matrix that are fp32 at the same time; limits memory
 
 
 @dataclass(frozen=True, slots=True)
 class QuantMatrix:
     """A matrix quantized in groups along k: w = scale * (codes - zero) + minimum.
 
-    codes [n, k] uint8, or bf16 if they are floats; scale and minimum (or None) [n, groups] fp32,
-    each for `group` weights; the last group of a row may be shorter. order [k]: column i of the
-    codes multiplies input order[i] (None: input i).
+    codes [n, k] are uint8, or bf16 if the codes are floats. scale and minimum (or None) are fp32
+    [n, groups], each for `group` weights; the last group of a row may be shorter. order [k]:
+    column i of the codes multiplies input order[i] (None: input i).
     """
 
     codes: Tensor
@@ -33,11 +33,11 @@ class QuantMatrix:
 
     @property
     def shape(self) -> torch.Size:
-        """[n, k]."""
+        """Return the shape [n, k]."""
         return self.codes.shape
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        """Rows of the matrix in fp32."""
+        """Return rows of the matrix in fp32."""
         out = (self.codes[index].float() - self.zero) * self._spread(self.scale[index])
         if self.minimum is not None:
             out += self._spread(self.minimum[index])
@@ -51,29 +51,31 @@ Matrix: TypeAlias = Tensor | QuantMatrix
 
 
 def row_blocks(weight: Matrix) -> list[slice]:
-    """Ranges of at most ROWS_AT_ONCE rows, which are converted to fp32 one after another."""
+    """Return ranges of at most ROWS_AT_ONCE rows, which are converted to fp32 one after another."""
     return [slice(a, a + ROWS_AT_ONCE) for a in range(0, weight.shape[0], ROWS_AT_ONCE)]
 
 
 def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize rows x to int8 with a scale per `group` inputs.
+    """Quantize rows x to int8 with one scale for each `group` inputs.
 
     Returns (q [T, groups, group], scale [T, groups], sum of q [T, groups]).
     """
     x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
     amax = x.abs().amax(dim=2)
-    # torch computes number / tensor as number * (1 / tensor), which rounds twice: use two tensors.
+    # torch computes number / tensor as number * (1 / tensor),
+    # which rounds twice, so use two tensors.
     inverse = torch.where(amax > 0, torch.tensor(127.0) / amax, 0.0)
     q = torch.round(x * inverse[..., None])
     return q, amax / 127.0, q.sum(dim=2)
 
 
 def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """Return x W^T for weight kinds with groups (table/weights.h), summed in order of the groups.
+    """Return x W^T for weight kinds with groups (table/weights.h), summed in group order.
 
-    `group` inputs of x share a scale. Sums of products of int8 and codes stay below 2^24, so they
-    are exact in fp32. A fused multiply-add is emulated as an fp64 product and sum, rounded once to
-    fp32. Kernels sum the groups of a block of 256 in integers: one rounding instead of 8 or 16.
+    `group` inputs of x share a scale.
+    Sums of products of int8 and codes stay below 2^24, so they are exact in fp32.
+    A fused multiply-add is emulated as an fp64 product and sum that is rounded once to fp32.
+    Kernels sum the groups of a block of 256 in integers, and round once instead of 8 or 16 times.
     """
     q, x_scale, _ = quantize_rows(x, group)
     parts = q.shape[2] // weight.group
@@ -91,7 +93,7 @@ def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
 
 
 def multiply_channel(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """Return x W^T for w8_channel (group 0: a scale per row of x) and w8_channel_g128."""
+    """Return x W^T for w8_channel (group 0: one scale for each row of x) and w8_channel_g128."""
     q, x_scale, _ = quantize_rows(x, group or x.shape[1])
     codes = centered(weight, group or x.shape[1])
     if not group:

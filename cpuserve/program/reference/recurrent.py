@@ -19,10 +19,9 @@ LENGTH_EPS = 1e-6  # added to the squared length of a query or key
 class ChunkRows:
     """Rows [first, end) of a sequence in a step, which are all in one chunk of STATE_CHUNK tokens.
 
-    `slot` already has the first `num_open` rows of the chunk.
+    State slot `slot` already has the first `num_open` rows of the chunk.
 
-    closed: the slot with the state at the beginning of the chunk, -1 at the beginning of a
-      sequence.
+    closed: the state slot with the state before the chunk, or -1 at the beginning of a sequence.
     """
 
     first: int
@@ -33,14 +32,14 @@ class ChunkRows:
 
     @property
     def closes(self) -> bool:
-        """Whether the rows fill the chunk."""
+        """Return whether the chunk is full after these rows."""
         return self.num_open + self.end - self.first == STATE_CHUNK
 
 
 def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterator[ChunkRows]:
-    """Yield the n rows of tokens start, start + 1... of a sequence, chunk by chunk.
+    """Yield the n rows of tokens `start`, `start` + 1 and so on of a sequence, chunk by chunk.
 
-    table: the state slot of each block of `block` tokens, `gone` for a block without a slot.
+    table: the state slot of each block of `block` tokens; `gone` for a block without a slot.
     """
     done = 0
     while done < n:
@@ -55,7 +54,7 @@ def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """The weights of a GatedDelta layer in fp32; fields are as in the op."""
+    """The weights of a GatedDelta layer in fp32; its fields are weights of the op."""
 
     conv: Tensor
     a_log: Tensor
@@ -65,7 +64,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The sizes of a GatedDelta layer; fields are as in the op."""
+    """The sizes of a GatedDelta layer; its fields are fields of the op GatedDelta."""
 
     key_heads: int
     value_heads: int
@@ -81,19 +80,20 @@ class DeltaShape:
 
 
 class DeltaStates:
-    """The states of one GatedDelta layer, by state slot, and its computation.
+    """The states of one GatedDelta layer in each state slot, and its computation.
 
-    The state at the last multiple of 16 tokens is closed. For each token since then ("open rows"),
-    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. A token reads
-    the closed state S once, and adds a sum over the open rows in ascending order:
+    The state after the last multiple of 16 tokens is closed. For each later token (an "open row"),
+    the layer keeps its key, u, cumulated log decay G and inputs of the convolution.
+    A token reads the closed state S once, and adds a sum over the open rows in ascending order:
 
         u_t = beta_t (v_t - mem_t)
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 
-    The output o_t is computed like mem_t, with q_t instead of k_t and for i <= t. If each row of
-    the state has a decay of its own, G is a vector: exp(G_t) multiplies the elements of k_t and
-    q_t, and exp(G_t - G_i) the elements of k_i. The result does not depend on how a sequence is
-    divided into steps, and the rows of rejected draft tokens can be dropped.
+    The output o_t is computed like mem_t, with q_t instead of k_t and for i <= t.
+    If each row of the state has a decay of its own, G is a vector:
+    exp(G_t) multiplies the elements of k_t and q_t, and exp(G_t - G_i) the elements of k_i.
+    The result does not depend on how a sequence is divided into steps,
+    and the rows of rejected draft tokens can be dropped.
     """
 
     def __init__(self, op: DeltaShape, slots: int, block: int) -> None:
@@ -109,13 +109,13 @@ class DeltaStates:
         self._decays = torch.zeros(slots, STATE_CHUNK, op.value_heads, rows)
 
     def closed(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Views of the closed state in a slot, and of the inputs of the convolution before it."""
+        """Return views of the closed state in a slot, and of the convolution inputs before it."""
         return self._state[slot], self._tail[slot]
 
     def run(
         self, x: Tensor, gates: Tensor, start: int, table: Int32, gone: int, w: DeltaWeights
     ) -> Tensor:
-        """Return the output [n, value_heads * value_width] for tokens start, start + 1... .
+        """Return the output [n, value_heads * value_width] for tokens start, start + 1, ...
 
         table: the state slot of each block of the sequence, `gone` for a block without a slot.
         """
@@ -146,9 +146,11 @@ class DeltaStates:
         g: Tensor,
         conv: Tensor,
     ) -> Tensor:
-        """Return the output of rows that follow `num_open` rows in `slot`; closes a full chunk.
+        """Return the output of rows that follow the `num_open` rows in state slot `slot`.
 
-        closed: the slot of the closed state, -1 at the beginning of a sequence.
+        Close a full chunk.
+
+        closed: the state slot of the closed state, or -1 at the beginning of a sequence.
         """
         op, n = self._op, len(x)
         end = num_open + n
@@ -185,7 +187,7 @@ class DeltaStates:
         return out
 
     def _for_values(self, x: Tensor) -> Tensor:
-        """Expand x [n, key_heads, ...] to [n, value_heads, ...]."""
+        """Repeat each key head of x for its value heads: [n, value_heads, ...]."""
         each = self._each
         return x.repeat(1, each, 1) if self._op.tiled else x.repeat_interleave(each, dim=1)
 

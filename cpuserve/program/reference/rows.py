@@ -12,7 +12,7 @@ from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Then
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
@@ -24,7 +24,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, then: Then) -> Tensor:
-    """The activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
+    """Apply the activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
     if then.endswith("_mul"):
         gate, up = x.chunk(2, dim=1)
         if then == "clamped_swiglu_mul":
@@ -43,5 +43,5 @@ def activate(x: Tensor, then: Then) -> Tensor:
 
 
 def soften(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), or x if cap is 0."""
+    """Return cap * tanh(x / cap), or x if cap is 0."""
     return cap * torch.tanh(x / cap) if cap > 0 else x
