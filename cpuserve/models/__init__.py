@@ -1,4 +1,4 @@
-"""Model families: maps an architecture of config.json to a model's hyperparameters and Program."""
+"""Model families: from an architecture of config.json to hyperparameters and a Program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "cpuserve.models"
-# Models of images and text, and the architecture of their text part, which is served.
+# Models of images and text, each with the architecture of its text part, which is served.
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
@@ -45,7 +45,7 @@ TEXT_PARTS = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "Qwen4ExpForConditionalGeneration": "Qwen4ExpForCausalLM",
 }
-# Other parts for text of such a model, by the model_type of the part.
+# Other text parts of such models, by the model_type of the part.
 TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": {
         "ministral3": "Ministral3ForCausalLM",
@@ -55,13 +55,13 @@ TEXT_TYPES = {
 
 
 def find_model(architecture: str) -> type[ModelDef] | None:
-    """The family of `architecture`: built in, registered, or from an installed package; else None.
+    """Return the family of `architecture`: built-in, registered, or of a plug-in; else None.
 
-    A package offers a family as an entry point of group "cpuserve.models" named after the
-    architecture. Reading entry points is slow, so it happens only for otherwise unknown
-    architectures.
+    A plug-in offers a family
+    by an entry point of group "cpuserve.models" with the name of the architecture.
+    Reading entry points is slow, so it happens only for architectures that are not known otherwise.
 
-    Raises ModelError if packages claim the architecture but none of them can serve it.
+    Raises ModelError if plug-ins claim the architecture but none of them can serve it.
     """
     found = MODELS.get(_with_head(architecture) if has_no_head(architecture) else architecture)
     if found is not None:
@@ -79,7 +79,7 @@ def find_model(architecture: str) -> type[ModelDef] | None:
 
 
 def has_no_head(architecture: str) -> bool:
-    """Whether it is a known architecture without its output head, such as "Qwen3Model"."""
+    """Return whether it is a known architecture without its output head, such as "Qwen3Model"."""
     return MODELS.get(architecture) is None and MODELS.get(_with_head(architecture)) is not None
 
 
@@ -88,13 +88,13 @@ def _with_head(architecture: str) -> str:
 
 
 def plugin_notes() -> list[str]:
-    """One line for each plug-in that is refused because its name is taken; imports no plug-in."""
+    """Return a line for each plug-in refused because its name is taken; imports no plug-in."""
     refused = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN).refused
     return [f"architecture {name}: {why}" for name, why in refused.items()]
 
 
 def _supported(wanted: str = "") -> str:
-    """The end of an error: architectures spelled almost like `wanted`, and where all are listed."""
+    """Return the end of an error: architectures spelled like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
     names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
     return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
@@ -105,11 +105,12 @@ def _faults(family: object) -> str:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first entry of "architectures" in a config.json; ModelError if there is none.
+    """Return the first entry of "architectures" in a config.json; ModelError if there is none.
 
-    For a model of images and text, it is the architecture of the part for text; for a model with a
-    head, such as a reranker, the architecture of the model below the head. In the published config
-    of jina-embeddings v3 the first entry is RoBERTa.
+    For a model of images and text, returns the architecture of the text part.
+    For a model with a head, such
+    as a reranker, returns the architecture of the model below the head.
+    In the published config of jina-embeddings v3 the first entry is RoBERTa.
     """
     names = read_architectures(config)
     if not names:
@@ -127,15 +128,16 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The hyperparameters of the model that a Hugging Face style config describes.
+    """Return the hyperparameters of the model that a Hugging Face style config describes.
 
-    Raises ModelError for an unknown architecture (it says which ones are supported) and for a value
-    that is missing or out of range.
+    Raises ModelError for an unknown architecture (the message has the supported ones),
+    and for a value that is missing or out of range.
     """
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
-        # Ids of special tokens, and the dtype, may be in the outer config alone. If that config has
-        # tie_word_embeddings, it decides, because the head belongs to the whole model.
+        # Ids of special tokens, and the dtype, may be only in the outer config.
+        # If the outer config has tie_word_embeddings, that value is used,
+        # because the head belongs to the whole model.
         own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
         tied = config.get("tie_word_embeddings")
         config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}
@@ -143,7 +145,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def build_program(spec: ModelSpec) -> Program:
-    """The Program of a model with these hyperparameters."""
+    """Return the Program of a model with the hyperparameters `spec`."""
     from cpuserve.program.builder import Builder
 
     builder = Builder(spec)

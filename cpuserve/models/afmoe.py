@@ -28,7 +28,7 @@ class Afmoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an AFMoE config."""
+        """Return the hyperparameters in an AFMoE config."""
         every = read_int(config, "global_attn_every_n_layers", 4)
         window = read_int(config, "sliding_window", 1024)
         windows = read_windows(config, window, default=lambda i: (i + 1) % every > 0)
@@ -54,12 +54,12 @@ class Afmoe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=_attention, norms=NORMS, mlp=_mlp)
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """Return the attention of h, each head multiplied by the sigmoid of a linear of h."""
+    """Return the attention of h, where the sigmoid of a linear of h multiplies each column."""
     a = attend(b, s, layer, h, qk_norm=True)
     gates = b.linear(
         h, f"model.layers.{layer}.self_attn.gate_proj", features=s.q_heads * s.head_dim
@@ -69,7 +69,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
-    """Return the layer's experts of h and the shared expert; a plain MLP in the first layers."""
+    """Return the layer's experts of h plus the shared expert; a plain MLP in the first layers."""
     if layer < cast("int", s.extra["dense_layers"]):
         return plain_mlp(b, s, layer, h, to)
     at = f"model.layers.{layer}.mlp"

@@ -31,7 +31,7 @@ class Apertus:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an Apertus config."""
+        """Return the hyperparameters in an Apertus config."""
         read_choice(config, "hidden_act", "xielu", {"xielu": "xielu"})
         if not any(config.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")):
             config = {**config, "rope_parameters": _ROPE}
@@ -42,13 +42,13 @@ class Apertus:
             positions=65536,
             qkv_bias=bias,
             out_bias=bias,
-            # Only configs of GGUF files have this key: the parameters of each layer's activation.
+            # Only configs of GGUF files have this key, with the parameters of xIELU for each layer.
             extra={"xielu": config.get("xielu", ())},
         )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS, mlp=_mlp)
 
 

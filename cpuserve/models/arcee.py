@@ -19,7 +19,7 @@ class Arcee:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an Arcee config."""
+        """Return the hyperparameters in an Arcee config."""
         read_choice(config, "hidden_act", "relu2", {"relu2": "relu2"})
         bias = read_bool(config, "attention_bias", False)
         return read_decoder(
@@ -33,7 +33,7 @@ class Arcee:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, mlp=_mlp)
 
 
@@ -42,6 +42,6 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 
 def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x: ValueId) -> None:
-    """Add to x: down(relu(up(h)) ** 2), of the matrices below `at`."""
+    """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `at`."""
     u = b.linear(h, f"{at}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
     b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x)

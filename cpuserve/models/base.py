@@ -1,4 +1,4 @@
-"""The interface of a model family, the built-in families, and how another is registered."""
+"""The interface of a model family, the built-in families, and the registration of others."""
 
 from __future__ import annotations
 
@@ -93,14 +93,15 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Architectures that run neither here nor through transformers, and the reason in a sentence.
+# Architectures that run neither here nor through transformers, with the reason in a sentence.
 _ALIBI = (
     "its attention has linear biases in both directions (ALiBi); of its kind, jina-embeddings v3 "
     "and v5 run"
 )
 REFUSED = {"JinaBertForMaskedLM": _ALIBI, "JinaBertModel": _ALIBI}
-# Classifiers of texts, and the architecture of the model below the head. Those of one label are
-# rerankers, which score pairs of texts. The heads are read by loader/ranking.py.
+# Classifiers of texts, each with the architecture of the model below the head.
+# Classifiers with one label are rerankers,
+# which score pairs of texts. loader/ranking.py reads the heads.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
     "ModernBertForSequenceClassification": "ModernBertModel",
@@ -108,12 +109,12 @@ RERANKERS = {
     "RobertaForSequenceClassification": "RobertaModel",
     "XLMRobertaForSequenceClassification": "XLMRobertaModel",
 }
-# Classifiers of texts that are no rerankers: with one label they are reward models.
+# Classifiers of texts that are not rerankers: with one label they are reward models.
 CLASSIFIERS = {
     "LlamaForSequenceClassification": "LlamaForCausalLM",
     "Qwen2ForSequenceClassification": "Qwen2ForCausalLM",
 }
-# Classifiers of tokens.
+# Classifiers of single tokens.
 TAGGERS = {
     "BertForTokenClassification": "BertModel",
     "LlamaForTokenClassification": "LlamaForCausalLM",
@@ -123,33 +124,34 @@ TAGGERS = {
     "RobertaForTokenClassification": "RobertaModel",
     "XLMRobertaForTokenClassification": "XLMRobertaModel",
 }
-# Models that predict masked tokens, and the architecture below the head. Their vectors over the
-# vocabulary are sparse embeddings (SPLADE).
+# Models that predict masked tokens, each with the architecture below the head.
+# Their vectors over the vocabulary are sparse embeddings (SPLADE).
 MASKED = {
     "BertForMaskedLM": "BertModel",
     "DistilBertForMaskedLM": "DistilBertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
 }
-# The linear of the heads of decoders, which no op reads.
+# The linear of the classifier heads of decoders, which no op reads.
 DECODER_HEAD = ("score.weight", "score.bias")
-# The architectures of rerankers that are read from GGUF files, and the linears and norms of a head.
+# The architectures of rerankers that are read from GGUF files,
+# and linears and norms of their heads.
 GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
 GGUF_HEAD = ("cls", "cls.norm", "cls.output")
-# Families with rerankers that generate "yes" or "no" (Qwen3-Reranker).
+# Families that have rerankers which generate "yes" or "no" (Qwen3-Reranker).
 JUDGES = ("Qwen3ForCausalLM",)
 
 
 class ModelDef(Protocol):
-    """One model family: reads its hyperparameters and builds its Program."""
+    """One model family: it reads hyperparameters from a config and builds a Program."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Hugging Face config; ModelError for an invalid value."""
+        """Return the hyperparameters in a Hugging Face config; ModelError for an invalid value."""
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of a model with hyperparameters `s` to `b`."""
+        """Append the operations of a model with hyperparameters `s` to its builder `b`."""
 
 
 MODELS: Registry[type[ModelDef]] = Registry("model architecture", BUILTIN)
@@ -158,7 +160,7 @@ T = TypeVar("T", bound=type[ModelDef])
 
 
 def register_model(*architectures: str) -> Callable[[T], T]:
-    """Class decorator that registers a family for these architectures of config.json."""
+    """Return a class decorator that registers a family for these architectures of config.json."""
 
     def add(family: T) -> T:
         MODELS.register(*architectures)(family)

@@ -21,16 +21,16 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-POOLER = "pooler.dense"  # a linear of the first token's vector; embeddings do not use it
-# The linears of BGE-M3's further heads: a weight of each token, and a vector of its own.
+POOLER = "pooler.dense"  # a linear of the first token's vector, which embeddings do not use
+# The linears of two more heads of BGE-M3: a weight for each token, and a vector for each token.
 SPARSE, COLBERT = "sparse_linear", "colbert_linear"
-HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears in heads of classifiers
+HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears of classifier heads
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
 
 
 def reads_types(config: Mapping[str, Any]) -> bool:
-    """Whether the tokens of the model have types, for pairs of texts; see quant/token_types.py."""
+    """Return whether tokens have types, which pairs of texts need; see quant/token_types.py."""
     pairs = "BertForSequenceClassification" in read_architectures(config)
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
@@ -45,13 +45,13 @@ class Bert:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a BERT config."""
+        """Return the hyperparameters in a BERT config."""
         spec = _spec(config, "BertModel", offset=0)
         return replace(spec, vocab=2 * spec.vocab) if reads_types(config) else spec
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         types, offset = cast("int", s.extra["types"]), cast("int", s.extra["offset"])
         x = b.embed(WORDS)
         b.position_embed(
@@ -79,10 +79,10 @@ class Roberta:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a RoBERTa config.
+        """Return the hyperparameters in a RoBERTa config.
 
-        Its max_position_embeddings counts all rows of the table, and the first pad_token_id + 1
-        rows are not used for positions.
+        max_position_embeddings in the config is the number of rows of the position table;
+        the first pad_token_id + 1 rows are not used for positions.
         """
         offset = read_int(config, "pad_token_id", 1, low=0) + 1
         rows = read_int(config, "max_position_embeddings", 512)
@@ -93,16 +93,16 @@ class Roberta:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         Bert.build(b, s)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedHead:
-    """The tensors of a head for masked tokens: a linear, a norm, and logits over the vocabulary.
+    """The tensors of a head that predicts masked tokens: a linear, a norm, and the logits.
 
-    bias: the name of the logits' bias without ".bias"; matrix: the name of their matrix, unless it
-    is the table of embeddings.
+    bias: the name of the bias of the logits, without ".bias".
+    matrix: the name of the matrix of the logits, if it is not the embedding table.
     """
 
     dense: str
@@ -123,9 +123,9 @@ MASKED_HEADS = {
 
 
 def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: Then) -> ValueId:
-    """Append the head of a lexical model, and return max(logits, 0) [T, vocab]; else return x.
+    """Append the head of a lexical model and return max(logits, 0) [T, vocab]; else return x.
 
-    then: the activation of the head's first linear.
+    then: the activation of the first linear of the head.
     """
     leave_linears(b, head.dense, head.norm, head.bias, head.matrix, "cls.seq_relationship")
     if not s.lexical:
@@ -137,7 +137,7 @@ def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: T
 
 
 def leave_linears(b: Builder, *names: str) -> None:
-    """Allow checkpoints to have these linears or norms of heads, although no op reads them."""
+    """Allow checkpoints to have linears or norms `names` of a head, although no op reads them."""
     b.leave(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
 
 
@@ -182,7 +182,7 @@ def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Append x = norm(x + attention(x)), and return norm(x + mlp(x)); the value x changes."""
+    """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x))."""
     names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
     qkv = b.linear(x, names, features=s.width, bias=s.qkv_bias)
     b.linear(b.attend_both_sides(qkv), f"{at}.attention.output.dense", bias=s.out_bias, add_to=x)

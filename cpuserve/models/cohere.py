@@ -20,14 +20,14 @@ class Cohere:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Cohere config."""
+        """Return the hyperparameters in a Cohere config."""
         if read_bool(config, "use_qk_norm", False):
             refuse("use_qk_norm", True, "false: norms of each head (Command R+) are not supported")
         return read_cohere({"rope_theta": 500000.0, **config}, "CohereForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s)
 
 
@@ -40,7 +40,7 @@ class Cohere2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Cohere 2 config."""
+        """Return the hyperparameters in a Cohere 2 config."""
         pattern = read_int(config, "sliding_window_pattern", 4)
         window = read_int(config, "sliding_window", 4096, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
@@ -50,7 +50,7 @@ class Cohere2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s)
 
 
@@ -77,7 +77,7 @@ def read_cohere(
 
 
 def cohere_norm(b: Builder, x: ValueId, name: str) -> ValueId:
-    """A layer norm without bias."""
+    """Return the layer norm of x, without bias."""
     return b.layer_norm(x, name, bias=False)
 
 

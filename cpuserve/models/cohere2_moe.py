@@ -51,7 +51,7 @@ class Cohere2Moe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         norm = rms_norm if s.extra["rms"] else cohere_norm
         build_decoder(b, s, attention=paired_attention, mlp=_mlp, norm=norm, parallel=True)
 
@@ -59,10 +59,12 @@ class Cohere2Moe:
 def _read_windows(
     config: Mapping[str, Any], first: int, dense: tuple[int, ...]
 ) -> dict[str, object]:
-    """The windows of the layers, and the layers without a RoPE.
+    """Return the entries of ModelSpec.extra for windows of layers and for layers without a RoPE.
 
-    The `first` layers have a pattern of their own. Layers without a window have no RoPE, except
-    dense ones in models where none of the first layers has a window.
+    first: this many first layers have a pattern of windows of their own.
+
+    Layers without a window have no RoPE.
+    An exception are layers with a dense MLP in models where none of the first layers has a window.
     """
     prefix = read_int(config, "prefix_dense_sliding_window_pattern", 1)
     pattern = read_int(config, "sliding_window_pattern", 4)
@@ -77,7 +79,7 @@ def _read_windows(
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x: the layer's experts and shared experts, the mean of both, or a plain MLP."""
+    """Add to x the layer's experts and shared experts of h, or their mean, or a plain MLP."""
     at, shared = f"model.layers.{layer}.mlp", cast("int", s.extra["shared_width"])
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         gated_mlp(b, s, at, h, cast("int", s.extra["dense_width"]), to=x)

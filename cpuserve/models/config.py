@@ -1,4 +1,4 @@
-"""Readers for values of a config.json; each checks its range and raises a one-line ModelError."""
+"""Readers for values of a config.json. Each checks the range and raises a one-line ModelError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def refuse(key: str, value: object, want: str) -> NoReturn:
-    """Raise the ModelError for an invalid `value` of `key` in config.json."""
+    """Raise ModelError: `value` of `key` in config.json is invalid; `want` describes valid ones."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     msg = f"config.json: {key} is {shown}, but it must be {want}"
@@ -29,7 +29,7 @@ def read_int(
     low: int = 1,
     high: int = MAX_INT32,
 ) -> int:
-    """Return config[key] as an integer in [low, high]; `default`, if any, for a missing key."""
+    """Return config[key] as an integer in [low, high], or `default` if the key is missing."""
     value = config.get(key)
     if value is None and default is not None:
         value = default
@@ -41,7 +41,7 @@ def read_int(
 
 
 def read_taps(config: Mapping[str, Any], key: str, default: int) -> int:
-    """Return config[key], the number of tokens that a short convolution covers."""
+    """Return config[key], the number of tokens that a short convolution covers (its taps)."""
     return read_int(config, key, default, low=2, high=MOST_TAPS)
 
 
@@ -53,7 +53,7 @@ def read_float(
     low: float = 0.0,
     high: float = math.inf,
 ) -> float:
-    """config[key] as a finite number in (low, high]; `default`, if any, for a missing key."""
+    """Return config[key] as a finite number in (low, high], or `default` if the key is missing."""
     value = config.get(key)
     if value is None and default is not None:
         value = default
@@ -66,7 +66,7 @@ def read_float(
 
 
 def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """config[key] as true or false; `default` if the key is missing or null."""
+    """Return config[key] as a bool, or `default` if the key is missing or null."""
     value = config.get(key)
     if value is None:
         return default
@@ -88,23 +88,23 @@ def read_choice(
 
 
 def read_ids(config: Mapping[str, Any], key: str, vocab: int) -> tuple[int, ...]:
-    """config[key] as a tuple of ids; the value may be a token id, a list of token ids or null."""
+    """Return config[key] as a tuple of token ids; it may be an id, a list of ids or null."""
     value = config.get(key)
     ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for id_ in ids:
         if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < MAX_INT32:
             refuse(key, value, "a token id, a list of token ids or null")
-    # Some published configs contain an id beyond the vocabulary, which no step can generate.
+    # Some published configs have an id beyond the vocabulary, which no step can generate.
     return tuple(id_ for id_ in ids if id_ < vocab)
 
 
 def read_windows(
     config: Mapping[str, Any], window: int, default: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """Return each layer's window: `window` if layer_types says "sliding_attention", else 0.
+    """Return the window of each layer: `window` if layer_types says "sliding_attention", else 0.
 
-    default: whether a layer has a window, if the config has no layer_types.
-    window: the number of keys, 0 = none.
+    default: whether a layer has a window if the config has no layer_types.
+    window: the number of keys in a window, 0 = no window.
 
     Raises:
         ModelError: sliding_window is 0 in the config, but a layer has a window.
@@ -119,9 +119,9 @@ def read_windows(
 def read_kinds(
     config: Mapping[str, Any], key: str, known: Sequence[str], default: Callable[[int], str]
 ) -> tuple[str, ...]:
-    """config[key], one of the `known` kinds for each layer.
+    """Return config[key], a list with one of the `known` kinds for each layer.
 
-    default: the kind of a layer, if the key is missing or null.
+    default: the kind of a layer if the key is missing or null.
     """
     layers = read_int(config, "num_hidden_layers", high=4096)
     kinds = config.get(key)
@@ -135,7 +135,7 @@ def read_kinds(
 def read_flags(
     config: Mapping[str, Any], key: str, default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-    """config[key], a 0 or 1 (or false, true) for each layer; default: the flag without the key."""
+    """Return config[key], a list of 0 and 1 (or bools) by layer; default: the flags without it."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     flags = config.get(key)
     if flags is None:
@@ -146,7 +146,7 @@ def read_flags(
 
 
 def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """config[key], an object; empty if the key is missing or null."""
+    """Return config[key], an object; {} if the key is missing or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         refuse(key, value, "an object or null")
@@ -154,7 +154,7 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
-    """The list "architectures"; empty if it is missing, or not a list that begins with a text."""
+    """Return the list "architectures"; () if it is missing or does not begin with a string."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         return ()
@@ -162,7 +162,7 @@ def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def read_dtype(config: Mapping[str, Any]) -> str:
-    """The checkpoint's dtype: "dtype" (transformers 5) or "torch_dtype"; float32 when absent."""
+    """Return the dtype of the checkpoint, "dtype" or (older) "torch_dtype"; float32 by default."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     name = str(value).removeprefix("torch.")
     if name not in DTYPES:
@@ -171,7 +171,7 @@ def read_dtype(config: Mapping[str, Any]) -> str:
 
 
 def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
-    """Return (q_heads, kv_heads, head_dim); ModelError if attention cannot divide them evenly."""
+    """Return (q_heads, kv_heads, head_dim); ModelError if attention cannot divide heads evenly."""
     q_heads = read_int(config, "num_attention_heads", high=65536)
     kv_heads = read_int(config, "num_key_value_heads", q_heads, high=65536)
     if q_heads % kv_heads:

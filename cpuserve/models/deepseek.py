@@ -42,7 +42,7 @@ class DeepseekV2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a DeepSeek V2 config."""
+        """Return the hyperparameters in a DeepSeek V2 config."""
         if read_bool(config, "norm_topk_prob", False):
             refuse("norm_topk_prob", True, "false for DeepSeek V2")
         grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
@@ -57,7 +57,7 @@ class DeepseekV2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_latent(b, s, score="softmax")
 
 
@@ -70,7 +70,7 @@ class DeepseekV3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a DeepSeek V3 config."""
+        """Return the hyperparameters in a DeepSeek V3 config."""
         return _read_v3(
             config,
             architecture="DeepseekV3ForCausalLM",
@@ -81,11 +81,11 @@ class DeepseekV3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_latent(b, s, score="sigmoid")
 
 
-# The tensors of an indexer, which chooses the keys of each query.
+# The tensors of an indexer, a small attention that chooses the keys of each query.
 INDEXER = ("wq_b.weight", "wk.weight", "weights_proj.weight", "k_norm.weight", "k_norm.bias")
 
 
@@ -98,9 +98,9 @@ class DeepseekV32:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a DeepSeek V3.2 config.
+        """Return the hyperparameters in a DeepSeek V3.2 config.
 
-        With more than index_topk keys, the indexer would leave some of them out.
+        With more than index_topk keys, an indexer would drop some keys, which cpuserve does not.
         """
         first = read_int(config, "first_k_dense_replace", 3, low=0)
         spec = _read_v3(
@@ -114,7 +114,7 @@ class DeepseekV32:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         for layer in range(s.layers):
             leave_indexer(b, f"model.layers.{layer}.self_attn", INDEXER)
         build_latent(b, s, score="sigmoid")
@@ -126,7 +126,7 @@ class Glm4MoeLite:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GLM-4.7-Flash config."""
+        """Return the hyperparameters in a GLM-4.7-Flash config."""
         return _read_v3(
             config,
             architecture="Glm4MoeLiteForCausalLM",
@@ -137,7 +137,7 @@ class Glm4MoeLite:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_latent(b, s, score="sigmoid")
 
 
@@ -173,12 +173,13 @@ def read_latent(
     turns: bool = True,
     eps: float = 1e-6,
 ) -> ModelSpec:
-    """The hyperparameters that all families here share; dense: the layers without experts.
+    """Return the hyperparameters that all families in this file share.
 
     `head_dim` is the width of the compressed row that a layer caches for a token (one KV head).
 
-    turns: whether there is a RoPE; without it, the columns that it would turn stay as they are.
-    eps: the epsilon of norms inside attention, whatever the config says about others.
+    dense: the layers without experts.
+    turns: whether there is a RoPE; without it, the columns for the RoPE are not rotated.
+    eps: the epsilon of norms inside attention, which may differ from the epsilon of the config.
     """
     vocab = read_int(config, "vocab_size")
     rank = read_int(config, "kv_lora_rank")
@@ -221,13 +222,13 @@ def read_latent(
 
 
 def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str, object]:
-    """The keys of ModelSpec.extra about the columns of queries, keys and values."""
+    """Return keys of ModelSpec.extra: the widths of the parts of queries, keys and values."""
     nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
     has_q_rank = config.get("q_lora_rank", 0) is not None
     return {
         "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
         "nope": nope,
-        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
+        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have it
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
         "query_scale": read_query_scale(config),
@@ -236,13 +237,13 @@ def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str,
 
 
 def _read_still(config: Mapping[str, Any], rotary: int, positions: int) -> tuple[Rope, int]:
-    """A RoPE that turns nothing, since each angle is 0, and max_position_embeddings."""
+    """Return a RoPE with angles of 0, which rotates nothing, and max_position_embeddings."""
     rope = Rope(rotary, (0.0,) * (rotary // 2))
     return rope, read_int(config, "max_position_embeddings", positions)
 
 
 def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
-    """Append the ops of a decoder with latent attention and experts."""
+    """Append the operations of a decoder with latent attention and experts."""
 
     def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
@@ -256,7 +257,7 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
 def add_latent(
     b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, cache: int | None = None
 ) -> None:
-    """Add the latent attention of h to x; cache: as in `latent_output`."""
+    """Add the latent attention of h to x. cache: as in `latent_output`."""
     out = latent_output(b, s, layer, h, cache=cache)
     b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
@@ -264,9 +265,9 @@ def add_latent(
 def latent_output(
     b: Builder, s: ModelSpec, layer: int, h: ValueId, *, cache: int | None = None
 ) -> ValueId:
-    """The latent attention of h, before its output matrix.
+    """Return the latent attention of h, before the output matrix.
 
-    cache: the number of the layer's KV cache, if some layers have no attention.
+    cache: the number of the layer's KV cache; it differs from `layer` if some layers have none.
     """
     at, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"

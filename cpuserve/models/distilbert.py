@@ -22,7 +22,7 @@ class DistilBert:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a DistilBERT config."""
+        """Return the hyperparameters in a DistilBERT config."""
         width = read_int(config, "dim", 768, high=1 << 20)
         heads = read_int(config, "n_heads", 12, high=65536)
         if width % heads:
@@ -50,7 +50,7 @@ class DistilBert:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed(WORDS)
         b.position_embed(x, "embeddings.position_embeddings", rows=s.max_position)
         x = b.layer_norm(x, "embeddings.LayerNorm")
@@ -60,7 +60,7 @@ class DistilBert:
 
 
 def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Append x = norm(x + attention(x)), then norm(x + mlp(x)), and return it; x is changed."""
+    """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x))."""
     names = [f"{at}.attention.{part}_lin" for part in "qkv"]
     qkv = b.linear(x, names, features=s.width, bias=True)
     b.linear(b.attend_both_sides(qkv), f"{at}.attention.out_lin", bias=True, add_to=x)

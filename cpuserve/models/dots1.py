@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen3's attention with the mixtures of DeepSeek V3."""
+"""dots.llm1: the attention of Qwen3 with the mixtures of experts of DeepSeek V3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dots1:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a dots1 config."""
+        """Return the hyperparameters in a dots1 config."""
         bias = read_bool(config, "attention_bias", False)
         window = 0
         if config.get("sliding_window", 4096) is not None:
@@ -49,5 +49,5 @@ class Dots1:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=qk_norm_attention, mlp=sigmoid_mixture)

@@ -27,13 +27,13 @@ class Ernie45:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an ERNIE 4.5 config."""
+        """Return the hyperparameters in an ERNIE 4.5 config."""
         config = {**config, "head_dim": read_int(config, "head_dim", 128)}
         return _spec(config, "Ernie4_5ForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=paired_attention)
 
 
@@ -46,7 +46,7 @@ class Ernie45Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an ERNIE 4.5 config; the keys of experts have two spellings."""
+        """Return the hyperparameters in an ERNIE 4.5 config; keys of experts have two spellings."""
         if isinstance(config.get("moe_intermediate_size"), list):
             refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
         named = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
@@ -55,19 +55,20 @@ class Ernie45Moe:
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
             "dense_layers": _dense_layers(config),
-            # safetensors have the bias of experts as a matrix [1, experts], GGUF files as a vector.
+            # The bias of experts is a matrix [1, experts]
+            # in safetensors and a vector in GGUF files.
             "flat_bias": read_bool(config, "flat_expert_bias", False),
         }
         return _spec(config, "Ernie4_5_MoeForCausalLM", extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=paired_attention, mlp=_mixture)
 
 
 def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The layers without experts: outside of a range, and those that an interval skips."""
+    """Return the layers without experts: outside of a range, or skipped by an interval."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     first = read_int(config, "moe_layer_start_index", 1, low=0)
     last = read_int(config, "moe_layer_end_index", -1, low=-1)
@@ -77,7 +78,7 @@ def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h and the shared expert to x, or its plain MLP."""
+    """Add the layer's experts of h plus the shared expert to x, or else its plain MLP of h."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return
@@ -101,7 +102,7 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
 
 
 def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
-    """The hyperparameters that both kinds of models share."""
+    """Return the hyperparameters that dense models and mixtures share."""
     bias = read_bool(config, "use_bias", False)
     return read_decoder(
         {

@@ -18,14 +18,14 @@ class EuroBert:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a EuroBERT config."""
+        """Return the hyperparameters in a EuroBERT config."""
         config = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, **config}
         spec = Llama.spec(config)
         return replace(spec, architecture="EuroBertModel", encoder=True, pooled=True)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         b.leave(("lm_head.weight",))
         build_decoder(b, s)
 
@@ -36,11 +36,11 @@ class LlamaBidirectional:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Llama config."""
+        """Return the hyperparameters in a Llama config."""
         spec = Llama.spec(config)
         return replace(spec, architecture="LlamaBidirectionalModel", encoder=True, pooled=True)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         EuroBert.build(b, s)

@@ -21,9 +21,9 @@ class Exaone4:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an EXAONE 4 config.
+        """Return the hyperparameters in an EXAONE 4 config.
 
-        In a model with windows, layers without one have no RoPE.
+        In a model with windows, the layers without a window have no RoPE.
         """
         extra: dict[str, object] = {}
         if config.get("sliding_window", 4096) is not None:
@@ -40,14 +40,14 @@ class Exaone4:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS)
 
 
 def _pattern(config: Mapping[str, Any]) -> Callable[[int], bool]:
-    """Return a function that says whether a layer has a window, by sliding_window_pattern.
+    """Return a function from a layer to whether it has a window, by sliding_window_pattern.
 
-    The pattern is a number n (each n-th layer is global) or a text such as "LLLG".
+    The pattern is a number n (every n-th layer is global) or a text such as "LLLG".
     """
     pattern = config.get("sliding_window_pattern", 4)
     if isinstance(pattern, str):

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the numbers and the feed-forward part that families with experts share."""
+"""Mixtures of experts: settings and feed-forward parts that several families share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cpuserve.program.ops import RouterScore, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
-    """The keys of `ModelSpec.extra` for `add_mixture`.
+    """Return the entries of `ModelSpec.extra` that `add_mixture` needs.
 
-    count, width: the config's keys for the number of experts and their width. transformers 5 saves
-    the number of experts of every family under the key of Mixtral.
+    count, width: the keys of the config for the number of experts and for their width.
+     transformers 5 saves the number of experts of every family under the key of Mixtral.
     """
     count = count if config.get("num_local_experts") is None else "num_local_experts"
     experts = read_int(config, count, high=4096)
@@ -32,23 +32,23 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[s
 
 
 def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int, ...]:
-    """The layers without experts, by mlp_layer_types; without that key, the `first` layers."""
+    """Return the layers without experts, by mlp_layer_types; without it, the `first` layers."""
     known = ("dense", "sparse")
     kinds = read_kinds(config, "mlp_layer_types", known, lambda i: known[i >= first])
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
 def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
-    """The layers without experts: those before first_k_dense_replace."""
+    """Return the layers without experts: the layers before first_k_dense_replace."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
 
 
 def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
-    """The groups of experts of a router, None if it keeps all groups.
+    """Return the groups of experts of a router; None if tokens use experts of all groups.
 
-    default: n_group and topk_group if they are missing.
-    best: the score of a group is the sum of this number of its highest scores.
+    default: the values of n_group and topk_group if they are missing.
+    best: this many of the highest scores of a group are added to the score of the group.
     """
     count = read_int(config, "n_group", default[0])
     kept = read_int(config, "topk_group", default[1])
@@ -56,7 +56,7 @@ def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: in
 
 
 def read_sparse_step(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers without experts: those in mlp_only_layers, and those that a sparse step skips.
+    """Return the layers without experts: in mlp_only_layers, or skipped by a sparse step.
 
     A layer is skipped if its number, counted from 1, is not a multiple of decoder_sparse_step.
     """
@@ -84,12 +84,13 @@ def add_mixture(
     then: Then | None = None,
     biased: bool = False,
 ) -> ValueId:
-    """Add to x the mixture of experts `at` of h, and return the sum; if x is None, the mixture.
+    """Return x plus the mixture of experts of h; if x is None, only the mixture.
 
-    parts: the suffixes of gate, up and down matrices. score, scale, bias and groups belong to the
-      router (`Builder.mixture`), `router` is its name.
-    then: the activation, if it is not the gated one of the config.
-    biased: the router and all matrices of experts have biases.
+    at: the name of the module with the experts.
+    parts: the suffixes of the gate, up and down matrices.
+    router, score, scale, bias, groups: the name of the router and its settings (`Builder.mixture`).
+    then: the activation, if it is not the gated activation of the config.
+    biased: whether the router and all matrices of experts have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
     return b.mixture(
@@ -120,10 +121,10 @@ def add_shared_mixture(
     score: RouterScore,
     parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> ValueId:
-    """Add to x the chosen experts of h, and the shared experts, which are one wide expert.
+    """Return x plus the chosen experts of h plus the shared experts (one wide expert).
 
-    Returns the sum; if x is None, without x. The router works as in DeepSeek; its settings are in
-    ModelSpec.extra.
+    If x is None, returns the experts alone.
+    The router works as in DeepSeek; its settings are in ModelSpec.extra.
 
     parts: as in add_mixture.
     """
@@ -145,7 +146,7 @@ def add_shared_mixture(
 
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h to x, chosen by sigmoids; the first layers have a plain MLP."""
+    """Add the layer's experts of h to x, chosen by sigmoids; first layers have a plain MLP."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
     else:

@@ -18,13 +18,13 @@ from cpuserve.program.builder import Builder
 class Falcon:
     """Falcon with RoPE: 7B has one KV head, 40B and 180B a norm for attention and one for the MLP.
 
-    Source: transformers modeling_falcon. Keys of spec.extra: "two_norms", and "parallel": whether
-    attention and MLP read the same x.
+    Source: transformers modeling_falcon.
+    Keys of spec.extra: "two_norms", and "parallel": whether attention and MLP read the same x.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Falcon config."""
+        """Return the hyperparameters in a Falcon config."""
         if read_bool(config, "alibi", False):
             refuse("alibi", True, "false: only Falcon models with RoPE are supported")
         width = read_int(config, "hidden_size", high=1 << 20)
@@ -61,7 +61,7 @@ class Falcon:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed("transformer.word_embeddings")
         for i in range(s.layers):
             at = f"transformer.h.{i}"

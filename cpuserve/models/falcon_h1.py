@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba2 of the same rows in each layer, with constant factors."""
+"""Falcon-H1: each layer adds attention and Mamba2 of the same input, with constant factors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cpuserve.program.parts import rows
 
 @dataclass(frozen=True, slots=True)
 class LayerFactors:
-    """The constants that multiply parts of a layer.
+    """The constants that multiply the parts of a layer.
 
     inputs: the factors of z, the values, B, C and the step sizes of Mamba2.
-    gate: the factor of the MLP's gate, before the activation.
-    attention, mamba, mlp: the factors of their results, which are added to the residual stream.
+    gate: the factor of the gate of the MLP, before the activation.
+    attention, mamba, mlp: the factors of the results that are added to the residual stream.
     """
 
     inputs: tuple[float, ...]
@@ -38,7 +38,7 @@ class FalconH1:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Falcon-H1 config."""
+        """Return the hyperparameters in a Falcon-H1 config."""
         config = {"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, **config}
         bias = read_bool(config, "attention_bias", False)
         into = read_float(config, "attention_in_multiplier", 1.0)
@@ -71,7 +71,7 @@ class FalconH1:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         factors = cast("LayerFactors", s.extra["factors"])
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
         for i in range(s.layers):
@@ -89,9 +89,9 @@ class FalconH1:
 
 
 def _read_factors(config: Mapping[str, Any], attention_in: float, proj_bias: bool) -> LayerFactors:
-    """Return the factors of a layer.
+    """Return the constant factors of a layer.
 
-    attention_in: the factor of attention's values, and so of its result.
+    attention_in: the factor of the values of attention, and therefore of its result.
     """
     gate, down = _read_list(config, "mlp_multipliers", 2)
     into = read_float(config, "ssm_in_multiplier", 1.0)
@@ -116,7 +116,7 @@ def _read_list(config: Mapping[str, Any], key: str, count: int) -> list[float]:
 
 
 def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the gated result of Mamba2, before its output matrix."""
+    """Return the gated result of Mamba2 of h, before its output matrix."""
     m = cast("Mamba2Sizes", s.extra["mamba"])
     widths = (m.width, m.width, m.groups * m.state, m.groups * m.state, m.heads)
     inputs = cast("LayerFactors", s.extra["factors"]).inputs
@@ -133,7 +133,7 @@ def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 
 
 def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return act(factor x gate) x up of the MLP."""
+    """Return act(factor * gate(h)) * up(h) of the MLP."""
     factor = cast("LayerFactors", s.extra["factors"]).gate
     both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", f"{s.activation}_mul")
     if factor == 1.0:
@@ -146,7 +146,7 @@ def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
 def _add(
     b: Builder, s: ModelSpec, value: ValueId, name: str, bias: bool, factor: float, x: ValueId
 ) -> None:
-    """Add to x the product of a value and the matrix `name`, multiplied by a factor."""
+    """Add to x the product of a value and the matrix `name`, times a constant factor."""
     if not bias:
         b.multiply_by(value, factor)
         b.linear(value, name, add_to=x)

@@ -27,7 +27,7 @@ NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-# The Dense modules after the pooling of EmbeddingGemma, which GGUF files may have.
+# The Dense modules after the pooling of EmbeddingGemma; GGUF files may have them.
 DENSE = ("dense_2", "dense_3")
 
 
@@ -37,13 +37,13 @@ class Gemma2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Gemma 2 config."""
+        """Return the hyperparameters in a Gemma 2 config."""
         caps = {"softcap": read_cap(config, "attn_logit_softcapping", 50.0)}
         return _spec(config, "Gemma2ForCausalLM", 8192, pattern=2, logit_cap=30.0, extra=caps)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, qk_norm=False)
 
 
@@ -53,12 +53,12 @@ class VaultGemma:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a VaultGemma config."""
+        """Return the hyperparameters in a VaultGemma config."""
         return replace(Gemma2.spec(config), architecture="VaultGemmaForCausalLM")
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, qk_norm=False, norms=(NORMS[0], None, NORMS[2], None))
 
 
@@ -71,7 +71,7 @@ class Gemma3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Gemma 3 text config."""
+        """Return the hyperparameters in a Gemma 3 text config."""
         config, local_rope = split_ropes(
             config,
             read_int(config, "head_dim", 256),
@@ -90,7 +90,7 @@ class Gemma3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, qk_norm=True)
 
 
@@ -100,18 +100,18 @@ class Gemma3Embedding:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Gemma 3 text config."""
+        """Return the hyperparameters in a Gemma 3 text config."""
         both_sides = read_bool(config, "use_bidirectional_attention", False)
         config = {**config, "use_bidirectional_attention": False}
         if both_sides and config.get("sliding_window", 1) is not None:
-            # The window of the config covers both sides together.
+            # The window of the config counts the tokens on both sides together.
             config["sliding_window"] = read_int(config, "sliding_window", 4096) // 2 + 1
         spec = replace(Gemma3.spec(config), architecture="Gemma3TextModel")
         return replace(spec, encoder=both_sides, pooled=both_sides)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         b.leave(f"{name}.weight" for name in DENSE)
         Gemma3.build(b, s)
 
@@ -125,9 +125,9 @@ def _spec(
     logit_cap: float,
     extra: Mapping[str, object],
 ) -> ModelSpec:
-    """The hyperparameters of Gemma 2 and 3.
+    """Return the hyperparameters of Gemma 2 or 3.
 
-    pattern: if the config has no layer_types, every pattern-th layer is global.
+    pattern: every pattern-th layer is global if the config has no layer_types.
     """
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
@@ -163,16 +163,16 @@ def _spec(
 
 
 def read_cap(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A soft cap; null in the config means none."""
+    """Return a soft cap of logits or scores, or 0 if the config has null, which means none."""
     return 0.0 if config.get(key, default) in (None, 0) else read_float(config, key, default)
 
 
 def embed_scale(width: int, dtype: str) -> float:
-    """The square root of the width, rounded to the dtype of the checkpoint as in transformers."""
+    """Return the square root of the width, rounded to the checkpoint's dtype as in transformers."""
     scale = float(width**0.5)
     if dtype == "float16":
         return float(struct.unpack("<e", struct.pack("<e", scale))[0])
-    if dtype == "bfloat16":  # round to nearest even in the upper 16 bits
+    if dtype == "bfloat16":  # round to nearest even: keep the upper 16 bits
         bits = int(struct.unpack("<I", struct.pack("<f", scale))[0])
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
         return float(struct.unpack("<f", struct.pack("<I", bits))[0])

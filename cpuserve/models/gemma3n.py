@@ -21,10 +21,11 @@ from cpuserve.program.parts import rows
 
 POSITIONS = 32768
 PATTERN = 5  # without layer_types in the config, every fifth layer is global
-# Without activation_sparsity_pattern in the config, the first 10 layers set 95 % of their gates to
-# 0. A model of 10 or fewer layers then sets no gates to 0.
+# Without activation_sparsity_pattern in the config,
+# the first 10 layers set 95 % of their gates to 0.
+# A model with at most 10 layers then sets no gates to 0.
 SPARSE_LAYERS, SPARSITY = 10, 0.95
-FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of the first one
+FLOOR = 1e-5  # the least mean square of a stream that is scaled to another one
 ROOT2 = 2.0**0.5
 
 
@@ -33,16 +34,19 @@ class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
     Source: transformers modeling_gemma3n. Keys of ModelSpec.extra in addition to the Gemma 4 keys:
-    streams: the number of streams; active: the index of the stream that layers compute;
-    laurel_rank; deviations: for each layer the cutoff of its gates, in standard deviations above
-    their mean (None = no cutoff); corrected: whether the active stream is scaled before it gates
-    the per-layer embeddings; stacked: whether altup_projections, and
-    altup_unembed_projections, are one tensor each (False = a tensor for each stream but the first).
+    streams: the number of streams.
+    active: the index of the stream that layers compute.
+    laurel_rank: the rank of the low-rank matrices next to attention.
+    deviations: the cutoff of the gates of each layer, in standard deviations above their mean;
+    None = no cutoff.
+    corrected: whether the active stream is scaled before it gates the per-layer embeddings.
+    stacked: whether altup_projections is one tensor, and altup_unembed_projections
+    as well (False = there is a tensor for each stream except the first).
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Gemma 3n text config."""
+        """Return the hyperparameters in a Gemma 3n text config."""
         if config.get("use_bidirectional_attention"):
             refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
         config = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
@@ -92,7 +96,7 @@ class Gemma3n:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         first = b.embed("model.embed_tokens", scale=s.embed_scale)
         inputs = layer_inputs(b, s, first)
         names = _between(s, "altup_projections")
@@ -105,7 +109,7 @@ class Gemma3n:
 
 
 def _mlp_widths(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The width of each layer's MLP; the config has one for all, or a list."""
+    """Return the width of the MLP of each layer; the config has one width for all, or a list."""
     widths = config.get("intermediate_size")
     if not isinstance(widths, list):
         return (read_int(config, "intermediate_size", high=1 << 23),) * layers
@@ -116,9 +120,9 @@ def _mlp_widths(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, ...]:
-    """Where the gates of each layer are cut off, in standard deviations above their mean.
+    """Return for each layer the cutoff of gates, in standard deviations above their mean.
 
-    The config has the share of gates below the cutoff, for gates with a normal distribution.
+    The config has the share of gates below the cutoff, if gates have a normal distribution.
     """
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
@@ -135,7 +139,7 @@ def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, .
 
 
 def _between(s: ModelSpec, name: str) -> list[str]:
-    """The matrices between the first stream and each of the other streams, as weight names."""
+    """Return the weights, by name, that convert between the first stream and the others."""
     others = range(cast("int", s.extra["streams"]) - 1)
     if s.extra["stacked"]:
         return [rows(f"model.{name}", 0, s.width, index=i) for i in others]
@@ -143,14 +147,14 @@ def _between(s: ModelSpec, name: str) -> list[str]:
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
-    """Append a layer: it computes the active stream, and updates all streams x by the result."""
+    """Append a layer: it computes the active stream, and corrects all streams by the result."""
     at, parts = f"model.layers.{layer}", cast("int", s.extra["streams"])
     active = cast("int", s.extra["active"])
     column = active * s.width
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
-    # The new active stream, the target for the correction of all streams. It is sqrt(2) times the
-    # value in the source, until the correction scales it by 1 / sqrt(2).
+    # The new active stream is the target of the correction of all streams.
+    # It is sqrt(2) times the value in the source, until the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
     h = b.rms_norm(target, f"{at}.input_layernorm")
     low = b.linear(h, f"{at}.laurel.linear_left", features=cast("int", s.extra["laurel_rank"]))
@@ -158,7 +162,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     b.add(b.rms_norm(laurel, f"{at}.laurel.post_laurel_norm"), to=target)
     shared_attention(b, s, layer, h, target)
     b.add(h, to=target)
-    # RMS norms of values times sqrt(2) have the same result if epsilon is doubled.
+    # RMS norms of sqrt(2) times the values have the same result if epsilon is doubled.
     f = b.rms_norm(target, f"{at}.pre_feedforward_layernorm", eps=2 * s.norm_eps)
     out = _mlp(b, s, layer, f)
     b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm", scale=ROOT2), to=target)
@@ -176,14 +180,14 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
 
 
 def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
-    """The logits from which the coefficients of the streams are computed: [T, streams]."""
+    """Return the logits that determine the coefficients of the streams: [T, streams]."""
     routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
     streams = cast("int", s.extra["streams"])
     return b.linear(routed, f"{at}.altup.modality_router", features=streams)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """The result of the layer's MLP for h; gates below the layer's cutoff, if any, are set to 0."""
+    """Return the layer's MLP of h; gates below the cutoff of the layer, if any, become 0."""
     at, width = f"model.layers.{layer}.mlp", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
     deviations = cast("tuple[float | None, ...]", s.extra["deviations"])[layer]
     if deviations is None:
@@ -195,7 +199,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 
 
 def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
-    """The last norm of the mean of all streams."""
+    """Return the last norm of the mean of all streams of x."""
     total, streams = b.columns(x, s.width), cast("int", s.extra["streams"])
     others = [
         b.linear(b.columns(x, s.width, column=i * s.width), name, features=s.width)
@@ -205,5 +209,5 @@ def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
         b.match_rms(other, like=total, floor=FLOOR)
     for other in others:
         b.add(other, to=total)
-    # The norm of the sum equals the norm of the mean if epsilon is multiplied by streams^2.
+    # The norm of a sum of streams equals the norm of their mean with epsilon * streams^2.
     return b.rms_norm(total, "model.norm", eps=streams**2 * s.norm_eps)

@@ -28,17 +28,19 @@ ROPES = {
 class Gemma4:
     """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
-    The small models have per-layer embeddings, and later layers read the KV caches of earlier ones.
-    Source: transformers modeling_gemma4. ModelSpec.kv_heads and head_dim are for global layers.
-    Keys of extra: "local_heads" (KV heads and head_dim of layers with a window), "caches" (for each
-    layer, the layer with the KV cache that it reads), "mlp_widths" (of each layer), "one_kv"
-    (global layers have no v_proj: their values come from k_proj), "input_width" and "input_vocab"
-    (the width for one layer, and the number of rows, of the per-layer embeddings).
+    The small models have per-layer embeddings,
+    and later layers read the KV caches of earlier layers. Source: transformers modeling_gemma4.
+    ModelSpec.kv_heads and head_dim are for global layers. Keys of extra:
+    local_heads: KV heads and head_dim of layers with a window.
+    caches: the layer with the KV cache that each layer reads.
+    mlp_widths: the width of the MLP of each layer.
+    one_kv: whether global layers have no v_proj; their values come from k_proj.
+    input_width, input_vocab: columns (for one layer) and rows of the per-layer embeddings.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Gemma 4 text config."""
+        """Return the hyperparameters in a Gemma 4 text config."""
         if config.get("use_bidirectional_attention") not in (None, False, "vision"):
             both = config["use_bidirectional_attention"]
             refuse("use_bidirectional_attention", both, "null or vision: text must be causal")
@@ -83,7 +85,7 @@ class Gemma4:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
         inputs = layer_inputs(b, s, x) if s.extra["input_width"] else None
         for i in range(s.layers):
@@ -98,7 +100,7 @@ class Gemma4:
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The window of each layer; the last one has none, whatever the config says."""
+    """Return the window of each layer; the last layer has none, whatever the config says."""
     window = read_int(config, "sliding_window", 512, low=0)
     windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
     return (*windows[:-1], 0)
@@ -107,10 +109,10 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _heads(
     config: Mapping[str, Any], windows: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """Return ((KV heads, head_dim) of layers with a window, the same for global layers, one_kv).
+    """Return ((KV heads, head_dim) of layers with a window, the same of global layers, one_kv).
 
-    one_kv: global layers have no v_proj. transformers saves the sizes of global layers in
-    per_layer_config, by the number of the layer.
+    one_kv: whether global layers have no v_proj. transformers saves the sizes of global layers
+    in per_layer_config, by the number of the layer.
     """
     width = read_int(config, "hidden_size", high=1 << 20)
     local = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
@@ -127,16 +129,17 @@ def _heads(
 
 
 def _first_shared(config: Mapping[str, Any]) -> int:
-    """The number of the first layer that reads the KV cache of an earlier layer."""
+    """Return the number of the first layer that reads the KV cache of an earlier layer."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return layers - read_int(config, "num_kv_shared_layers", 0, low=0, high=layers - 1)
 
 
 def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
-    """For each layer, the layer with the KV cache that it reads.
+    """Return for each layer the number of the layer with the KV cache that it reads.
 
-    It is the layer itself, but for the last num_kv_shared_layers layers it is the last layer before
-    them of the same kind (with the same window).
+    A layer reads its own cache.
+    The last num_kv_shared_layers layers instead read the cache of the last layer
+    before them with the same window.
     """
     first = _first_shared(config)
     last = {window: layer for layer, window in enumerate(windows[:first])}
@@ -148,7 +151,7 @@ def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[in
 
 
 def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The width of each layer's MLP; layers that share caches may have twice the width."""
+    """Return the width of each layer's MLP; layers that share caches may be twice as wide."""
     layers, first = read_int(config, "num_hidden_layers", high=4096), _first_shared(config)
     width = read_int(config, "intermediate_size", high=1 << 23)
     twice = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
@@ -156,15 +159,15 @@ def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
-    """The per-layer embeddings of all layers, side by side: [T, layers * input_width].
+    """Return the per-layer embeddings of all layers, side by side: [T, layers * input_width].
 
     They are the sum of a projection of the token's embedding x and of rows looked up by token id.
     They are sqrt(2) times the values in the source; `gated_input` corrects this factor.
     """
     width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
     inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
-    # The source divides by sqrt(s.width) before this norm. Here epsilon is multiplied by s.width
-    # instead, with the same result.
+    # The source divides by sqrt(s.width) before this norm.
+    # Epsilon times s.width has the same result.
     norm = "model.per_layer_projection_norm"
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
@@ -173,18 +176,18 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
 
 
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
-    """The layer's embeddings gated by x, projected to the model's width, normalized: [T, width]."""
+    """Return norm(projection(the layer's embeddings, gated by x)): [T, width]."""
     at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
     b.multiply(inputs, to=g, column=layer * width)
     out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
-    # The RMS norm of values times sqrt(2) has the same result if epsilon is doubled.
+    # The RMS norm of sqrt(2) times the values has the same result if epsilon is doubled.
     return b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps)
 
 
 def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the norm of the layer's attention of h to x."""
+    """Add norm(the layer's attention of h) to x."""
     at, window = f"model.layers.{layer}", layer_window(s, layer)
     kv_heads, d = s.kv_heads, s.head_dim
     if window:
@@ -194,7 +197,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
     own = cache == layer
     names, sizes = [q], [s.q_heads * d]
     if own:
-        # With one_kv, the values of global layers are the keys before their norm: k is used twice.
+        # With one_kv, values of global layers are the keys before their norm: k is used twice.
         names += [k, k if s.extra["one_kv"] and not window else v]
         sizes += [kv_heads * d] * 2
     else:
@@ -217,7 +220,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
 
 
 def _feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
-    """Add the norm of the layer's MLP of x, and of its experts, to x."""
+    """Add norm(the layer's MLP of x, and its experts if there are any) to x."""
     at, width = f"model.layers.{layer}", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
     h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
     out = gated_mlp(b, s, f"{at}.mlp", h, width)
@@ -228,7 +231,7 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
 
 
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """The norm of the mixture of experts of x; its router has a norm of its own."""
+    """Return norm(mixture of experts of x); the router of the mixture has a norm of its own."""
     parts = ("gate_proj", "up_proj", "down_proj")
     experts = range(cast("int", s.extra["experts"]))
     mixed = b.mixture(

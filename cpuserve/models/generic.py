@@ -13,7 +13,7 @@ from cpuserve.models.base import REFUSED
 from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
 from cpuserve.models.spec import ModelSpec
 
-# Current config.json keys, each with the names that older families use for the same value.
+# Current config.json keys, each with the names that older model types have for the same value.
 ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
@@ -27,8 +27,8 @@ ALIASES = {
 def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
     """Return (hyperparameters of the model, whether cpuserve has a Program for it).
 
-    Raises ModelError, which lists the supported architectures, if neither cpuserve nor an
-    installed transformers implements the model, and for the architectures of REFUSED.
+    Raises ModelError, which lists the supported architectures, if neither cpuserve
+    nor an installed transformers implements the model. Also raises it for architectures in REFUSED.
     """
     architecture = architecture_of(config)
     if architecture in REFUSED:
@@ -40,9 +40,9 @@ def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
 
 
 def transformers_knows(config: Mapping[str, Any]) -> bool:
-    """Whether an installed transformers has the model type.
+    """Return whether an installed transformers has the model type of `config`.
 
-    It looks for the model's directory, because importing transformers is slow.
+    The function looks for the directory of the model type, because importing transformers is slow.
     """
     kind = str(config.get("model_type") or "").replace("-", "_")
     found = find_spec("transformers")
@@ -53,7 +53,7 @@ def transformers_knows(config: Mapping[str, Any]) -> bool:
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """The hyperparameters that size a KV cache and check requests; they cannot build a Program.
+    """Return hyperparameters for the KV cache and for checks; they cannot build a Program.
 
     Raises ModelError for a value that is missing or out of range.
     """

@@ -39,7 +39,7 @@ class Glm4:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GLM-4 config."""
+        """Return the hyperparameters in a GLM-4 config."""
         return read_decoder(
             {
                 "rms_norm_eps": 1.5625e-7,
@@ -53,7 +53,7 @@ class Glm4:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_sandwich(
             b,
             s,
@@ -69,7 +69,7 @@ class Glm4Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GLM-4.5 config."""
+        """Return the hyperparameters in a GLM-4.5 config."""
         return read_decoder(
             {"rms_norm_eps": 1e-5, **_half_rotated(config)},
             architecture="Glm4MoeForCausalLM",
@@ -88,12 +88,12 @@ class Glm4Moe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         attention = partial(self_attention, qk_norm=cast("bool", s.extra["qk_norm"]))
         build_decoder(b, s, attention=attention, mlp=sigmoid_mixture)
 
 
 def _half_rotated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, with half of a head rotated by default."""
+    """Return the config, where by default half of the columns of a head are rotated."""
     share = config.get("partial_rotary_factor")
     return {**config, "partial_rotary_factor": 0.5 if share is None else share}

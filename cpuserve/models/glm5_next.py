@@ -26,11 +26,11 @@ POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 class Glm5Next:
     """GLM-5.3-Flash, for requests so short that its indexers keep all keys.
 
-    Source: transformers modeling_glm5_next. Keys of ModelSpec.extra in addition to the keys
-    of DeepSeek and Kimi Linear:
+    Source: transformers modeling_glm5_next.
+    Keys of ModelSpec.extra in addition to the keys of DeepSeek and Kimi Linear:
 
     streams: the number of residual streams.
-    rounds: the number of times that the columns of the streams' weights are normalized (Sinkhorn).
+    rounds: how often the columns of the weights of the streams are normalized (Sinkhorn).
     floor: a small number that is added to these weights and to their sums.
     bound: the lower bound of the logarithms of decays; 0 if there is none.
     gate_limit: the limit of the gates and ups of all MLPs.
@@ -38,7 +38,7 @@ class Glm5Next:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GLM-5.3-Flash text config."""
+        """Return the hyperparameters in a GLM-5.3-Flash text config."""
         config = {"n_shared_experts": 1, "qk_rope_head_dim": 0, **config}
         if read_int(config, "qk_rope_head_dim", low=0):
             refuse("qk_rope_head_dim", config["qk_rope_head_dim"], "0: attention has no RoPE")
@@ -71,7 +71,7 @@ class Glm5Next:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         streams = cast("int", s.extra["streams"])
         first = x = b.embed("model.embed_tokens")
         for _ in range(streams - 1):
@@ -83,7 +83,7 @@ class Glm5Next:
 
 
 def _read_bound(config: Mapping[str, Any]) -> float:
-    """The lower bound of the logarithms of decays; 0 if there is none."""
+    """Return the lower bound of the logarithms of decays; 0 if there is none."""
     nested = read_object(config, "linear_attn_config")
     bound = nested.get("gate_lower_bound", config.get("linear_lower_bound", -5.0))
     if bound is None and nested and read_bool(nested, "safe_gate", True):
@@ -96,7 +96,7 @@ def _read_bound(config: Mapping[str, Any]) -> float:
 
 
 def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
-    """The spec with as many positions as the indexers keep.
+    """Return the spec with only as many positions as the indexers keep.
 
     A query reads index_topk tokens in whole pools, and the tokens after the last whole pool.
     """
@@ -110,7 +110,7 @@ def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
-    """Append a layer, which changes all streams of x."""
+    """Append a layer, which changes all residual streams of x in place."""
     at = f"model.layers.{layer}"
     h, weights = _enter(b, s, f"{at}.hc_attn", x)
     y = _mix(b, s, layer, b.rms_norm(h, f"{at}.input_layernorm"))
@@ -136,7 +136,7 @@ def _enter(b: Builder, s: ModelSpec, at: str, x: ValueId) -> tuple[ValueId, Valu
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """Return the layer's latent attention or delta net of h."""
+    """Return the latent attention or the delta net of h, whichever the layer has."""
     at, attends = f"model.layers.{layer}.self_attn", cast("tuple[bool, ...]", s.extra["attends"])
     if not attends[layer]:
         heads = cast("dict[str, int]", s.extra["delta"])["heads"]
@@ -149,7 +149,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """Return the layer's experts of h; in some layers, its plain MLP."""
+    """Return the layer's experts of h, or its plain MLP if the layer has no experts."""
     at = f"model.layers.{layer}.mlp"
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return gated_mlp(b, s, at, h, s.intermediate)

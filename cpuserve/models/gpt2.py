@@ -26,14 +26,14 @@ from cpuserve.program.parts import columns
 class Gpt2:
     """GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.
 
-    Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx), and "transposed": whether the
-    checkpoint stores matrices as [in, out]. It does, unless the config has conv1d_transposed (our
-    own key, for GGUF files and quantized copies).
+    Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx) and "transposed".
+    transposed: whether the checkpoint stores matrices as [in, out]. It does,
+    unless the config has conv1d_transposed (our own key, for GGUF files and quantized copies).
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GPT-2 config."""
+        """Return the hyperparameters in a GPT-2 config."""
         vocab = read_int(config, "vocab_size")
         width = read_int(config, "n_embd", high=1 << 20)
         heads = read_int(config, "n_head", high=65536)
@@ -69,7 +69,7 @@ class Gpt2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed("transformer.wte")
         b.position_embed(x, "transformer.wpe", rows=s.max_position)
         for i in range(s.layers):
@@ -95,5 +95,5 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:
-    """The name under which a Program reads a matrix with `features` outputs of the checkpoint."""
+    """Return the name of a matrix with `features` outputs in a Program."""
     return columns(name, 0, features) if s.extra["transposed"] else name

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: layer norms, plain MLPs, and q, k and v of a head side by side."""
+"""GPT-NeoX and Pythia: layer norms, plain MLPs, and one matrix with q, k and v of each head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GptNeoX:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a GPT-NeoX config."""
+        """Return the hyperparameters in a GPT-NeoX config."""
         activation = read_choice(config, "hidden_act", "gelu", ACTIVATIONS)
         bias = read_bool(config, "attention_bias", True)
         own = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
@@ -36,7 +36,7 @@ class GptNeoX:
                 **config,
                 **rope,
                 "hidden_act": "silu",
-                "head_dim": None,  # transformers reads no such key
+                "head_dim": None,  # a key that transformers does not read
             },
             architecture="GPTNeoXForCausalLM",
             positions=2048,
@@ -52,7 +52,7 @@ class GptNeoX:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed("gpt_neox.embed_in")
         for i in range(s.layers):
             at = f"gpt_neox.layers.{i}"
@@ -71,10 +71,10 @@ class GptNeoX:
 def grouped_attention(
     b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, x: ValueId
 ) -> None:
-    """Add the layer's attention of h to x, with the matrices below `at`.
+    """Add the layer's attention of h to x, with the matrices below the name `at`.
 
-    The tensor of q, k and v has the query heads of one KV head, then its k, then its v, and then
-    the same for the next.
+    The tensor with q, k and v has the query heads of the first KV head, then its k, then its v,
+    and then the same for the next KV head.
     """
     d, each = s.head_dim, s.q_heads // s.kv_heads
     parts = {}
@@ -88,7 +88,7 @@ def grouped_attention(
 
 
 def plain_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the MLP of h to x, which has no gate."""
+    """Add the MLP of h, which has no gate, to x."""
     then = cast("Then", s.extra["activation"])
     g = b.linear(h, f"{at}.dense_h_to_4h", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.dense_4h_to_h", bias=s.mlp_bias, add_to=x)

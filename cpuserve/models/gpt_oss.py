@@ -31,10 +31,10 @@ class GptOss:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a gpt-oss config.
+        """Return the hyperparameters in a gpt-oss config.
 
-        Layers have a window if layer_types says so; without layer_types, every second layer has
-        one, beginning with the first.
+        Layers have a window if layer_types says so.
+        Without layer_types, every second layer has a window, beginning with the first layer.
         """
         for key, built in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
             if read_float(config, key, built) != built:
@@ -59,12 +59,12 @@ class GptOss:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=partial(self_attention, sinks=True), mlp=_mixture)
 
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's mixture of h to x; each expert, and the router, has biases."""
+    """Add the layer's mixture of experts of h to x; the router and all experts have biases."""
     add_mixture(
         b,
         s,

@@ -26,7 +26,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
 
-# How published configs and transformers call the two kinds of layers.
+# The two kinds of layers, as published configs and transformers call them.
 MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", "full_attention")
 
@@ -37,13 +37,13 @@ class Granite:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite config."""
+        """Return the hyperparameters in a Granite config."""
         mlp_bias = read_bool(config, "mlp_bias", False)
         return _spec(config, "GraniteForCausalLM", mlp_bias=mlp_bias)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s)
 
 
@@ -53,7 +53,7 @@ class GraniteSwa:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
+        """Return the hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
         window = read_int(config, "sliding_window", 128, low=0)
         config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
         spec = _spec(
@@ -74,12 +74,12 @@ class GraniteSwa:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=partial(self_attention, sinks=True))
 
 
 def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
-    """Return the RoPE of a layer: the config's scaling with another base."""
+    """Return the RoPE of a layer: the scaling of the config with `base` as its base."""
     params = {**read_object(config, "rope_parameters"), "rope_theta": base}
     return read_rope({**config, "rope_parameters": params}, head_dim, 8192)[0]
 
@@ -93,7 +93,7 @@ class GraniteMoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite MoE config; the intermediate size belongs to experts."""
+        """Return the hyperparameters in a Granite MoE config."""
         extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
@@ -101,7 +101,7 @@ class GraniteMoe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, mlp=_mlp)
 
 
@@ -114,7 +114,7 @@ class GraniteMoeHybrid:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite 4 config; without layer_types, all layers are Mamba2."""
+        """Return the hyperparameters in a Granite 4 config; all layers are Mamba2 by default."""
         kinds = read_kinds(config, "layer_types", (*MAMBA, *ATTENTION), lambda _: MAMBA[0])
         extra: dict[str, object] = {"experts": 0}
         if read_int(config, "num_local_experts", low=0):
@@ -131,12 +131,12 @@ class GraniteMoeHybrid:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=_mix, mlp=_mlp)
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Compute the layer's attention or Mamba2 from h, and add the result to x."""
+    """Add the layer's attention or Mamba2 of h to x."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         self_attention(b, s, layer, h, x, cache=sum(attends[:layer]))
@@ -152,11 +152,11 @@ def _spec(
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
 ) -> ModelSpec:
-    """The hyperparameters that all Granite families share.
+    """Return the hyperparameters that all Granite families share.
 
-    In the source, each layer adds m times its result to x, where m is the residual multiplier. The
-    program keeps x / m and adds the result itself: a norm of x / m returns the same as a norm of x
-    if its epsilon is divided by m^2.
+    In the source, each layer adds m times its result to x, where m is the residual multiplier.
+    The program keeps x / m and adds the result without the factor:
+    a norm of x / m returns the same as a norm of x if its epsilon is divided by m^2.
     """
     bias = read_bool(config, "attention_bias", False)
     if extra is not None:  # only configs of GGUF files have mlp_input_split
@@ -181,9 +181,9 @@ def _spec(
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x a mixture of experts, if there are some, and the expert that all tokens share."""
+    """Add to x a mixture of experts of h, if there is one, and the expert that all tokens share."""
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
-    split = cast("bool", s.extra["split"])  # each expert's matrices are separate tensors
+    split = cast("bool", s.extra["split"])  # every matrix is a tensor of its own
     moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
     experts = cast("int", s.extra["experts"])
     if experts:

@@ -18,7 +18,7 @@ from cpuserve.program.parts import rows
 
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
-# Settings of the published code of GTE that no published model uses.
+# Settings of the published code of GTE; all published models have these values.
 FIXED = {
     "position_embedding_type": ("rope", "absolute"),
     "layer_norm_type": ("layer_norm",),
@@ -43,7 +43,7 @@ class Gte:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         types = cast("int", s.extra["types"])
         x = b.embed(WORDS)
         if types:
@@ -55,7 +55,7 @@ class Gte:
             a = b.attend_both_sides(qkv, rope=s.rope)
             b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x)
             x = b.layer_norm(x, f"{at}.attn_ln")
-            # The matrix has the rows of up, then the rows of gate.
+            # The stored matrix has the rows of up, then the rows of the gate.
             both = [
                 rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
             ]
@@ -66,12 +66,12 @@ class Gte:
         b.hidden(x)
 
 
-_HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts words
+_HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts masked tokens
 
 
 @register_model("JinaEmbeddingsV3Model")
 class JinaV3:
-    """jina-embeddings v3; loader/lora_tasks.py has its adapters.
+    """jina-embeddings v3; loader/lora_tasks.py reads its adapters.
 
     Sources: modeling_jina_embeddings_v3, and modeling_lora of the published checkpoint.
     """
@@ -85,7 +85,7 @@ class JinaV3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed(WORDS)
         types = TYPES, cast("int", s.extra["types"])
         b.position_embed(x, None, rows=s.max_position, types=types)
@@ -107,7 +107,7 @@ class JinaV3:
 def _spec(
     config: Mapping[str, Any], architecture: str, *, theta: float, activations: Mapping[str, str]
 ) -> ModelSpec:
-    """The hyperparameters of both; theta: the base of the RoPE if the config has none."""
+    """Return the hyperparameters of GTE or jina v3; theta: the base of the RoPE by default."""
     width, heads = read_encoder_heads(config)
     base = {} if config.get("rope_theta") else {"rope_theta": theta}
     rope, positions = read_rope({**config, **base}, width // heads, 8192)

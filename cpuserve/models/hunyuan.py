@@ -23,12 +23,12 @@ class HunyuanDense:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Hunyuan config."""
+        """Return the hyperparameters in a Hunyuan config."""
         return _spec(config, "HunYuanDenseV1ForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, dense_mlp)
 
 
@@ -41,7 +41,7 @@ class HunyuanMoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Hunyuan config, where numbers of experts may be lists."""
+        """Return the hyperparameters in a Hunyuan config, where numbers of experts may be lists."""
         width = read_int(config, "intermediate_size", high=1 << 24)
         numbers = {
             "num_experts": _number(config, "num_experts", read_int(config, "num_local_experts", 1)),
@@ -55,12 +55,12 @@ class HunyuanMoe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, _mixture)
 
 
 def _number(config: Mapping[str, Any], key: str, default: int) -> int:
-    """Return config[key], a number or a list with the same number for all layers."""
+    """Return config[key], an integer, or a list with the same integer for all layers."""
     value = config.get(key)
     if isinstance(value, list) and len(set(map(str, value))) == 1:
         value = value[0]
@@ -86,7 +86,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config; `alpha` of a RoPE of kind "dynamic" becomes a factor of its base."""
+    """Return the config, where `alpha` of a "dynamic" RoPE has become a factor of its base."""
     given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
     if given.get("rope_type", given.get("type")) != "dynamic" or not given.get("alpha"):
         return config
@@ -114,7 +114,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h and the expert for all tokens to x."""
+    """Add to x the layer's experts of h, and the expert that all tokens share."""
     at = f"model.layers.{layer}.mlp"
     parts = ("gate_proj", "up_proj", "down_proj")
     add_mixture(b, s, at, h, x, parts=parts, renormalize=True, router="gate.wg")

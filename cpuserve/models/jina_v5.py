@@ -30,6 +30,6 @@ class JinaV5:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         family = EuroBert if s.encoder else Qwen3
         family.build(b, s)

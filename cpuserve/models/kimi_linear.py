@@ -24,7 +24,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 KINDS = ("linear_attention", "full_attention")
-# Keys of the config, and the keys that DeepSeek has for them.
+# Keys of the config, each with the key that DeepSeek has for the same value.
 _KEYS = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
@@ -45,7 +45,7 @@ class KimiLinear:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Kimi Linear config."""
+        """Return the hyperparameters in a Kimi Linear config."""
         config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **_with_keys(config)}
         if not read_bool(config, "mla_use_nope", True):
             refuse("mla_use_nope", False, "true: attention has no RoPE")
@@ -72,12 +72,12 @@ class KimiLinear:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=_mix, mlp=_mlp)
 
 
 def _with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the keys that DeepSeek has; ModelError for a wrong or missing number."""
+    """Return the config with the keys of DeepSeek; ModelError for a wrong or missing number."""
     given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
     both = {**config, **given}
     for key in ("num_experts", "num_experts_per_token", "num_shared_experts"):
@@ -87,7 +87,7 @@ def _with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kind of each layer; linear_attn_config may list the layers, counted from 1."""
+    """Return the kind of each layer; linear_attn_config may list layers, counted from 1."""
     listed = read_object(config, "linear_attn_config").get("full_attn_layers")
     if listed is not None and (
         not isinstance(listed, list) or any(type(i) is not int for i in listed)
@@ -102,7 +102,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_row_delta(config: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of the delta nets, from linear_attn_config or from keys of their own."""
+    """Return the sizes of the delta nets, from linear_attn_config or from keys of their own."""
     nested = read_object(config, "linear_attn_config")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
     names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
@@ -116,7 +116,7 @@ def read_row_delta(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's latent attention or delta net of h to x."""
+    """Add the latent attention or the delta net of h to x, whichever the layer has."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         add_latent(b, s, layer, h, x, cache=sum(attends[:layer]))
@@ -130,7 +130,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 def row_delta(
     b: Builder, s: ModelSpec, at: str, h: ValueId, *, rates: tuple[int, ...], bound: float = 0.0
 ) -> ValueId:
-    """The delta net `at` of h; two small matrices each make the gates and the decays.
+    """Return the delta net `at` of h. Two small matrices make the gates, and two make the decays.
 
     rates: the shape of A_log.
     bound: as in `GatedDelta`.
@@ -163,7 +163,7 @@ def row_delta(
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h to x; the first layers have a plain MLP."""
+    """Add the layer's experts of h to x; the first layers have a plain MLP instead."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return

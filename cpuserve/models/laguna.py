@@ -30,11 +30,11 @@ _GATES = {"per-head": True, "per_head": True, "per-element": False, "per_element
 
 @register_model("LagunaForCausalLM")
 class Laguna:
-    """Laguna XS.2 and M.1: each layer has its number of heads. Source: modeling_laguna."""
+    """Laguna XS.2 and M.1: layers differ in their number of heads. Source: modeling_laguna."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Laguna config."""
+        """Return the hyperparameters in a Laguna config."""
         if read_bool(config, "moe_apply_router_weight_on_input", False):
             refuse("moe_apply_router_weight_on_input", True, "false")
         if config.get("moe_router_logit_softcapping"):
@@ -67,12 +67,12 @@ class Laguna:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=_attention, mlp=_mlp)
 
 
 def _read_heads(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The number of query heads of each layer."""
+    """Return the number of query heads of each layer."""
     key = "num_attention_heads_per_layer"
     every, heads = config.get(key), read_int(config, "num_attention_heads", high=65536)
     if every is None:
@@ -88,7 +88,7 @@ def _read_heads(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _read_gates(config: Mapping[str, Any]) -> bool:
-    """Whether attention has a gate for each head, instead of one for each column."""
+    """Return whether attention has one gate for each head, instead of one for each column."""
     gating = config.get("gating", True)
     every = config.get("gating_types") or ["per-head" if gating is True else gating]
     kinds = {str(kind) for kind in every}
@@ -98,7 +98,7 @@ def _read_gates(config: Mapping[str, Any]) -> bool:
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention to x; a softplus of a linear of h multiplies its heads or columns."""
+    """Add attention of h to x; softplus(linear(h)) multiplies its heads or columns."""
     at, d = f"model.layers.{layer}.self_attn", s.head_dim
     heads = cast("tuple[int, ...]", s.extra["heads"])[layer]
     counts = {"q_proj": heads, "k_proj": s.kv_heads, "v_proj": s.kv_heads}
@@ -115,7 +115,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h and the shared expert to x, or its plain MLP."""
+    """Add the layer's experts of h plus the shared expert to x, or else its plain MLP of h."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return

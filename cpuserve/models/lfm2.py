@@ -33,7 +33,7 @@ class Lfm2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an LFM2 config."""
+        """Return the hyperparameters in an LFM2 config."""
         key = "intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim"
         width = read_int(config, key, high=1 << 24)
         if read_bool(config, "block_auto_adjust_ff_dim", True):
@@ -42,7 +42,7 @@ class Lfm2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, _mlp)
 
 
@@ -52,7 +52,7 @@ class Lfm2Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an LFM2-MoE config."""
+        """Return the hyperparameters in an LFM2-MoE config."""
         extra: dict[str, object] = {
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "dense_layers": read_int(config, "num_dense_layers", low=0),
@@ -64,7 +64,7 @@ class Lfm2Moe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         _build(b, s, _sparse_mlp)
 
 
@@ -75,7 +75,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
         "conv_bias": read_bool(config, "conv_bias", False),
     }
     tied = read_bool(config, "tie_embedding", read_bool(config, "tie_word_embeddings", True))
-    # The activation is always SiLU, whatever hidden_act says.
+    # The activation is always SiLU, even if hidden_act has another value.
     given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
     return read_decoder(
         {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
@@ -87,7 +87,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kind of each layer; without layer_types, full_attn_idxs lists those with attention."""
+    """Return the kind of each layer; without layer_types, full_attn_idxs lists attention layers."""
     listed = config.get("full_attn_idxs")
     if listed is not None and (
         not isinstance(listed, list) or not all(type(i) is int for i in listed)
@@ -97,7 +97,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _adjusted(config: Mapping[str, Any], width: int) -> int:
-    """The width of the MLP: two thirds of `width`, times block_ffn_dim_multiplier.
+    """Return the width of the MLP: two thirds of `width`, times block_ffn_dim_multiplier.
 
     It is rounded up to a multiple of block_multiple_of, unless the multiplier is null.
     """
@@ -118,7 +118,7 @@ def _build(b: Builder, s: ModelSpec, mlp: LayerPart) -> None:
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's attention or convolution of h to x."""
+    """Add the attention or the short convolution of h to x, whichever the layer has."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     at = f"model.layers.{layer}"
     if attends[layer]:
@@ -128,7 +128,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention to x; layer: its number among the layers with attention."""
+    """Add attention of h to x. layer: the number of this layer among the attention layers."""
     d = s.head_dim
     features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features)
@@ -138,9 +138,9 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def short_convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, to: ValueId | None) -> ValueId:
-    """Return out_proj(C * conv(B * v)), added to `to` if that is given.
+    """Return out_proj(C * conv(B * v)); if `to` is not None, add it to `to` and return `to`.
 
-    B, C and v are the three parts of in_proj(h).
+    B, C and v are three equal parts of in_proj(h).
     """
     bias, width = cast("bool", s.extra["conv_bias"]), s.width
     name = f"{at}.in_proj"
@@ -153,7 +153,7 @@ def short_convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, to: ValueId
 
 
 def lfm_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
-    """Return the layer's gated MLP of h, added to `to` if that is given."""
+    """Return the layer's gated MLP of h; if `to` is not None, add it to `to` and return `to`."""
     at = f"model.layers.{layer}.feed_forward"
     g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
     return b.linear(g, f"{at}.w2", features=s.width, add_to=to)
@@ -165,7 +165,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 
 def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h to x, or the gated MLP of one of the first layers.
+    """Add the layer's experts of h to x; the first layers have a gated MLP instead.
 
     transformers adds 1e-6 to the sum of a token's expert weights before it divides them by the sum;
     this program does not.

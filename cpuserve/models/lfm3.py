@@ -16,7 +16,7 @@ from cpuserve.program.ops import ValueId
 
 KINDS = ("conv", "sliding_attention", "full_attention")
 POSITIONS = 128000
-# The RoPE of layers without a window turns half of the dimensions.
+# The RoPE of layers without a window rotates half of the dimensions of a head.
 FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
 
 
@@ -26,9 +26,9 @@ class Lfm3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an LFM3 config."""
+        """Return the hyperparameters in an LFM3 config."""
         given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
-        # The activation is always SiLU, whatever hidden_act says.
+        # The activation is always SiLU, even if hidden_act has another value.
         config = {"norm_eps": 1e-5, "tie_word_embeddings": True, **given}
         config["head_dim"] = read_int(config, "head_dim", 128)
         kinds = read_kinds(config, "layer_types", KINDS, _default_kind)
@@ -59,7 +59,7 @@ class Lfm3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         kinds = cast("tuple[str, ...]", s.extra["kinds"])
         norms = cast("bool", s.extra["norms_results"])
         x = b.embed("model.embed_tokens")
@@ -90,7 +90,7 @@ def _attention(
 ) -> ValueId:
     """Return the attention of h, added to `to` if that is given; a gate multiplies each head.
 
-    cache: the number of the layer among those with attention.
+    cache: the number of this layer among the attention layers.
     """
     at = f"model.layers.{layer}.self_attn"
     a = attend(b, s, layer, h, qk_norm=True, cache=cache)

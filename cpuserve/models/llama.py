@@ -22,19 +22,20 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
 
-# Computes a part of a layer, such as attention or MLP, from h and adds the result to x. Arguments:
-# (builder, spec, layer, h, x).
+# Computes a part of a layer, such as attention or an MLP, from h, and adds the result to x.
+# The arguments are (builder, spec, layer, h, x).
 LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
-# Computes the MLP of a layer from h and returns the result. If `to` is a value, the result is added
-# to it. Arguments: (builder, spec, layer, h, to).
+# Computes the MLP of a layer from h and returns the result.
+# If `to` is not None, the result is added to the value `to`.
+# The arguments are (builder, spec, layer, h, to).
 MlpFn = Callable[[Builder, ModelSpec, int, ValueId, ValueId | None], ValueId]
-# Appends a norm of x: (builder, x, name of the norm's weights).
+# Appends a norm of x. The arguments are (builder, x, name of the norm's weights).
 NormFn = Callable[[Builder, ValueId, str], ValueId]
 
-# The norms before and after attention, before and after the MLP, by name; None: there is no norm.
+# Names of norms before attention, after attention, before the MLP, after the MLP; None: no norm.
 SandwichNorms = tuple[str | None, str | None, str | None, str | None]
 
-# "hidden_act" in config.json -> the name of the gated activation's kernel.
+# "hidden_act" in config.json, and the activation that the kernels call by this name.
 GATED_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -49,7 +50,7 @@ class Llama:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Llama config."""
+        """Return the hyperparameters in a Llama config."""
         attention_bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             config,
@@ -62,7 +63,7 @@ class Llama:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program."""
+        """Append the operations of the model to its builder `b`."""
         b.leave(DECODER_HEAD)
         build_decoder(b, s)
 
@@ -73,7 +74,10 @@ class Mistral:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Mistral config; sliding_window: missing = 4096, null = none."""
+        """Return the hyperparameters in a Mistral config.
+
+        A missing sliding_window is 4096, and null means that layers have no window.
+        """
         window = 4096
         if "sliding_window" in config:
             window = read_int(config, "sliding_window", 0, low=0)
@@ -83,7 +87,7 @@ class Mistral:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s)
 
 
@@ -99,10 +103,10 @@ def read_decoder(
     extra: dict[str, object] | None = None,
     eps: str = "rms_norm_eps",
 ) -> ModelSpec:
-    """Hyperparameters of a Llama-like config.
+    """Return the hyperparameters in a config with the keys of Llama.
 
-    positions: default of max_position_embeddings.
-    eps: the config's key for the epsilon of norms.
+    positions: the default of max_position_embeddings.
+    eps: the key of the config for the epsilon of norms.
     """
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)
@@ -134,16 +138,16 @@ def read_decoder(
 
 
 def layer_window(s: ModelSpec, layer: int) -> int:
-    """Sliding window of `layer` in keys (0 = none), from extra["windows"] if layers differ."""
+    """Return the sliding window of a layer in keys (0 = none); extra["windows"] has it by layer."""
     windows = cast("tuple[int, ...]", s.extra.get("windows", ()))
     return windows[layer] if windows else s.window
 
 
 def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
-    """RoPE of `layer`; None for layers in extra["no_rope"].
+    """Return the RoPE of a layer; None for layers in extra["no_rope"].
 
-    Layers with a window may have another RoPE, extra["local_rope"], or each layer its own,
-    extra["ropes"].
+    Layers with a window may have another RoPE, extra["local_rope"].
+    If each layer has a RoPE of its own, extra["ropes"] lists them.
     """
     if ropes := cast("tuple[Rope | None, ...]", s.extra.get("ropes", ())):
         return ropes[layer]
@@ -154,17 +158,17 @@ def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
 
 
 def rms_norm(b: Builder, x: ValueId, name: str) -> ValueId:
-    """An RMS norm."""
+    """Return the RMS norm of x."""
     return b.rms_norm(x, name)
 
 
 def offset_norm(b: Builder, x: ValueId, name: str) -> ValueId:
-    """An RMS norm with weights stored as offsets from 1."""
+    """Return the RMS norm of x, with weights that are stored as offsets from 1."""
     return b.rms_norm(x, name, plus_one=True)
 
 
 def layer_norm(b: Builder, x: ValueId, name: str) -> ValueId:
-    """A layer norm with bias."""
+    """Return the layer norm of x, with a bias."""
     return b.layer_norm(x, name)
 
 
@@ -178,10 +182,12 @@ def gated_mlp(
     fused: bool = False,
     to: ValueId | None = None,
 ) -> ValueId:
-    """down(act(gate(h)) * up(h)) of the matrices below `at`, added to `to` if that is given.
+    """Return down(act(gate(h)) * up(h)) with the matrices below the name `at`.
 
-    fused: the checkpoint stores gate and up as one tensor, gate_up_proj. Both are limited by
-    extra["gate_limit"], if there is such a limit.
+    to: a value that the result is added to and that is returned; None: a new value.
+    fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
+
+    If there is extra["gate_limit"], it limits gates and ups.
     """
     both = [f"{at}.gate_proj", f"{at}.up_proj"]
     if fused:
@@ -209,15 +215,15 @@ def fused_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
 def plain_mlp(
     b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None, *, fused: bool = False
 ) -> ValueId:
-    """Return the layer's gated MLP of h, added to `to` if that is given; fused: see `gated_mlp`."""
+    """Return the layer's gated MLP of h; for `fused` and `to` see `gated_mlp`."""
     return gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=fused, to=to)
 
 
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
-    """Return {name of a part: its rows} for the parts of matrix `name` in the order of `ops.Rope`.
+    """Return {name of a part: number of rows} for matrix `name`, in the row order of `ops.Rope`.
 
-    The checkpoint has the row order for a RoPE that rotates dims 2 i and 2 i + 1 of a head as a
-    pair; `ops.Rope` rotates dims i and i + rotary / 2.
+    The checkpoint has the row order of a RoPE that rotates dims 2 i and 2 i + 1 of a head
+    as a pair; `ops.Rope` rotates dims i and i + rotary / 2.
     """
     found = {}
     for first in range(0, heads * head_dim, head_dim):
@@ -229,7 +235,7 @@ def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int
 
 
 def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
-    """Scale `width` columns of q by their positions, if the model has extra["query_scale"]."""
+    """Scale `width` columns of q by the positions of tokens, if the model has query_scale."""
     scale = cast("tuple[float, int] | None", s.extra.get("query_scale"))
     if scale is not None:
         b.scale_queries(q, width, beta=scale[0], length=scale[1])
@@ -251,17 +257,17 @@ def attend(
     cache: int | None = None,
     name: str = "self_attn",
 ) -> ValueId:
-    """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
+    """Return the layer's attention of h, [T, q_heads * head_dim], before the output matrix.
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj.
-    paired: the checkpoint has the row order of a RoPE that rotates neighbouring dims (`unpaired`).
-    qk_norm: RMS norm of each q and k head (Qwen3).
-    plus_one: the weights of qk_norm are offsets from 1.
-    wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
-    softcap: see `Builder.attention`.
-    sinks: each head has an attention sink.
-    cache: the number of the layer's KV cache, if some layers have no attention.
-    name: the part of a layer that has the matrices.
+    paired: its rows are in the order of a RoPE that rotates neighbouring dims (`unpaired`).
+    qk_norm: each q head and each k head has an RMS norm (Qwen3).
+    plus_one: the weights of these norms are stored as offsets from 1.
+    wide_norm: one RMS norm for all q heads together, and one for all k heads (OLMo).
+    softcap: the cap of scores, see `Builder.attention`.
+    sinks: each head has an attention sink (one more logit).
+    cache: the number of the layer's KV cache; it differs from `layer` if some layers have none.
+    name: the name of the attention module in a layer.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.{name}"
@@ -310,7 +316,7 @@ def self_attention(
     sinks: bool = False,
     cache: int | None = None,
 ) -> None:
-    """Add the layer's attention of h to x; see `attend` for the options."""
+    """Add the layer's attention of h to x; for the options see `attend`."""
     a = attend(
         b,
         s,
@@ -340,9 +346,9 @@ def build_decoder(
     norm: NormFn = rms_norm,
     parallel: bool = False,
 ) -> None:
-    """Append the ops of a pre-norm decoder; its layers are `attention`, then `mlp`.
+    """Append the operations of a pre-norm decoder; each layer is `attention`, then `mlp`.
 
-    parallel: the MLP has the same input as attention, instead of x with the attention added.
+    parallel: whether the MLP reads the same input as attention, not x with attention added.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
@@ -363,9 +369,9 @@ def build_sandwich(
     mlp: MlpFn = plain_mlp,
     softcap: float = 0.0,
 ) -> None:
-    """Append the ops of a decoder that normalizes results of attention and MLP before adding them.
+    """Append a decoder that normalizes results of attention and MLP before it adds them.
 
-    softcap: the cap of the logits.
+    softcap: the cap of the logits; 0 = none.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms
@@ -392,6 +398,6 @@ def finish_decoder(
     softcap: float = 0.0,
     embedding: str = "model.embed_tokens",
 ) -> None:
-    """Append the logits of h, the rows after the last norm; embedding: the name of its matrix."""
+    """Append the logits of h, the rows after the last norm; embedding: the name of the table."""
     tied_to = embedding if s.tied else None
     b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap)

@@ -1,4 +1,4 @@
-"""The Mamba2 layers of hybrid models: their sizes in config.json, and their ops."""
+"""The Mamba2 layers of hybrid models: their sizes in config.json, and their operations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cpuserve.program.ops import ValueId
 class Mamba2Sizes:
     """The sizes of Mamba2 layers.
 
-    A head has a state of `state` x `head_dim`. The heads form `groups` groups; the heads of a group
-    share B and C.
+    A head has a state of `state` x `head_dim` floats.
+    The heads form `groups` groups; all heads of a group use the same B and C.
 
-    taps: tokens of the convolution.
+    taps: the number of tokens that the convolution covers.
 
-    limits: bounds of a step size dt.
+    limits: the smallest and the largest step size dt.
     eps: the epsilon of the gated norm.
     """
 
@@ -44,17 +44,17 @@ class Mamba2Sizes:
 
     @property
     def width(self) -> int:
-        """Width of the values of all heads."""
+        """Return the number of columns of the values of all heads."""
         return self.heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: the values, B and C."""
+        """Return the number of channels of the convolution: the values, B and C."""
         return self.width + 2 * self.groups * self.state
 
 
 def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
-    """The sizes in a config with the keys of Bamba and Granite 4.
+    """Return the sizes of Mamba2 in a config with the keys of Bamba and Granite 4.
 
     The width of all heads is mamba_d_ssm (Falcon-H1), or else mamba_expand x hidden_size.
     """
@@ -71,7 +71,7 @@ def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
     groups = read_int(config, "mamba_n_groups", 1, high=65536)
     if heads % groups:
         refuse("mamba_n_groups", groups, f"a divisor of mamba_n_heads ({heads})")
-    # The convolution has SiLU: refuse other activations.
+    # The convolution is followed by SiLU; other activations are refused.
     read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
     return Mamba2Sizes(
         heads=heads,
@@ -98,7 +98,7 @@ def _read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba2 layer `at` of h to x."""
+    """Add the Mamba2 layer `at` (the name of its module) of h to x."""
     out, inputs = scan_mamba2(b, s, at, h)
     normed = b.gated_norm(out, inputs, f"{at}.norm", groups=s.groups, eps=s.eps)
     b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
@@ -109,7 +109,8 @@ def scan_mamba2(
 ) -> tuple[ValueId, ValueId]:
     """Return (output of the state space model, inputs) of the Mamba2 layer `at` of h.
 
-    The inputs are the result of in_proj: z, which gates the output, the channels, and the steps.
+    The inputs are in_proj(h): z, which gates the output, then the channels, then the step sizes.
+
     factors: (columns, factor) of each part of the inputs; by default all factors are 1.
     """
     widths = s.width, s.channels, s.heads

@@ -21,10 +21,10 @@ class Mellum:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Mellum config.
+        """Return the hyperparameters in a Mellum config.
 
         Layers have a window if layer_types says so, and a dense MLP if mlp_layer_types says so;
-        without these keys, no layer has one.
+        without these keys, no layer has a window or a dense MLP.
         """
         bias = read_bool(config, "attention_bias", False)
         window = read_int(config, "sliding_window", 1024, low=0)
@@ -49,5 +49,5 @@ class Mellum:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=qk_norm_attention, mlp=qwen_mlp)

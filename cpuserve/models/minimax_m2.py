@@ -21,9 +21,9 @@ class MiniMaxM2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a MiniMax M2 config.
+        """Return the hyperparameters in a MiniMax M2 config.
 
-        Published configs give the rotated dimensions as rotary_dim, newer ones as a share.
+        Published configs have the number of rotated dimensions (rotary_dim), newer ones the share.
         """
         head_dim = read_int(config, "head_dim", 128)
         given = {key: value for key, value in config.items() if value is not None}
@@ -39,7 +39,7 @@ class MiniMaxM2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=_mlp)
 
 

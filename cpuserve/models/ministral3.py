@@ -24,7 +24,7 @@ class Ministral3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Ministral 3 config."""
+        """Return the hyperparameters in a Ministral 3 config."""
         rope = _rope(config, {"rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384})
         config = {"rms_norm_eps": 1e-5, **config, "rope_scaling": None, "rope_parameters": rope}
         head_dim = config.get("head_dim", 128)
@@ -38,7 +38,7 @@ class Ministral3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s)
 
 
@@ -51,12 +51,12 @@ class Mistral4:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Mistral Small 4 config."""
+        """Return the hyperparameters in a Mistral Small 4 config."""
         rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
         if read_groups(config, (1, 1), best=2) is not None:
             refuse("topk_group", config["topk_group"], "n_group: no limit to groups of experts")
-        # partial_rotary_factor is the share of a head's dims that are rotated. It is not needed,
-        # because qk_rope_head_dim is their number.
+        # partial_rotary_factor, the share of a head's dims that are rotated, is not needed:
+        # qk_rope_head_dim is the number of these dims.
         rope["partial_rotary_factor"] = None
         config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
         return read_latent(
@@ -71,12 +71,12 @@ class Mistral4:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_latent(b, s, score="softmax")
 
 
 def _rope(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rope parameters in either spelling; if there are none, YaRN with `default`."""
+    """Return the RoPE parameters in either spelling; YaRN with `default` if there are none."""
     given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
     yarn = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
     return given or {**yarn, **default}

@@ -20,7 +20,7 @@ class Mixtral:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Mixtral config; sliding_window: missing or null = none."""
+        """Return the hyperparameters in a Mixtral config, which has no window by default."""
         return read_decoder(
             {
                 **config,
@@ -35,7 +35,7 @@ class Mixtral:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, mlp=_mlp)
 
 

@@ -35,7 +35,7 @@ class ModernBert:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a ModernBERT config."""
+        """Return the hyperparameters in a ModernBERT config."""
         width, heads = read_encoder_heads(config)
         theta = {
             "theta": read_float(config, "global_rope_theta", 160000.0, low=1.0),
@@ -44,7 +44,8 @@ class ModernBert:
         config, local_rope = split_ropes(config, width // heads, 8192, **theta)
         rope, positions = read_rope(config, width // heads, 8192)
         every = read_int(config, "global_attn_every_n_layers", 3)
-        # local_attention counts both sides together; `window` counts one side and the token.
+        # local_attention counts tokens on both sides;
+        # `window` counts one side and the token itself.
         window = read_int(config, "local_attention", 128) // 2 + 1
         bias = read_bool(config, "attention_bias", False)
         return ModelSpec(
@@ -76,7 +77,7 @@ class ModernBert:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         bias = cast("bool", s.extra["norm_bias"])
         x = b.layer_norm(
             b.embed("model.embeddings.tok_embeddings"), "model.embeddings.norm", bias=bias

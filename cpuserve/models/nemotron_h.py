@@ -26,7 +26,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
 from cpuserve.program.ops import ValueId
 
-# The kinds of layers: the letters of hybrid_override_pattern, and the names of layers_block_type.
+# The kinds of layers: letters of hybrid_override_pattern, and names of layers_block_type.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _NAMES = {
     "linear_attention": "mamba",
@@ -41,7 +41,7 @@ class NemotronH:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Nemotron H config."""
+        """Return the hyperparameters in a Nemotron H config."""
         kinds = _read_kinds(config)
         config = {**config, "num_hidden_layers": len(kinds)}
         read_choice(config, "mlp_hidden_act", "relu2", {"relu2": "relu2"})
@@ -70,7 +70,7 @@ class NemotronH:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         kinds = cast("tuple[str, ...]", s.extra["kinds"])
         x = b.embed("model.embeddings", scale=s.embed_scale)
         for i, kind in enumerate(kinds):
@@ -90,7 +90,7 @@ class NemotronH:
 
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kind of each layer; the list of names counts if the config has the letters as well."""
+    """Return the kind of each layer; if the config has names and letters, the names are used."""
     names = config.get("layers_block_type", config.get("layer_types"))
     if names is None:
         pattern = config.get("hybrid_override_pattern")
@@ -104,7 +104,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_mamba(config: Mapping[str, Any]) -> Mamba2Sizes:
-    """The sizes of Mamba2 layers; a step is at least time_step_min, as in transformers."""
+    """Return the sizes of Mamba2; a step size is at least time_step_min, as in transformers."""
     heads = read_int(config, "mamba_num_heads", high=65536)
     groups = _either(config, "n_groups", "mamba_n_groups", 8)
     if heads % groups:
@@ -141,7 +141,7 @@ def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _add_experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add to x the experts of h and the shared expert; experts may work in a smaller width."""
+    """Add to x the experts of h plus the shared expert; experts may have a smaller width."""
     latent = cast("int", s.extra["latent"])
     low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
     total = b.mixture(

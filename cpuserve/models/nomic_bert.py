@@ -21,7 +21,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-# Keys of the published configs, which follow GPT-2, and the same settings in transformers.
+# Keys of the published configs, which follow GPT-2, and the keys of transformers for the same.
 KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -31,7 +31,7 @@ KEYS = {
     "rotary_emb_base": "rope_theta",
     "max_trained_positions": "max_position_embeddings",
 }
-# Features of the published code that no published text model uses.
+# Settings of the published code; all published text models have these values.
 FIXED = {
     "prenorm": False,
     "parallel_block": False,
@@ -45,15 +45,15 @@ FIXED = {
     "moe_normalize_expert_weights": False,
     "expert_choice_router": False,
 }
-# The activation of the MLP for each activation_function of a config. The MLP is gated for swiglu,
-# and plain for gelu.
+# The activation of the MLP for each activation_function of a config.
+# For swiglu the MLP is gated, for gelu it is not.
 ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
-# The first norm of a layer plus the bias of its experts; quant/nomic_experts.py makes its tensors.
+# The first norm of a layer plus the common bias of its experts; quant/nomic_experts.py makes it.
 SHIFTED = "norm1_and_experts_bias"
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether the config is one of nomic-bert with mixtures of experts."""
+    """Return whether the config is of a nomic-bert model with mixtures of experts."""
     return "NomicBertModel" in read_architectures(config) and bool(config.get("num_experts"))
 
 
@@ -61,9 +61,10 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 class NomicBert:
     """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
-    Keys of spec.extra: "types" (the number of token types; all tokens have type 0), and in mixtures
-    "experts", "chosen" (for each token), "every" (layers 1, 1 + every, ... are mixtures) and
-    "shifted" (whether the experts of a layer have a common bias).
+    Keys of spec.extra: "types" (the number of token types; all tokens have type 0).
+    Mixtures also have "experts", "chosen" (experts that a token uses),
+    "every" (layers 1, 1 + every, ... are mixtures)
+    and "shifted" (whether the experts of a layer have a common bias).
     """
 
     @staticmethod
@@ -103,7 +104,7 @@ class NomicBert:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         x = b.embed("embeddings.word_embeddings")
         types = "embeddings.token_type_embeddings", cast("int", s.extra["types"])
         b.position_embed(x, None, rows=s.max_position, types=types)
@@ -120,7 +121,7 @@ class NomicBert:
 
 
 def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Return h + MLP of h, where h is the first norm of x."""
+    """Return h + mlp(h), where h is the first norm of x."""
     h = b.layer_norm(x, f"{at}.norm1")
     if s.activation == "silu":
         names, then = [f"{at}.mlp.fc12", f"{at}.mlp.fc11"], "silu_mul"
@@ -131,7 +132,7 @@ def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
 
 
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Return h + the common bias of the experts + experts of h, where h is the first norm of x."""
+    """Return h + common bias of the experts + experts of h, where h is the first norm of x."""
     h = b.layer_norm(x, f"{at}.norm1")
     total = b.layer_norm(x, f"{at}.{SHIFTED}" if s.extra["shifted"] else f"{at}.norm1")
     experts = range(cast("int", s.extra["experts"]))
@@ -148,7 +149,7 @@ def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
 
 
 def _mixture(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the entries of spec.extra for mixtures; none if there are no experts."""
+    """Return the keys of spec.extra for mixtures; {} if the config has no experts."""
     if not config.get("num_experts"):
         return {}
     experts = read_int(config, "num_experts", high=4096)

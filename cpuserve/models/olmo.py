@@ -22,7 +22,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-THETA3 = 500000.0  # OLMo 3's RoPE base where a config has none
+THETA3 = 500000.0  # RoPE base of OLMo 3 if the config has none
 
 
 @register_model("Olmo2ForCausalLM")
@@ -31,12 +31,12 @@ class Olmo2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an OLMo 2 config."""
+        """Return the hyperparameters in an OLMo 2 config."""
         return _spec(config, "Olmo2ForCausalLM", 2048, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=partial(attend, wide_norm=True), norms=NORMS)
 
 
@@ -49,7 +49,7 @@ class Olmo3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an OLMo 3 config."""
+        """Return the hyperparameters in an OLMo 3 config."""
         if config.get("sliding_window", 1) is None:
             refuse("sliding_window", None, "the number of keys that layers with a window see")
         window = read_int(config, "sliding_window", 4096, low=0)
@@ -64,7 +64,7 @@ class Olmo3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         Olmo2.build(b, s)
 
 
@@ -77,7 +77,7 @@ class Olmoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an OLMoE config."""
+        """Return the hyperparameters in an OLMoE config."""
         if config.get("clip_qkv") is not None:
             refuse("clip_qkv", config["clip_qkv"], "null: queries and keys are not clipped")
         extra = {
@@ -89,7 +89,7 @@ class Olmoe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=qwen_mlp)
 
 

@@ -31,7 +31,7 @@ class OlmoHybrid:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an OLMo hybrid config."""
+        """Return the hyperparameters in an OLMo hybrid config."""
         read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
         layers = read_int(config, "num_hidden_layers", high=4096)
 
@@ -52,14 +52,14 @@ class OlmoHybrid:
                 "beta": 2.0 if read_bool(config, "linear_allow_neg_eigval", True) else 1.0,
             },
         )
-        # Published configs have a base of null: attention then has no RoPE.
+        # In published configs the base of the RoPE is null: attention then has no RoPE.
         ropes = [read_object(config, key) for key in ("rope_scaling", "rope_parameters")]
         base = {"rope_theta": config.get("rope_theta", 1e4), **ropes[0], **ropes[1]}["rope_theta"]
         return replace(spec, rope=None) if base is None else spec
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         attends = cast("tuple[bool, ...]", s.extra["attends"])
         x = b.embed("model.embed_tokens")
         for i, attention in enumerate(attends):
@@ -77,7 +77,7 @@ class OlmoHybrid:
 
 
 def _read_delta(config: Mapping[str, Any]) -> DeltaSizes:
-    """The sizes of the delta nets; their widths follow from the width of the model by default."""
+    """Return the sizes of the delta nets; default widths follow from the width of the model."""
     width = read_int(config, "hidden_size", high=1 << 20)
     heads, _, _ = read_heads(config, width)
     keys = read_int(config, "linear_num_key_heads", heads, high=65536)
@@ -89,13 +89,13 @@ def _read_delta(config: Mapping[str, Any]) -> DeltaSizes:
 
 
 def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the gated delta net `at` of h to x."""
+    """Add the gated delta net `at` (the name of its module) of h to x."""
     sizes = cast("DeltaSizes", s.extra["delta"])
     keys = sizes["key_heads"] * sizes["key_width"]
     values = sizes["value_heads"] * sizes["value_width"]
     inputs = b.linear(h, [f"{at}.{n}_proj" for n in "qkvg"], features=[keys, keys, values, values])
     gates = b.linear(h, [f"{at}.{n}_proj" for n in "ba"], features=sizes["value_heads"])
-    # The norm has this epsilon, whatever the config says.
+    # The norm has this epsilon, even if the config has another one.
     out = b.gated_delta(
         inputs,
         gates,

@@ -28,7 +28,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
-NORM_EPS = 1e-5  # torch.nn.LayerNorm's default; OPT's config has no key for it
+NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
 
 
 @register_model("OPTForCausalLM")
@@ -41,7 +41,7 @@ class Opt:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in an OPT config."""
+        """Return the hyperparameters in an OPT config."""
         vocab = read_int(config, "vocab_size")
         width = read_int(config, "hidden_size", high=1 << 20)
         heads = read_int(config, "num_attention_heads", high=65536)
@@ -82,7 +82,7 @@ class Opt:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         root, embed_width = "model.decoder", cast("int", s.extra["embed_width"])
         x = b.embed(f"{root}.embed_tokens", width=embed_width)
         if embed_width != s.width:
@@ -115,7 +115,7 @@ def _post_norm_layer(b: Builder, s: ModelSpec, x: ValueId, i: int) -> ValueId:
 
 
 def _attention(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None:
-    """x += attention(h)."""
+    """Add attention of h to x."""
     at = f"model.decoder.layers.{i}.self_attn"
     names = [f"{at}.{n}_proj" for n in "qkv"]
     qkv = b.linear(h, names, features=s.width, bias=s.qkv_bias)
@@ -124,7 +124,7 @@ def _attention(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None
 
 
 def _mlp(b: Builder, s: ModelSpec, h: ValueId, x: ValueId, i: int) -> None:
-    """x += fc2(act(fc1(h)))."""
+    """Add fc2(act(fc1(h))) to x."""
     at, then = f"model.decoder.layers.{i}", cast("Then", s.activation)
     g = b.linear(h, f"{at}.fc1", features=s.intermediate, bias=s.mlp_bias, then=then)
     b.linear(g, f"{at}.fc2", bias=s.mlp_bias, add_to=x)

@@ -18,9 +18,9 @@ class Phi3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Phi-3 config.
+        """Return the hyperparameters in a Phi-3 config.
 
-        LongRoPE uses one set of factors for all sequences: see `long_rope` of EngineConfig.
+        LongRoPE uses one set of factors for all sequences (`long_rope` of EngineConfig).
         """
         window = read_int(config, "sliding_window", 0, low=0)
         return read_decoder(
@@ -32,5 +32,5 @@ class Phi3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=fused_attention, mlp=fused_mlp)

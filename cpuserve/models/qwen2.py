@@ -19,7 +19,7 @@ class Qwen2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen2 config; without a causal mask it is an encoder."""
+        """Return the hyperparameters in a Qwen2 config; without a causal mask it is an encoder."""
         spec = read_decoder(
             config,
             architecture="Qwen2ForCausalLM",
@@ -27,23 +27,24 @@ class Qwen2:
             qkv_bias=True,
             **read_qwen_windows(config),
         )
-        # The configs of gte-Qwen2 say that tokens attend to later ones.
+        # The configs of gte-Qwen2 (is_causal: false) say that tokens attend to later tokens.
         both_sides = not read_bool(config, "is_causal", True)
         return replace(spec, encoder=both_sides, pooled=both_sides)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         b.leave((*DECODER_HEAD, "lm_head.weight") if s.encoder else DECODER_HEAD)
         build_decoder(b, s)
 
 
 def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sliding windows of a Qwen config: `window` if all layers have the same, else
-    `extra["windows"]`; empty without windows.
+    """Return the windows of a Qwen config as arguments of read_decoder.
 
-    Windows are used only if use_sliding_window is true, in the layers that layer_types marks
-    "sliding_attention"; without layer_types, in the layers from max_window_layers on.
+    They are `window` if all layers have the same window,
+    else `extra["windows"]`; {} without windows.
+    Windows are used only if use_sliding_window is true, in layers that layer_types marks
+    as "sliding_attention"; without layer_types, in layers from max_window_layers on.
     """
     window = read_int(config, "sliding_window", 4096, low=0)
     if (

@@ -23,7 +23,7 @@ class Qwen2Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen2-MoE config."""
+        """Return the hyperparameters in a Qwen2-MoE config."""
         more = read_qwen_windows(config)
         renormalize = read_bool(config, "norm_topk_prob", False)
         extra = {**more.pop("extra", {}), **read_shared_experts(config, renormalize=renormalize)}
@@ -38,5 +38,5 @@ class Qwen2Moe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, mlp=qwen_shared_mlp)

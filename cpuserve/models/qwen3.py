@@ -19,7 +19,7 @@ class Qwen3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3 config; head_dim defaults to 128 for every width."""
+        """Return the hyperparameters in a Qwen3 config; head_dim is 128 by default."""
         bias = read_bool(config, "attention_bias", False)
         head_dim = config.get("head_dim") or 128
         return read_decoder(
@@ -33,6 +33,6 @@ class Qwen3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         b.leave([*DECODER_HEAD, *(f"{name}.weight" for name in GGUF_HEAD)])
         build_decoder(b, s, attention=qk_norm_attention)

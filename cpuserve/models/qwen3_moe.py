@@ -27,7 +27,7 @@ class Qwen3Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3-MoE config."""
+        """Return the hyperparameters in a Qwen3-MoE config."""
         bias = read_bool(config, "attention_bias", False)
         layers = read_int(config, "num_hidden_layers", high=4096)
         more = read_qwen_windows(config)
@@ -49,12 +49,12 @@ class Qwen3Moe:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=qk_norm_attention, mlp=qwen_mlp)
 
 
 def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict[str, object]:
-    """The keys of `ModelSpec.extra` for `qwen_shared_mlp`."""
+    """Return the entries of `ModelSpec.extra` that `qwen_shared_mlp` needs."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return {
         **read_experts(config, count="num_experts", width="moe_intermediate_size"),
@@ -65,7 +65,7 @@ def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict
 
 
 def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x the output of the layer's mixture of experts, or of its dense MLP, for the input h.
+    """Add the mixture of experts of h to x, or the dense MLP of h, whichever the layer has.
 
     The layers in s.extra["dense_layers"] have a dense MLP.
     """
@@ -84,7 +84,7 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
 
 
 def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """As `qwen_mlp`, plus an expert that all tokens share, multiplied by the sigmoid of a gate."""
+    """Add `qwen_mlp` to x, and an expert that all tokens share, times the sigmoid of a gate."""
     qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return
@@ -92,7 +92,7 @@ def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId
 
 
 def add_shared_expert(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add to x the expert of h that all tokens share, multiplied by the sigmoid of a gate."""
+    """Add to x the expert of h that all tokens share, times the sigmoid of a gate."""
     out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
     b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
     b.add(out, to=x)

@@ -16,7 +16,7 @@ from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
-# Computes (inputs, gates) of a gated delta net from (builder, sizes, name of the layer, h).
+# Computes (inputs, gates) of a gated delta net. Arguments: (builder, sizes, name of the module, h).
 Project = Callable[[Builder, DeltaSizes, str, ValueId], tuple[ValueId, ValueId]]
 
 KINDS = ("linear_attention", "full_attention")
@@ -31,7 +31,7 @@ class Qwen3Next:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3-Next config.
+        """Return the hyperparameters in a Qwen3-Next config.
 
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
@@ -41,7 +41,7 @@ class Qwen3Next:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         mix = partial(_mix, project=_project_half if s.extra["split"] else _project)
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
@@ -55,12 +55,12 @@ class Qwen35:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3.5 text config."""
+        """Return the hyperparameters in a Qwen3.5 text config."""
         return _spec(config, "Qwen3_5ForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         mix = partial(_mix, project=project_parts)
         build_decoder(b, s, attention=mix, norm=offset_norm)
 
@@ -71,15 +71,15 @@ class Qwen35Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3.5-MoE text config."""
+        """Return the hyperparameters in a Qwen3.5-MoE text config."""
         extra = read_shared_experts(config, renormalize=True)
-        width = config.get("moe_intermediate_size")  # there is no dense layer
+        width = config.get("moe_intermediate_size")  # no layer has a dense MLP
         config = {**config, "intermediate_size": width}
         return _spec(config, "Qwen3_5MoeForCausalLM", extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         mix = partial(_mix, project=project_parts)
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
@@ -107,7 +107,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
 
 
 def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Whether each layer has attention, rather than a gated delta net."""
+    """Return for each layer whether it has attention; the other layers have a gated delta net."""
 
     def default(layer: int) -> str:
         return KINDS[(layer + 1) % read_int(config, "full_attention_interval", 4) == 0]
@@ -124,7 +124,7 @@ def read_delta(
     key_width: int = 128,
     value_width: int = 128,
 ) -> DeltaSizes:
-    """The sizes of the gated delta nets in a config; the arguments are defaults."""
+    """Return the sizes of the gated delta nets in a config; the arguments are defaults."""
     size = partial(read_int, config, high=65536)
     keys, values = (
         size("linear_num_key_heads", key_heads),
@@ -142,7 +142,7 @@ def read_delta(
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
-    """Add attention or a gated delta net of h to x; project: computes the inputs of that net."""
+    """Add attention or a gated delta net of h to x; project: computes the inputs of the net."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
@@ -156,9 +156,9 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
 
 
 def gated_attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId) -> ValueId:
-    """Attention of h, multiplied by the sigmoid of gates, before its output matrix.
+    """Return attention of h, multiplied by the sigmoid of gates, before the output matrix.
 
-    layer: its number among the layers with attention.
+    layer: the number of this layer among the attention layers.
     """
     d = s.head_dim
     features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
@@ -178,7 +178,7 @@ def gated_attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId) -
 
 
 def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """Return (inputs, gates) of a delta net, for checkpoints with rows grouped by key head."""
+    """Return (inputs, gates) of a delta net, from matrices with their rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
     value = sizes["value_heads"] // count * sizes["value_width"]  # columns of values per key head
     x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))
@@ -186,7 +186,7 @@ def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueI
 
 
 def _project_half(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """Do the same as `_project`; only the rows of b and a are grouped by key head."""
+    """Do the same as `_project`, where only the rows of b and a are grouped by key head."""
     return _inputs(b, sizes, at, h), _gates(b, sizes, at, h)
 
 
@@ -196,9 +196,9 @@ def _gates(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
 
 
 def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
-    """A linear of h with a matrix that has, for each of `count` heads, parts of `widths` rows.
+    """Return a linear of h; for each of `count` heads its matrix has parts of `widths` rows.
 
-    The result has the first part of all heads, then the second part of all heads, and so on.
+    The result has the first parts of all heads, then the second parts of all heads, and so on.
     """
     found: dict[str, int] = {}
     for i, width in enumerate(widths):
@@ -208,7 +208,7 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
 
 
 def project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """Do the same as `_project`; qkv is one matrix, and z, b and a one each."""
+    """Do the same as `_project`, where q, k and v are one matrix, and z, b and a are three."""
     gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
     return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
 

@@ -32,7 +32,7 @@ INDEXER_KEYS = (
 
 
 class Ngrams(TypedDict):
-    """The tables of n-grams: the layers that have one, and numbers that all tables share."""
+    """The tables of n-grams: the layers that have a table, and numbers that all tables share."""
 
     layers: tuple[int, ...]
     width: int
@@ -50,18 +50,18 @@ class Ngrams(TypedDict):
 class Qwen4Exp:
     """Qwen3.8-Flash-Next, for requests so short that its indexers keep all keys.
 
-    Source: transformers modeling_qwen4_exp. Keys of ModelSpec.extra in addition to the keys
-    of Qwen3.5-MoE:
+    Source: transformers modeling_qwen4_exp.
+    Keys of ModelSpec.extra in addition to the keys of Qwen3.5-MoE:
 
     streams: the number of residual streams.
-    stream_rank: the rank of the product of two matrices that gates them.
+    stream_rank: the rank of the product of two matrices that gates the streams.
     ngrams: the tables of n-grams.
     sigmoid: whether the gates of delta nets are sigmoids.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen4-Exp text config."""
+        """Return the hyperparameters in a Qwen4-Exp text config."""
         kinds = _read_kinds(config)
         bias = read_bool(config, "attention_bias", False)
         experts = read_experts(config, count="num_experts", width="moe_intermediate_size")
@@ -94,7 +94,7 @@ class Qwen4Exp:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         first = x = b.embed("model.embed_tokens")
         for _ in range(cast("int", s.extra["streams"]) - 1):
             x = b.columns(first, s.width, more=x)
@@ -110,7 +110,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, ...]) -> Ngrams:
-    """The tables of n-grams in a config."""
+    """Return the tables of n-grams in a config."""
     listed = config.get("ple_layer_ids") or []
     known = range(1, spec.layers + 1)
     if not isinstance(listed, list) or any(type(i) is not int or i not in known for i in listed):
@@ -141,7 +141,7 @@ def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, .
 
 
 def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
-    """The spec with as many positions as the indexers keep.
+    """Return the spec with only as many positions as the indexers keep.
 
     A query reads indexer_budget tokens in whole blocks, and the tokens after the last whole block.
     """
@@ -155,7 +155,7 @@ def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
-    """Append a layer, which adds to all streams of x."""
+    """Append a layer, which adds its results to all residual streams of x."""
     at, ngrams = f"model.layers.{layer}", cast("Ngrams", s.extra["ngrams"])
     if layer in ngrams["layers"]:
         _add_ngrams(b, s, f"{at}.ple", ngrams["layers"].index(layer), x)
@@ -170,12 +170,12 @@ def _enter(
 ) -> tuple[ValueId, ValueId]:
     """Return the input of a part of a layer, and the weights of its output in the streams.
 
-    The streams are normalized, gated by two small matrices, and averaged.
+    To get the input, the streams are normalized, gated by two small matrices, and averaged.
 
-    last: there is no output, so the weights are the gates of the input.
+    last: whether the part has no output; the returned weights are then the gates of the input.
     """
     streams, rank = cast("int", s.extra["streams"]), cast("int", s.extra["stream_rank"])
-    # The mean needs the factor 1 / streams, and so do the arguments of both activations.
+    # The mean of the streams needs the factor 1 / streams; so do the arguments of both activations.
     n = b.rms_norm(x, f"{at}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
     low = b.linear(n, f"{at}.input_mix_weight_down", features=rank, then="silu")
     gates = b.linear(low, f"{at}.input_mix_weight_up", features=streams * s.width)
@@ -185,7 +185,7 @@ def _enter(
 
 
 def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> None:
-    """Add the embeddings of n-grams to all streams of x, gated by each stream."""
+    """Add embeddings of n-grams to all residual streams of x; each stream has its own gate."""
     n, streams = cast("Ngrams", s.extra["ngrams"]), cast("int", s.extra["streams"])
     sizes = prime_sizes(n["least"], n["heads"], table)
     e = b.ngram_embed(
@@ -208,7 +208,7 @@ def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> No
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """Return the layer's attention or gated delta net of h."""
+    """Return the attention or the gated delta net of h, whichever the layer has."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
@@ -222,7 +222,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
 
 
 def _mlp(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
-    """Return the experts of h, and the expert that all tokens share."""
+    """Return the experts of h plus the expert that all tokens share."""
     renormalize = cast("bool", s.extra["renormalize"])
     parts = ("gate_proj", "up_proj", "down_proj")
     out = add_mixture(b, s, at, h, None, parts=parts, renormalize=renormalize)

@@ -1,8 +1,9 @@
-"""Reads the rotary embedding parameters of a config.json: inverse frequencies after scaling.
+"""Reads the RoPE parameters of a config.json: inverse frequencies after scaling.
 
-Formulas: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card
-(llama3). Keys and defaults follow transformers modeling_rope_utils, in both spellings:
-"rope_theta" with "rope_scaling" (transformers 4) and "rope_parameters" (transformers 5).
+Formulas: Su et al. 2021 (RoPE); Peng et al.
+ 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card (llama3).
+ Keys and defaults follow transformers modeling_rope_utils, in both spellings:
+ "rope_theta" with "rope_scaling" (transformers 4), and "rope_parameters" (transformers 5).
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ ORIGINAL = "original_max_position_embeddings"
 def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) -> tuple[Rope, int]:
     """Return (rope, maximum number of positions); ModelError for an unsupported scaling.
 
-    The maximum is max_position_embeddings, which usually includes the scaling. YaRN configs may
-    keep the unscaled number there, so YaRN uses original positions x factor if that is larger.
+    The maximum is max_position_embeddings, which usually includes the scaling.
+    The YaRN configs of some models have the unscaled number there,
+    so YaRN uses (original positions x factor) if that is larger.
     """
     params = _rope_params(config)
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
     kind = params.get("rope_type", params.get("type", "default"))
-    turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
-    # A proportional RoPE pairs dims i and i + head_dim / 2; only the first pairs are rotated.
+    turned = int(head_dim * share + 1e-6)  # a share such as 1/3 is rounded in the config
+    # A proportional RoPE pairs dims i and i + head_dim / 2, and rotates only the first pairs.
     rotary = head_dim if kind == "proportional" else turned
     if rotary < 2 or rotary % 2:
         want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
@@ -52,12 +54,12 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
 def split_ropes(
     config: Mapping[str, Any], head_dim: int, positions: int, *, theta: float, local_theta: float
 ) -> tuple[dict[str, Any], Rope]:
-    """Return (config with the RoPE of full attention alone, the RoPE of layers with a window).
+    """Return (config with only the RoPE of full attention, the RoPE of layers with a window).
 
-    Both are in rope_parameters, by the kind of layer.
+    rope_parameters may have both, by the kind of layer.
 
-    theta, local_theta: the bases if the config has none; rope_theta and rope_scaling of the config
-      belong to full attention.
+    theta, local_theta: the bases
+    if the config has none. rope_theta and rope_scaling in the config are for full attention.
     """
     by_kind = read_object(config, "rope_parameters")
     full = {
@@ -72,7 +74,7 @@ def split_ropes(
 
 
 def attention_mscale(config: Mapping[str, Any]) -> float:
-    """The factor of attention scores that a YaRN config with mscale_all_dim asks for (DeepSeek)."""
+    """Return the factor of attention scores by mscale_all_dim of a YaRN config (DeepSeek)."""
     params = _rope_params(config)
     if params.get("rope_type", params.get("type", "default")) == "default":
         return 1.0
@@ -83,9 +85,9 @@ def attention_mscale(config: Mapping[str, Any]) -> float:
 
 
 def read_query_scale(config: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Return (beta, length) of `Builder.scale_queries`; None if the config does not scale queries.
+    """Return (beta, length) for `Builder.scale_queries`; None if queries are not scaled.
 
-    The rope parameters have beta as llama_4_scaling_beta.
+    In the RoPE parameters, beta is called llama_4_scaling_beta.
     """
     params = _rope_params(config)
     if params.get("llama_4_scaling_beta") is None:
@@ -98,10 +100,10 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of both spellings in one dictionary; rope_parameters has priority.
+    """Return the parameters of both spellings in one dictionary; rope_parameters has priority.
 
-    Only for original_max_position_embeddings, the number outside of rope_parameters has priority,
-    as in transformers.
+    Only original_max_position_embeddings is an exception:
+    as in transformers, the number outside of rope_parameters has priority.
     """
     outside = ("rope_theta", "partial_rotary_factor", ORIGINAL)
     merged = {key: config[key] for key in outside if config.get(key) is not None}
@@ -126,29 +128,30 @@ def _default(_params: Params, base: list[float], max_position: int) -> tuple[Rop
 
 
 def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Linear scaling: all frequencies are divided by `factor`."""
+    """Return linear scaling: all frequencies are divided by `factor`."""
     factor = read_float(params, "factor")
     return _rope([f / factor for f in base]), max_position
 
 
 def _proportional(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """The RoPE of global layers of Gemma 4; `factor` may divide its frequencies."""
+    """Return the RoPE of global layers of Gemma 4; `factor` may divide its frequencies."""
     factor = read_float(params, "factor", 1.0)
     return _rope([f / factor for f in base]), max_position
 
 
 def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Dynamic NTK scaling, which has no effect up to max_position, the limit of this server.
+    """Return a RoPE with dynamic NTK scaling, which has no effect up to max_position.
 
-    Beyond it the frequencies would change with the length of the sequence, but the KV cache holds
-    keys that are already rotated.
+    max_position is the limit of this server.
+    Beyond it the frequencies would change with the length of the sequence,
+    but the KV cache has keys that are already rotated.
     """
     read_float(params, "factor")
     return _rope(base), max_position
 
 
 def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Fixed NTK scaling, as in the published code of GTE.
+    """Return fixed NTK scaling, as in the published code of GTE.
 
     With n frequencies, frequency i is divided by `factor` to the power of (i + 1) / n.
     """
@@ -160,7 +163,7 @@ def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, in
 
 
 def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Llama 3: low frequencies are divided by `factor`, high ones kept, linear blend between."""
+    """Return the RoPE of Llama 3: low frequencies are divided by `factor`, high ones unchanged."""
     factor = read_float(params, "factor")
     low = read_float(params, "low_freq_factor")
     high = read_float(params, "high_freq_factor")
@@ -177,12 +180,12 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 
 def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Each frequency is divided by its own factor, as GGUF files store the scaling of Llama 3."""
+    """Return `base`, each frequency divided by its own factor, as in GGUF files of Llama 3."""
     return _rope([*_divided(params, "freq_factors", base)]), max_position
 
 
 def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
-    """`base`, each divided by its own factor of params[key]."""
+    """Return `base`, each frequency divided by its own factor in params[key]."""
     factors = params.get(key)
     if not isinstance(factors, list | tuple) or len(factors) != len(base):
         refuse(key, factors, f"a list of {len(base)} numbers")
@@ -191,10 +194,11 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """LongRoPE: each frequency is divided by its own factor; cos and sin get an attention factor.
+    """Return LongRoPE: each frequency is divided by its own factor, and cos and sin are scaled.
 
-    Sequences beyond the original context have other factors. As the KV cache holds keys that are
-    rotated already, a server needs one set for all sequences: see `long_rope` of EngineConfig.
+    Sequences beyond the original context have other factors.
+    The KV cache has keys that are already rotated,
+    so a server needs one set of factors for all sequences (`long_rope` of EngineConfig).
     """
     original = read_int(params, ORIGINAL)
     short = _divided(params, "short_factor", base)
@@ -206,7 +210,7 @@ def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rop
 
 
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """YaRN: NTK-by-parts over dimensions; cos and sin are multiplied by the attention factor."""
+    """Return YaRN: NTK-by-parts over dimensions, and a factor of cos and sin."""
     original = read_int(params, ORIGINAL, max_position)
     factor = read_float(params, "factor", max(max_position / original, 1.0))
     fast = read_float(params, "beta_fast", 32.0)
@@ -220,7 +224,7 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
     if read_bool(params, "truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    span = (high - low) or 0.001  # avoids a division by zero, as in transformers
+    span = (high - low) or 0.001  # avoids a division by zero (as in transformers)
 
     def scale(i: int, freq: float) -> float:
         interpolate = min(max((i - low) / span, 0.0), 1.0)
@@ -231,7 +235,7 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
 
 
 def _yarn_attention(params: Params, factor: float) -> float:
-    """Factor of cos and sin: attention_factor, else from mscale, else 0.1 ln(factor) + 1."""
+    """Return the factor of cos and sin: attention_factor, or from mscale, or 0.1 ln(factor) + 1."""
     if params.get("attention_factor") is not None:
         return read_float(params, "attention_factor")
     if params.get("mscale") and params.get("mscale_all_dim"):
@@ -249,6 +253,6 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "longrope": _longrope,
     "ntk": _ntk,
     "proportional": _proportional,
-    "su": _longrope,  # its name in the first Phi-3 configs
+    "su": _longrope,  # the name of LongRoPE in the first Phi-3 configs
     "yarn": _yarn,
 }

@@ -18,7 +18,7 @@ class SeedOss:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Seed-OSS config."""
+        """Return the hyperparameters in a Seed-OSS config."""
         return read_decoder(
             {**config, "head_dim": read_int(config, "head_dim", 128)},
             architecture="SeedOssForCausalLM",
@@ -30,5 +30,5 @@ class SeedOss:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s)

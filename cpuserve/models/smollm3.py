@@ -18,9 +18,9 @@ class SmolLm3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a SmolLM3 config.
+        """Return the hyperparameters in a SmolLM3 config.
 
-        no_rope_layers has a 1 for layers with RoPE, in spite of its name.
+        no_rope_layers has a 1 for layers that have a RoPE, in spite of its name.
         """
         interval = read_int(config, "no_rope_layer_interval", 4)
         rotated = read_flags(config, "no_rope_layers", lambda i: (i + 1) % interval != 0)
@@ -52,5 +52,5 @@ class SmolLm3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s)

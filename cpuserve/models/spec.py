@@ -12,18 +12,19 @@ from cpuserve.program.ops import Rope
 class ModelSpec:
     """Hyperparameters of a model; models/<family>.py builds the ops from them.
 
-    `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
-    (0 = none).
+    `vocab` is the number of token ids, `width` the hidden size,
+    `window` the sliding window in keys (0 = none).
 
-    `tied`: embedding and output head share one matrix.
-    `extra`: values of a single family (OPT's word_embed_proj_dim, do_layer_norm_before).
+    `tied`: whether the embedding and the output head are one matrix.
+    `extra`: values that only one family has, such as word_embed_proj_dim of OPT.
     `dtype`: the type of the checkpoint, "bfloat16", "float16" or "float32".
     `embed_scale`, `logit_scale`: factors of embeddings and of logits.
     `attention_scale`: the factor of attention scores; None = head_dim ** -0.5.
-    `pooled`: an embedding model, which produces vectors instead of logits.
-    `encoder`: tokens attend to later tokens as well, so a step has whole prompts, and the model
-      produces only vectors.
-    `lexical`: a vector has a value for each token id (SPLADE), from the head for masked tokens.
+    `pooled`: whether it is an embedding model, which returns vectors instead of logits.
+    `encoder`: whether tokens attend to later tokens, so that a step has whole prompts.
+    Such a model returns only vectors.
+    `lexical`: whether a vector has a value for each token id
+    (SPLADE), from the head for masked tokens.
     `adapters`: the low-rank adapters (LoRA) that requests can select.
     """
 

@@ -18,7 +18,7 @@ class StableLm:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a StableLM config."""
+        """Return the hyperparameters in a StableLM config."""
         if read_bool(config, "qk_layernorm", False):
             refuse("qk_layernorm", True, "false: norms of each head (StableLM 2 12B) are missing")
         share = config.get("partial_rotary_factor")
@@ -27,7 +27,7 @@ class StableLm:
                 "layer_norm_eps": 1e-5,
                 **config,
                 "partial_rotary_factor": 0.25 if share is None else share,
-                "head_dim": None,  # transformers reads no such key
+                "head_dim": None,  # a key that transformers does not read
             },
             architecture="StableLmForCausalLM",
             positions=4096,
@@ -38,5 +38,5 @@ class StableLm:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, norm=layer_norm, parallel=cast("bool", s.extra["parallel"]))

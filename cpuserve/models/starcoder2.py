@@ -20,7 +20,7 @@ class Starcoder2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a StarCoder2 config."""
+        """Return the hyperparameters in a StarCoder2 config."""
         bias = read_bool(config, "use_bias", True)
         tied = config.get("tie_word_embeddings")
         activation = read_choice(config, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS)
@@ -43,7 +43,7 @@ class Starcoder2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Append the ops of the model to `b`."""
+        """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, mlp=_mlp, norm=layer_norm)
 
 

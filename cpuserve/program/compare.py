@@ -87,8 +87,8 @@ def compare(
 ) -> Difference | None:
     """Return the first op of this step with an output that differs beyond its tolerance, or None.
 
-    source_op: for each op of the executor, the index of the Program op
-    that it implements (Lowered.source_op). None if both have the same ops.
+    source_op: the index of the Program op that each op of the executor implements
+    (Lowered.source_op); None if both have the same ops.
 
     Call this function for every step of a sequence, from the first step on,
     because it also writes the interpreter's KV cache from the values of the executor.

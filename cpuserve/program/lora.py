@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) in a Program: the modules that have them, and the names of matrices.
+"""Low-rank adapters (LoRA) in a Program: modules that have adapters, and their matrices.
 
 An adapter adds scale * B A x to the result of a linear of x (Hu et al. 2021).
 To a row of an embedding table it adds scale * B a,

@@ -97,7 +97,7 @@ class Lowered:
     def cache_bytes(self, keys: int, token_bytes: Sequence[int]) -> int:
         """Return the bytes of the KV cache that attention reads for one token with `keys` keys.
 
-        token_bytes: for each cache layer, the bytes of one token.
+        token_bytes: the bytes of one token in each cache layer.
         """
         return sum(token_bytes[layer] * min(keys, w or keys) for layer, w in self.cache_reads)
 
@@ -181,7 +181,7 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------
 
     def choose_format(self, value: ValueId) -> str:
-        """Return the row format in which a value is stored.
+        """Return the row format that a value is stored in.
 
         All ops that read or write it support this format.
         """

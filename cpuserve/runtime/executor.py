@@ -1,4 +1,4 @@
-"""The executor interface: StepArrays in, StepOutputs out. Executors are native or torch."""
+"""The executor interface: a step goes in as StepArrays, results come back as StepOutputs."""
 
 from __future__ import annotations
 
@@ -21,51 +21,52 @@ HEADER = 8  # int32 words before the first section
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """One step as one flat int32 array, which the C++ executor reads without conversion.
+    """One step as one flat array of int32, which the C++ executor reads without conversion.
 
-    The words are first the header, HEADER numbers:
+    First comes the header, which has HEADER words:
 
-        T           tokens
-        S           sequences
-        R           logit rows
-        B           new entries of all block tables
-        M           bitmasks
+        T           number of tokens
+        S           number of sequences
+        R           number of logit rows
+        B           number of new entries of all block tables
+        M           number of bitmasks
         A           S, or 0 if no sequence has an adapter
-        G - 1       cache groups less one
-        D           R, or 0 if no row has a draft
+        G - 1       number of cache groups - 1
+        D           R, or 0 if no row has a draft token
 
-    Then these sections follow one another:
+    The following sections come after the header:
 
         token_ids, positions    [T]
         query_start             [S + 1]
-        kv_len                  [S] keys that the sequence has after this step
-        seq_slot                [S] the slot of each sequence, all different
-        table_first             [S, G]
-        table_start             [S * G + 1]
-        table_entries           [B]
-        adapters                [A] -1 = none
-        adapter_scales          [A] factors of their changes, the bits of floats
-        row_token               [R] index into the tokens
-        row_slot                [R] the slot with the row's sampler state
+        kv_len                  [S] keys that a sequence has after this step
+        seq_slot                [S] the request slot of each sequence, all different
+        table_first             [S, G] number of old entries that each block table keeps
+        table_start             [S * G + 1] index of each table's new entries in table_entries
+        table_entries           [B] new entries of all block tables
+        adapters                [A] the adapter of each sequence, -1 = none
+        adapter_scales          [A] the scale of each sequence's adapter, the bits of a float
+        row_token               [R] index of the row's token in token_ids
+        row_slot                [R] the request slot with the row's sampler state
         row_target              [R] the id to score, -1 = sample, -2 = return the row's vector
-        row_top                 [R] -1 = no logprobs
+        row_top                 [R] number of alternatives with logprobs, -1 = no logprobs
         row_draft               [D] the draft token after this row, which the next row belongs to;
                                 -1 = none
-        row_mask                [R], if M > 0: index of a bitmask, -1 = none
+        row_mask                [R], if M > 0: index of the row's bitmask, -1 = none
 
-    An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
-    the changes: table i = sequence * G + group keeps its first table_first[i] entries, and its
-    later entries become table_entries[table_start[i] : table_start[i + 1]]. A step that the
-    executor refuses with ValueError changes no table.
+    An executor keeps the block tables of each request slot until `release`.
+    A step sends only changes:
+    table i = sequence * G + group keeps its first table_first[i] entries,
+    and its later entries become table_entries[table_start[i] : table_start[i + 1]].
+    A step that the executor refuses with ValueError changes no table.
 
-    Rows that verify drafts are sampled in order, each with the sampler state after the tokens
-    before it, until one rejects its draft.
+    Rows that verify draft tokens are sampled in order, each with the sampler state after the tokens
+    before it, until one row samples another token than its draft token.
 
-    masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
-    refers to the bitmask may sample id i. The step reads this memory, which its owner fills between
-    steps.
+    masks: [M, mask_words(vocab)], None if M is 0.
+     Bit i % 32 of word i / 32 is 1 if a row with this bitmask may sample id i.
+     The step reads this memory; its owner changes it only between steps.
 
-    tops: row_top as a list of Python numbers, which `unpack` uses to read the results.
+    tops: row_top as a list of Python integers, which `unpack` uses to read the results.
     """
 
     words: Int32
@@ -74,12 +75,12 @@ class StepArrays:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, T."""
+        """Return the number of tokens, T."""
         return int(self.words[0])
 
     @property
     def num_rows(self) -> int:
-        """Number of logit rows, R."""
+        """Return the number of logit rows, R."""
         return int(self.words[2])
 
 
@@ -90,10 +91,11 @@ def mask_words(vocab: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Results per row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
+    """The results of each logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
-    token -1: no token could be sampled, or an earlier row rejected its draft. vectors [R, width]:
-    the results of an embedding model, where the other arrays mean nothing; None for other models.
+    A token of -1: no token could be sampled, or an earlier row did not sample its draft token.
+    vectors [R, width] are the results of an embedding model;
+    the other arrays then mean nothing. vectors is None for other models.
     """
 
     tokens: Int32
@@ -105,33 +107,33 @@ class StepOutputs:
 
 
 class Executor(Protocol):
-    """Runs forward steps; owns weights, KV cache and sampler state. Called from one thread."""
+    """Runs forward steps; has the weights, KV cache and sampler states. One thread calls it."""
 
     max_tokens: int
     num_blocks: int
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block: keys and values in all layers of the largest cache group."""
+        """Return the bytes of a KV block: keys and values of all layers of the largest group."""
 
     def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:
-        """Return the content of KV blocks of a cache group, [n, kv_block_bytes]; between steps."""
+        """Return the contents of KV blocks of a cache group, [n, kv_block_bytes]."""
 
     def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:
-        """Overwrite these KV blocks, between steps, with the result of read_blocks.
+        """Overwrite KV blocks with a result of read_blocks; call between steps.
 
         The bytes must come from an executor of the same model and settings.
         """
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
+        """Return the bytes of the recurrent states of a block; 0 for a model without them."""
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states of a slot at the end of its block, [snapshot_bytes]; between steps."""
+        """Return the states in a state slot at the end of its block, [snapshot_bytes]."""
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite the states in a slot, between steps, with the result of read_snapshot.
+        """Overwrite the states in a state slot with a result of read_snapshot; call between steps.
 
         The bytes must come from an executor of the same model and settings.
         """
@@ -145,58 +147,59 @@ class Executor(Protocol):
         output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`.
+        """Set or reset the sampler state of request slot `slot`.
 
-        `output`: tokens already generated (after preemption); `stop_ids`: ids banned until
-        params.min_tokens outputs exist.
+        output: tokens that the request has already generated (after a preemption).
+        stop_ids: ids that are banned until the request has params.min_tokens output tokens.
         """
 
     def release(self, slot: int) -> None:
-        """Discard the sampler state and the block tables of `slot`."""
+        """Discard the sampler state and the block tables of request slot `slot`."""
 
     def mirostat_mu(self, slot: int) -> float:
-        """Return the state of mirostat for `slot`, which depends on earlier logits; 0 without it.
+        """Return mu of mirostat for `slot`, which depends on earlier logits; 0 without mirostat.
 
-        A request that goes on in another slot is admitted with it (params.mirostat_mu).
+        A request that continues in another slot is admitted with this value (params.mirostat_mu).
         """
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step. The arrays of the result are valid until the next step.
 
         Raises:
-            ValueError: an index is out of range; nothing has run or changed.
-            RuntimeError: the step was cancelled; keys and values of its tokens may be written, and
-                slots that verify drafts have to be admitted again.
+          ValueError: an index is out of range; nothing has run or changed.
+          RuntimeError: the step was cancelled; keys and values of its tokens may be written, and
+            request slots that verify draft tokens have to be admitted again.
         """
 
     def cancel(self, on: bool = True) -> None:
-        """End the running step (or the next one) as soon as possible; from any thread.
+        """End the running step (or the next one) as soon as possible; any thread may call this.
 
-        on=False, between steps, revokes a call that came after the end of the step.
+        Call it with on=False, between steps, if the step had already ended.
         """
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run the ops before `op_index` and this op; return (its inputs [T, width], its output)."""
+        """Run the ops up to `op_index`, inclusive; return (its inputs [T, width], its output)."""
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free all memory of the executor."""
 
-    # Executors without the following abilities derive from this class and inherit the defaults.
+    # Executors without the following abilities derive from this class and inherit these defaults.
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot` of the Program, one in each iteration.
+        """Overwrite the matrices of adapter number `slot` of the Program, one in each iteration.
 
-        get: returns the matrix for a name in the Program. Steps that do not use the adapter may run
-        between iterations; the adapter is complete after the last one.
+        get: a function that returns the matrix for a name in the Program.
+         Steps that do not use the adapter may run between iterations.
+         The adapter is complete after the last iteration.
         """
         msg = "this executor has no adapters"
         raise NotImplementedError(msg)
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of weights that a step reads; 0 = unknown."""
+        """Return the bytes of weights that a step reads; 0 = unknown."""
         return 0
 
     def prepare(self) -> bool:
@@ -206,17 +209,17 @@ class Executor(Protocol):
     def progress(self) -> object:
         """Return a value that differs between two calls if a step has advanced between them.
 
-        None: the executor does not count progress. Any thread may call this, during a step.
+        None: the executor does not count progress. Any thread may call this method during a step.
         """
         return None
 
     def roofline(self) -> Iterator[dict[str, object]]:
-        """Measure the limits of this machine in parts of about 50 ms, between other work.
+        """Measure the limits of this machine in parts of about 50 ms, with other work between them.
 
-        Yields {} after each part, and the limits at the end; {} if they cannot be measured.
+        Yields {} after each part, and the limits at the end; only {} if they cannot be measured.
         """
         yield {}
 
     def report(self) -> dict[str, object]:
-        """Return sizes and placement, for `doctor` and tests."""
+        """Return sizes and placement of memory and threads, for `doctor` and tests."""
         return {}

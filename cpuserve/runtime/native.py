@@ -29,20 +29,20 @@ from cpuserve.sampling.chain import STAGES, Chain
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
-# One call packs matrices of at least so many bytes in the file. Reading 16 MB takes 5 ms at 3 GB/s,
-# so the overhead of a call (10 us) is small, and a disk with a short queue stays busy until the
-# next call.
+# One call packs matrices with at least this many bytes in the file.
+# Reading 16 MB takes 5 ms at 3 GB/s: the overhead of a call (10 us) is small,
+# and a disk with a short queue stays busy until the next call.
 BATCH_BYTES = 16 << 20
-# The disk reads so many batches ahead of the one that is packed: 64 MB, or 10 ms at 6 GB/s.
+# The disk reads this many batches ahead of the batch that is packed: 64 MB, or 10 ms at 6 GB/s.
 BATCHES_AHEAD = 4
 EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)
 
-BANDWIDTH_S = 0.25  # seconds of reading weights to measure the bandwidth
+BANDWIDTH_S = 0.25  # duration of a measurement of the bandwidth, in seconds
 
 
 class NativeExecutor:
-    """Executor that uses `_C.Executor`; created and used on the thread that called `team.run`."""
+    """The executor that uses `_C.Executor`. The thread that called `team.run` makes and uses it."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class NativeExecutor:
         )
         load_tables(self.native, self.lowered, weights)
         fill_vectors(self.native, self.lowered, weights)
-        self._scales: dict[int, float] = {}  # the scale of each adapter, by its slot
+        self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
     def _loaded(self, config: EngineConfig, pack: Callable[[_C.Executor], None]) -> _C.Executor:
-        """Return a native executor with its matrices packed, read from a file, or mapped."""
+        """Return a native executor with matrices that were packed, read from a file, or mapped."""
 
         def create(fd: int = -1, writable: bool = False) -> _C.Executor:
             native = _C.Executor(
@@ -107,7 +107,7 @@ class NativeExecutor:
 
     @property
     def unsaved(self) -> bool:
-        """Whether `save` has work, because this start has quantized the weights."""
+        """Return whether `save` has work, because this start has quantized the weights."""
         return self._cache is not None and self._cache.unsaved
 
     def save(self) -> None:
@@ -124,7 +124,7 @@ class NativeExecutor:
         output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`, with the token history if penalties need it."""
+        """Set or reset the sampler state of `slot`, with the token history if penalties need it."""
         penalized = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -161,61 +161,61 @@ class NativeExecutor:
         )
 
     def mirostat_mu(self, slot: int) -> float:
-        """Return the state of mirostat for `slot`; 0 without it."""
+        """Return the value mu of mirostat for `slot`; 0 without mirostat."""
         return self.native.mirostat_mu(slot)
 
     def release(self, slot: int) -> None:
-        """Forget `slot`."""
+        """Discard the sampler state and the block tables of request slot `slot`."""
         self.native.release(slot)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """Run a forward step in one C++ call; the next step overwrites the returned views."""
+        """Run a forward step in one C++ call. The next step overwrites the returned arrays."""
         n = self.native
         n.step(arrays.words, arrays.masks)
         vectors = n.vectors if self._pooled else None
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)
 
     def cancel(self, on: bool = True) -> None:
-        """End the running (or next) step, even inside an op; from any thread."""
+        """End the running (or the next) step, even inside an op; any thread may call this."""
         self.native.cancel(on)
 
     def progress(self) -> tuple[int, int]:
         """Return a value that differs between two calls if a step or a probe has advanced.
 
-        Any thread may call this.
+        Any thread may call this property.
         """
         return self.native.progress
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block: the layers of the largest cache group."""
+        """Return the bytes of one KV block: the layers of the largest cache group."""
         return self.native.kv_block_bytes
 
     def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:
-        """Return the content of KV blocks of a cache group, [n, kv_block_bytes]."""
+        """Return the contents of KV blocks of a cache group, [n, kv_block_bytes]."""
         return self.native.read_blocks(blocks, group)
 
     def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:
-        """Overwrite these KV blocks with the result of read_blocks."""
+        """Overwrite KV blocks with a result of read_blocks."""
         self.native.write_blocks(blocks, data, group)
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
+        """Return the bytes of the recurrent states of a block; 0 for a model without them."""
         return self.native.snapshot_bytes
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states of a slot at the end of its block, [snapshot_bytes]."""
+        """Return the states of a state slot at the end of its block, [snapshot_bytes]."""
         return self.native.read_snapshot(slot)
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite the states in a slot with the result of read_snapshot."""
+        """Overwrite the states in a state slot with a result of read_snapshot."""
         self.native.write_snapshot(slot, data)
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot`, one in each iteration; see Executor."""
+        """Overwrite the matrices of adapter number `slot`, one in each iteration (see Executor)."""
         count = 0
         for matrix in self.lowered.matrices:
             name = parse(matrix.names[0])
@@ -231,7 +231,7 @@ class NativeExecutor:
         self.native.load_vector(self.lowered.adapter_scales, scales)
 
     def prepare(self) -> bool:
-        """Prepare KV memory for at most a few milliseconds; False = all is prepared."""
+        """Allocate KV memory for at most a few milliseconds; False = all blocks have memory."""
         return self.native.grow_kv()
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
@@ -239,11 +239,11 @@ class NativeExecutor:
         return self.native.tap(arrays.words, op_index)
 
     def roofline(self) -> Iterator[dict[str, object]]:
-        """Probe this machine: bandwidth by reading the packed weights, dot products in registers.
+        """Probe this machine: memory bandwidth by reading packed weights, and dot products.
 
-        Takes about half a second on all threads, in parts of about 50 ms (weights of more than 2 GB
-        take longer to read once). Yields {} after each part, and at the end the rates in bytes and
-        operations per second.
+        Takes about half a second on all threads,
+        in parts of about 50 ms (one pass over weights of more than 2 GB takes longer).
+        Yields {} after each part, and at the end the rates in bytes and operations per second.
         """
         from cpuserve.platforms.probe import DOT_KINDS  # the start of an engine needs no platform
 
@@ -269,7 +269,7 @@ class NativeExecutor:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of packed weights that a step reads."""
+        """Return the bytes of packed weights that a step reads."""
         return self.lowered.read_bytes
 
     def report(self) -> dict[str, object]:
@@ -286,7 +286,7 @@ class NativeExecutor:
         }
 
     def close(self) -> None:
-        """Free weights and KV cache (with the last reference to the native executor)."""
+        """Free weights and KV cache, when no other reference to the native executor is left."""
         if self._cache is not None:
             self._cache.close()
         del self.native
@@ -307,7 +307,7 @@ def chain_settings(chain: Chain) -> _C.ChainSettings:
 
 
 def make_team(config: EngineConfig) -> _C.Team:
-    """Return the compute threads of `config`, on its CPUs and in its ranks."""
+    """Return the team of compute threads for `config`, on its CPUs and in its ranks."""
     return _C.Team(
         config.threads,
         config.thread_cpus,
@@ -319,7 +319,7 @@ def make_team(config: EngineConfig) -> _C.Team:
 
 
 def ranks_memory(binding: dict[str, Any]) -> str:
-    """Return a line on how weights and KV cache are placed on nodes; "" with one rank."""
+    """Return a line on the placement of weights and KV cache on NUMA nodes; "" with one rank."""
     if binding["mode"] == "none":
         return ""
     nodes = ", ".join(map(str, binding["nodes"]))
@@ -331,9 +331,9 @@ def ranks_memory(binding: dict[str, Any]) -> str:
 
 
 def misplaced(cpus: list[list[int]] | None, seen: list[int]) -> str:
-    """Return a text with the threads that were `seen` on other CPUs than `cpus`; "" if none.
+    """Return a text with the threads that were `seen` on other CPUs than `cpus`; "" if none were.
 
-    cpus: the CPUs of each thread.
+    cpus: the CPUs that each thread is bound to.
     seen: the last CPU of each thread, -1 = not known yet.
 
     Binding fails without an error if a cpuset is changed or a sandbox forbids it.
@@ -348,7 +348,7 @@ def misplaced(cpus: list[list[int]] | None, seen: list[int]) -> str:
 
 
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
-    """Lower `program` for the ISA level, sizes and KV type of `config`."""
+    """Lower `program` for the ISA level, the sizes and the KV type of `config`."""
     return Lowering(
         program,
         lambda name: weights.kind(name, config.dtype),
@@ -366,13 +366,13 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
 
 
 def is_mapped(tensor: QuantTensor) -> bool:
-    """Whether the mapped file stores the rows in the order of use, so no copy is needed."""
+    """Return whether the mapped file has the rows in the order of use, so no copy is needed."""
     built = isinstance(tensor, BuiltTensor)
     return not built and tensor.row_order is None and tensor.column_order is None
 
 
 def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
-    """Return how many of the `size` bytes of a tensor with `rows` rows `matrix` needs."""
+    """Return how many of the `size` bytes of a tensor with `rows` rows are needed for `matrix`."""
     part = matrix.part
     return size * (part.rows.stop - part.rows.start) // rows if part else size
 
@@ -380,7 +380,7 @@ def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
 def loaded(
     tensor: QuantTensor, matrix: MatrixLoad, values: Callable[[str], Float32]
 ) -> QuantTensor:
-    """Return the rows of `tensor` that `matrix` needs; values: returns a tensor by name in fp32."""
+    """Return the rows of `tensor` for `matrix`; values: a function that returns an fp32 tensor."""
     if matrix.part:
         return head_rows(tensor, matrix.part, values)
     if not matrix.values:
@@ -391,8 +391,9 @@ def loaded(
 def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
     """Return the rows of `tensor` that `part` selects, transposed if `part.transposed`.
 
-    Rows of a dense tensor keep its type: they are a view of the file, or a copy if they are
-    transposed. Rows of a quantized tensor are in fp32, as values(tensor.name) returns them.
+    Rows of a dense tensor keep its type:
+    they are a view of the file, or a copy if they are transposed.
+    Rows of a quantized tensor become fp32, as values(tensor.name) returns them.
     """
     source: SourceType = "f32"
     if tensor.source in ("f32", "f16", "bf16") and tensor.row_order is None:
@@ -413,23 +414,24 @@ def pack_matrices(
     threads: int = 1,
     cpus: Sequence[int] | None = None,
 ) -> None:
-    """Pack all matrices; calls `progress("load", done, total)` in bytes.
+    """Pack all matrices, and call `progress("load", done, total)` with bytes.
 
-    Small matrices are packed together, while the disk reads the next matrices. Rows that are not
-    in a file as they are needed are converted by `threads` threads on `cpus`.
+    Small matrices are packed together, while the disk reads the next matrices.
+    Rows that no file has in the needed order or type are converted by `threads` threads on `cpus`.
     """
     matrices = [_Loading.of(m, weights) for m in lowered.matrices]
     total, done = sum(m.num_bytes for m in matrices), 0
     batches = list(_batches(matrices))
 
-    @lru_cache(maxsize=1)  # the parts (HeadPart) of a quantized matrix come one after another
+    @lru_cache(maxsize=1)  # parts (HeadPart) of one quantized matrix are successive
     def values(name: str) -> Float32:
         return dequantize(weights.get(name))
 
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The list includes the first batch, so that the disk reads all of it from the start.
+            # The first list includes the first batch,
+            # so that the disk reads all of it from the start.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)
@@ -458,7 +460,7 @@ class _Loading(NamedTuple):
 
     @property
     def mapped(self) -> list[Bytes]:
-        """The tensors in mapped files that are packed as they are stored."""
+        """Return the tensors in mapped files that are packed as they are stored."""
         whole = not self.matrix.part
         return [t.data for t in self.tensors if whole and not isinstance(t, BuiltTensor)]
 
@@ -473,7 +475,7 @@ class _Loading(NamedTuple):
 
 
 def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
-    """Yield lists of consecutive matrices of BATCH_BYTES or more; the last may be smaller."""
+    """Yield lists of consecutive matrices of BATCH_BYTES or more; the last list may have less."""
     batch: list[_Loading] = []
     size = 0
     for matrix in matrices:
@@ -487,7 +489,7 @@ def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
 
 
 def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
-    """Point the executor to the tables that it reads in the mapped files of the model."""
+    """Set the tables that the executor reads in the mapped files of the model."""
     for table in lowered.tables:
         tensor = weights.get(table.name)
         native.load_table(table.id, tensor.data, tensor.source)

@@ -1,4 +1,4 @@
-"""Convert StepBatch to StepArrays, and StepOutputs to StepResult. Every step does both."""
+"""Convert a StepBatch to StepArrays, and StepOutputs to a StepResult. Every step does both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     """Return the batch as one flat int32 array with the layout of StepArrays.
 
-    The new entries of the block tables count as sent, so the executor must run this step.
+    The executor must run the step: later batches do not send these table entries again.
 
-    masks: one bitmask for each slot, for the rows that are masked; None if no row is.
+    masks: one bitmask for each request slot; None if no row has one.
 
-    The sections are joined as one list, by loops in C, and converted once. A numpy array for each
-    section would take longer at batch 1, and an `array` is slow to grow.
+    All sections are joined to one list by loops in C, which is converted once.
+    A numpy array for each section would take longer at batch 1, and an `array` grows slowly.
     """
     chunks = batch.chunks
     lengths = [len(c.token_ids) for c in chunks]
@@ -31,12 +31,13 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     firsts, table_starts, entries = _changes(chunks)
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
-    # Most steps have no drafts and no adapters. A step with one token per sequence cannot have
-    # drafts, so the search is skipped.
+    # Most steps have no draft tokens and no adapters.
+    # A step with one token for each sequence cannot have draft tokens,
+    # so the search for them is skipped.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]
-    scales: list[int] = []  # the bits of the floats
+    scales: list[int] = []  # the bits of the floats, as int32
     if max(adapters, default=-1) < 0:
         adapters = []
     else:
@@ -68,7 +69,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
 
 def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[BlockId]]:
-    """Return (table_first, table_start, table_entries), the new entries of all block tables."""
+    """Return (table_first, table_start, table_entries): the new entries of all block tables."""
     firsts: list[int] = []
     entries: list[BlockId] = []
     starts = [0]
@@ -84,10 +85,11 @@ def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[Blo
 
 
 def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
-    """Return the results of a step's logit rows, in order, as plain Python numbers.
+    """Return the results of the logit rows of a step, in order, as plain Python numbers.
 
-    tops: from the StepArrays of the step. The batch itself is not read here, because the step has
-    evicted it from the CPU's caches: reading 32 rows of it took 20 us.
+    tops: from the StepArrays of the step.
+    The batch itself is not read here, because the step has evicted it from the caches of the CPU:
+    reading 32 rows of the batch took 20 us.
     """
     if outputs.vectors is not None:
         return [VectorResult(0, vector=row) for row in outputs.vectors[: len(tops)].copy()]
@@ -103,7 +105,7 @@ def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     for i, top in enumerate(tops):
         if top > 0:
             ids = outputs.top_ids[i, :top].tolist()
-            if ids[-1] < 0:  # samplers have left fewer tokens
+            if ids[-1] < 0:  # fewer candidates than alternatives are left
                 ids = ids[: ids.index(-1)]
             scores = outputs.top_logprobs[i, : len(ids)].tolist()
             result[i].top = list(zip(ids, scores, strict=True))

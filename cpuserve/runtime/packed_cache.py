@@ -1,9 +1,9 @@
-"""Files with packed weights, which a later start reads instead of packing again, or maps.
+"""Files with packed weights: a later start reads or maps such a file instead of packing again.
 
-If the weights were quantized while loading, the arenas (the memory with the packed matrices) are
-written to a file during the first steps, and the next start reads it. With --weights-on-disk, the
-matrices are packed into such a file and mapped. When memory is short, the system drops pages of the
-mapped file, and reads them again later.
+If the weights were quantized while loading, the arenas (the memory with the packed matrices)
+are written to a file during the first steps, and the next start reads it.
+With --weights-on-disk, the matrices are packed into such a file and mapped.
+When memory is short, the system drops pages of the mapped file, and reads them again later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cpuserve.program.lower import Lowered
 
 FOLDER = "packed-weights"
-# Fewer bytes are not kept in a file, because packing them takes less than a tenth of a second.
+# Fewer bytes are not kept in a file, because packing them takes less than 0.1 seconds.
 LEAST_BYTES = 64 << 20
 WRITE_BYTES = 8 << 20
 PROBE_S, PROBE_THREADS, PROBE_MOST_BYTES = 0.25, 4, 1 << 22
@@ -48,21 +48,21 @@ log = get_logger("loader")
 
 
 class Packed(Protocol):
-    """The packed matrices of a native executor, as _C.Executor has them."""
+    """The packed matrices of a native executor, with methods of _C.Executor."""
 
     @property
     def packed_digest(self) -> int:
-        """The digest of all matrices that have been packed or read."""
+        """Return the digest of all matrices that have been packed or read."""
 
     @property
     def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
-        """The arena of each rank."""
+        """Return the arena (the memory with packed matrices) of each rank."""
 
     def read_packed(self, fd: int) -> None:
-        """Fill the arenas from a file; RuntimeError if it cannot be read."""
+        """Fill the arenas from a file; RuntimeError if the file cannot be read."""
 
     def seal_packed(self) -> None:
-        """Make mapped arenas read-only."""
+        """Make arenas that are mapped from a file read-only."""
 
 
 P = TypeVar("P", bound=Packed)
@@ -71,8 +71,8 @@ P = TypeVar("P", bound=Packed)
 class PackedCache:
     """The files with the packed matrices of one engine. `save` may run on another thread.
 
-    mapped: the weights are mapped from a file, so the start makes one if there is none (`map`).
-    config: the settings of the engine. It must have no adapters, as they change packed matrices.
+    mapped: weights are mapped from a file, which the start makes if it does not exist (`map`).
+    config: the settings of the engine. It must have no adapters, because these change matrices.
     """
 
     def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
@@ -85,7 +85,7 @@ class PackedCache:
         self._file: PackedFile | None = None
         self._stop = threading.Event()
         self._saving = threading.Lock()
-        self._packed = 0  # the digest of the matrices that `fill` packed
+        self._packed = 0  # digest of the matrices that `fill` has packed
         self._source: SourceDigest | None = None
         self.unsaved = False
 
@@ -95,7 +95,7 @@ class PackedCache:
     ) -> PackedCache | None:
         """Return the cache of an engine with a file of `size` bytes; None if it needs no file.
 
-        extension: the file of the compiled extension, which packs the weights.
+        extension: the file of the compiled extension with the code that packs weights.
         """
         makes = config.quantize != "none" and size >= LEAST_BYTES
         if config.adapters or config.adapter_slots or not config.weight_cache_bytes:
@@ -104,11 +104,11 @@ class PackedCache:
             return None
         return cls(config, lowered, size, extension)
 
-    # --- read instead of packed ----------------------------------------------------------------
+    # --- files that are read instead of packing --------------------------------------------------
 
     def fill(self, native: P, pack: Callable[[P], None]) -> None:
-        """Fill the arenas, from a file if there is one, else with `pack`; then `save` has work."""
-        with suppress(OSError):  # the model's files cannot be read; packing will report that
+        """Fill the arenas from a file if there is one, else by `pack`; `save` then has work."""
+        with suppress(OSError):  # files of the model cannot be read: packing reports this
             if self._files.any():
                 file = self._open(self._digest(self._config.threads).compute())
                 if file is not None and self._read(native, file):
@@ -116,13 +116,13 @@ class PackedCache:
                     return
         with suppress(OSError):
             self._source = self._digest(threads=1)  # notes the files before they are read
-        before = native.packed_digest  # not 0 if a damaged file was read
+        before = native.packed_digest  # is not 0 after a damaged file was read
         pack(native)
         self._packed = (native.packed_digest - before) % 2**64
         self.unsaved = self._source is not None
 
     def save(self, native: Packed) -> None:
-        """Write the arenas to a file; `close` ends this early. A failure is one line of the log."""
+        """Write the arenas to a file. `close` ends this early; a failure is one line of the log."""
         with self._saving:
             try:
                 self._save(native)
@@ -136,7 +136,7 @@ class PackedCache:
         assert self._source is not None
         source = self._source.compute(self._stop.is_set)
         file = self._files.create(source, wait=False)
-        if file is None:  # another engine is writing the same file
+        if file is None:  # another engine writes the same file
             return
         try:
             offset = HEADER_BYTES
@@ -159,10 +159,10 @@ class PackedCache:
             written = os.pwrite(fd, part, offset)
             part, offset = part[written:], offset + written
 
-    # --- mapped --------------------------------------------------------------------------------
+    # --- files that are mapped -------------------------------------------------------------------
 
     def map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
-        """Return an executor with arenas mapped from a file, which is made if there is none.
+        """Return an executor with arenas mapped from a file, which is made if it does not exist.
 
         create(fd, writable) makes an executor, and pack(executor) fills its arenas.
 
@@ -190,7 +190,7 @@ class PackedCache:
                 del native
                 continue
             file = self._files.create(source, wait=True)
-            if file is None:  # another engine has made the file
+            if file is None:  # another engine has made the file meanwhile
                 continue
             try:
                 native = create(file.fd, True)
@@ -214,7 +214,8 @@ class PackedCache:
         if kept >= size:
             return line + "all of them fit in memory, and are read from the disk once"
         line += f"about {format_bytes(kept)} of them stay in memory. "
-        # The weights that every token reads stay in memory. The rest of the memory holds experts.
+        # The weights that every token reads stay in memory.
+        # The other part of the memory holds experts.
         always = size - lowered.expert_bytes
         share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
         a_token = lowered.expert_read_bytes * share + max(0, always - kept)
@@ -237,7 +238,7 @@ class PackedCache:
     # --- for both kinds of files ---------------------------------------------------------------
 
     def close(self) -> None:
-        """End `save`, and unlock the file."""
+        """End `save`, and unlock the file that is in use."""
         self._stop.set()
         with self._saving:
             if self._file is not None:
@@ -258,7 +259,7 @@ class PackedCache:
             return None
 
     def _read(self, native: Packed, file: PackedFile) -> bool:
-        """Read (or, if they are mapped, check) the matrices; False if the file is damaged."""
+        """Read the matrices (check them if they are mapped); False if the file is damaged."""
         started = time.perf_counter()
         try:
             native.read_packed(file.fd)
@@ -276,7 +277,7 @@ class PackedCache:
 
 
 def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> str:
-    """Return a digest of all facts, other than tensors, that determine the packed bytes."""
+    """Return a digest of all facts that determine the packed bytes, except the tensors."""
     facts = {
         "version": version(),
         "code": _code_digest(extension),
@@ -292,7 +293,7 @@ def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> st
 
 
 def _code_digest(extension: Path) -> str:
-    """Return a digest of the code that reads and packs tensors, in place of a format version."""
+    """Return a digest of the code that reads and packs tensors; it replaces a format version."""
     package, hashed = Path(__file__).parents[1], hashlib.sha256()
     for folder in ("loader", "quant", "program"):
         for file in sorted((package / folder).rglob("*.py")):
@@ -302,18 +303,18 @@ def _code_digest(extension: Path) -> str:
 
 
 def disk_rate(path: Path, piece: int) -> float:
-    """Return the bytes per second of several threads that read pieces of `path` from the disk.
+    """Return the bytes per second at which several threads read pieces of `path` from the disk.
 
-    They bypass the page cache where the system can do that.
+    They bypass the page cache if the system can do that.
 
     Raises:
-        OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     piece = max(PAGESIZE, piece // PAGESIZE * PAGESIZE)
     direct = getattr(os, "O_DIRECT", 0)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
-    except OSError:  # the file system does not support O_DIRECT
+    except OSError:  # the file system has no O_DIRECT
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if sys.platform == "linux":
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -323,7 +324,7 @@ def disk_rate(path: Path, piece: int) -> float:
     def read(thread: int) -> int:
         total, number, memory = 0, thread, mmap(-1, piece)  # O_DIRECT needs aligned memory
         while total == 0 or time.perf_counter() - started < PROBE_S:
-            at = int(number * 0.6180339887 % 1 * pieces)  # spread over the file
+            at = int(number * 0.6180339887 % 1 * pieces)  # spreads the pieces over the file
             total += os.preadv(fd, [memory], at * piece)
             number += PROBE_THREADS
         return total

@@ -1,4 +1,4 @@
-"""Pooling: combine the vectors of a sequence's tokens into an embedding or a score."""
+"""Pooling: combine the vectors of the tokens of a sequence into an embedding or a score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class LastToken:
-    """Takes the vector of the last token: in a decoder, only this token attends to all others."""
+    """Pools with the vector of the last token: in a decoder, only it attends to all others."""
 
     reads_prefixes = True
 
@@ -26,32 +26,32 @@ class LastToken:
         self._vector: Float64 = np.zeros(0)
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the last token's position."""
+        """Return the position of the last token."""
         return range(max(start, length - 1), end)
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Keep the vector."""
+        """Store the vector."""
         if vectors:
             self._vector = np.asarray(vectors[-1], np.float64)
 
     def result(self) -> bytes | None:
-        """Return the embedding or score."""
+        """Return the embedding or score of the stored vector; None if it is not finite."""
         return _finished(self._vector, self._head)
 
 
 class FirstToken(LastToken):
-    """Takes the vector of the first token ("cls")."""
+    """Pools with the vector of the first token ("cls")."""
 
     reads_prefixes = False
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the first token's position."""
+        """Return the position of the first token."""
         del length
         return range(start, min(end, 1))
 
 
 class EachToken:
-    """Reads the vectors of all tokens, each of them once; the poolings below define the rest."""
+    """Reads the vector of each token once. Subclasses define what happens to the vectors."""
 
     reads_prefixes = False
 
@@ -60,26 +60,26 @@ class EachToken:
         self._count = 0
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions that were not already added before a preemption."""
+        """Return the positions of tokens that were not already added before a preemption."""
         del length
         return range(max(start, self._count), end)
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Add the vectors of the next tokens."""
+        """Process the vectors of the next tokens, and count them."""
         if vectors:
             self._take(vectors)
         self._count += len(vectors)
 
     def _take(self, vectors: Sequence[object]) -> None:
-        """Add one or more vectors, before they are counted."""
+        """Process one or more vectors, before they are counted."""
         raise NotImplementedError
 
 
 class Mean(EachToken):
-    """Takes the mean of the vectors of all tokens.
+    """Pools with the mean of the vectors of all tokens.
 
-    The vectors are added one after another, so the bits of the mean do not depend on the chunks of
-    the prompt.
+    The vectors are added one after another,
+    so the bits of the mean do not depend on how the prompt is divided into chunks.
     """
 
     def __init__(self, head: Head) -> None:
@@ -93,9 +93,9 @@ class Mean(EachToken):
         self._sum = np.add.reduce(rows, axis=0)  # numpy adds row after row along this axis
 
     def result(self) -> bytes | None:
-        """Return the embedding or score of the mean of the vectors.
+        """Return the embedding or score of the mean of all vectors.
 
-        If the head only scales the mean to length 1, it gets the sum, which has the same direction.
+        A head that only scales the mean to length 1 gets the sum, which has the same direction.
         """
         scaled = self._head.unit and not self._head.layers
         mean = self._sum if scaled else self._sum / max(self._count, 1)
@@ -105,8 +105,8 @@ class Mean(EachToken):
 class LargestLogits(EachToken):
     """Makes a sparse embedding (SPLADE): log(1 + the largest value of all tokens) in each column.
 
-    The rows are logits over the vocabulary that are at least 0. If `head.logs` is 2, the logarithm
-    is applied twice.
+    The vectors are logits over the vocabulary, all at least 0.
+    If `head.logs` is 2, the logarithm is applied twice.
     """
 
     def __init__(self, head: Head) -> None:
@@ -119,7 +119,7 @@ class LargestLogits(EachToken):
             self._largest = row if self._largest is None else np.maximum(self._largest, row)
 
     def result(self) -> bytes | None:
-        """Return the embedding [vocab]."""
+        """Return the sparse embedding [vocab]; None if a value is not finite."""
         if self._largest is None or not np.all(np.isfinite(self._largest)):
             return None
         return _logs_of(self._largest, self._head.logs).astype("<f4").tobytes()
@@ -128,8 +128,8 @@ class LargestLogits(EachToken):
 class SummedLogits(EachToken):
     """Makes a sparse embedding (SPLADE): the sum of log(1 + x) of all tokens in each column.
 
-    The rows are as in LargestLogits. They are added one after another in fp64, so the bits of the
-    sum do not depend on the chunks of the prompt.
+    The vectors x are logits, as in LargestLogits. They are added one after another in fp64,
+    so the bits of the sum do not depend on how the prompt is divided into chunks.
     """
 
     def __init__(self, head: Head) -> None:
@@ -142,7 +142,7 @@ class SummedLogits(EachToken):
             self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
 
     def result(self) -> bytes | None:
-        """Return the embedding [vocab]."""
+        """Return the sparse embedding [vocab]; None if a value is not finite."""
         if self._sum is None or not np.all(np.isfinite(self._sum)):
             return None
         return self._sum.astype("<f4").tobytes()
@@ -155,7 +155,7 @@ def _logs_of(logits: Float32, times: int) -> Float32:
 
 
 class AllTokens(EachToken):
-    """Keeps the result of the head for each token, one after another."""
+    """Collects the result of the head for each token, one after another."""
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
@@ -166,13 +166,13 @@ class AllTokens(EachToken):
         self._parts += [_finished(row, self._head) for row in rows]
 
     def result(self) -> bytes | None:
-        """Return the results [tokens, width], fp32; None if one of them is not finite."""
+        """Return the results of all tokens [tokens, width], fp32; None if one is not finite."""
         found = [part for part in self._parts if part is not None]
         return b"".join(found) if len(found) == len(self._parts) else None
 
 
 class Several:
-    """Runs several poolers over the same vectors; the result is their results, joined in order."""
+    """Runs several poolers over the same vectors, and joins their results in order."""
 
     def __init__(self, poolers: list[Pooler]) -> None:
         self._poolers = poolers
@@ -180,7 +180,7 @@ class Several:
         self._wanted: list[range] = []
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions from the first one that a pooler needs to the last one."""
+        """Return the positions from the first one that any pooler needs to the last one."""
         self._wanted = [pooler.positions(start, end, length) for pooler in self._poolers]
         needed = [each for each in self._wanted if each]
         if not needed:
@@ -188,13 +188,13 @@ class Several:
         return range(min(each.start for each in needed), max(each.stop for each in needed))
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Give each pooler the vectors of its positions."""
+        """Pass the vectors to each pooler that needs their positions."""
         first = min((each.start for each in self._wanted if each), default=0)
         for pooler, each in zip(self._poolers, self._wanted, strict=True):
             pooler.add(vectors[each.start - first : each.stop - first] if each else [])
 
     def result(self) -> bytes | None:
-        """Return the results, one after another; None if one of them is not finite."""
+        """Return the results of the poolers, one after another; None if one is not finite."""
         results = [pooler.result() for pooler in self._poolers]
         found = [result for result in results if result is not None]
         return b"".join(found) if len(found) == len(results) else None
@@ -211,9 +211,9 @@ POOLS: dict[str, type[LastToken | EachToken]] = {
 
 
 def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
-    """Return a pooler for one sequence of a model with this head; None if it generates text.
+    """Return a pooler for one sequence of a model with `head`; None if the model generates text.
 
-    vectors: as in SamplingParams; the vectors of tokens are those without the head.
+    vectors: as in SamplingParams. The head is not applied to vectors of tokens.
     """
     if head.pooling not in POOLS:
         return None
@@ -223,7 +223,7 @@ def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
 
 
 def _head_of(head: Head, kind: str) -> Head:
-    """Return the head for one kind of vectors."""
+    """Return the head that computes one kind of vectors."""
     if kind == "raw":
         return head.without_activation()
     if kind.endswith(("tokens", "weights", "multi")):

@@ -1,4 +1,4 @@
-"""Sample one row of logits with numpy, for the executors that run on torch.
+"""Samples one row of logits with numpy, for the executors that run on torch.
 
 The semantics and their order follow csrc/kernels/table/sampling.h, "Sampling of one row".
 """
@@ -21,12 +21,12 @@ Float64 = npt.NDArray[np.float64]
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
-GREEDY_BELOW = 1e-5  # lower temperatures mean greedy sampling
+GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The logprob and rank of one token, and the requested alternatives, best first."""
+    """The logprob and rank of one token, and the requested alternatives, most likely first."""
 
     logprob: float
     rank: int
@@ -39,7 +39,7 @@ def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] =
 
     If alternatives have equal logits, the lower id comes first.
 
-    scored_ids: ids that are reported as the alternatives in place of the most likely ones.
+    scored_ids: ids to report as the alternatives instead of the most likely ids.
     """
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
@@ -50,7 +50,7 @@ def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] =
 
 
 class SlotSampler:
-    """Sampler state of one slot: parameters and token counts."""
+    """The sampler state of one request slot: parameters and token counts."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SlotSampler:
         self._num_outputs = len(output)
         window = params.penalty_window
         self._window: deque[int] | None = None
-        if window >= 0:  # penalties count the last tokens, and each of them as output
+        if window >= 0:  # penalties count only the last tokens, all as output
             counted = [*prompt, *output]
             self._window = deque(counted[max(0, len(counted) - window) :], maxlen=window)
             self._in_prompt[:] = False
@@ -96,11 +96,11 @@ class SlotSampler:
 
     @property
     def mirostat_mu(self) -> float:
-        """The state of mirostat; 0 without it."""
+        """Return the value mu of mirostat; 0 without mirostat."""
         return self._chain.mu if self._chain else 0.0
 
     def score(self, logits: Float32, token: int, num_top: int) -> TokenScore:
-        """Return the score of the token that was sampled last; see `score`."""
+        """Return the score of the token that was sampled last (see the function `score`)."""
         found = score(logits, token, num_top, self._params.scored_ids)
         if self._chain is None or not self._params.post_sampling_probs:
             return found
@@ -110,14 +110,15 @@ class SlotSampler:
     def sample(self, logits: Float32, position: int, mask: Int32 | None = None) -> int:
         """Sample the token at absolute `position` from logits [vocab], and count it as output.
 
-        mask: a bit for each token id, 1 if the id is allowed (StepArrays.masks); None = all are.
+        mask: one bit for each token id, 1 = allowed (StepArrays.masks);
+         None = all ids are allowed.
 
-        Returns -1 if no token can be sampled: see `is_distribution`.
+        Returns -1 if no token can be sampled (see `is_distribution`).
         """
         with np.errstate(over="ignore"):
             if self._chain is None:
                 adjusted = self._adjusted(logits, mask)
-            else:  # penalties are one of the samplers
+            else:  # the chain has a sampler for penalties
                 adjusted = self._barred(logits, mask)
         if not is_distribution(adjusted):
             return -1
@@ -138,11 +139,11 @@ class SlotSampler:
         self._counts[token] += 1
 
     def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
-        """Return the logits after steps 2 and 3 of sampling.h: barred ids and penalties."""
+        """Return the logits after steps 2 and 3 of sampling.h: barred ids, then penalties."""
         return self._penalized(self._barred(logits, mask))
 
     def _barred(self, logits: Float32, mask: Int32 | None) -> Float32:
-        """Return the logits after step 2: bias, allowed and banned ids, mask."""
+        """Return the logits after step 2 of sampling.h: bias, allowed and banned ids, mask."""
         p = self._params
         x = logits.astype(np.float32, copy=True)
         for id_, value in (p.logit_bias or {}).items():
@@ -161,7 +162,7 @@ class SlotSampler:
         return x
 
     def _penalized(self, x: Float32) -> Float32:
-        """Return the logits after step 3, the penalties."""
+        """Return the logits after step 3 of sampling.h: penalties."""
         p = self._params
         if p.repetition_penalty != 1.0:
             seen = self._in_prompt | (self._counts > 0)
@@ -174,7 +175,7 @@ class SlotSampler:
         return x
 
     def _choose(self, x: Float32, position: int) -> int:
-        """Return the most likely token, or a random one after temperature and filters (4 to 6)."""
+        """Return the most likely token, or a random one (steps 4 to 6 of sampling.h)."""
         p = self._params
         if self._chain is not None:
             stops = self._stop_ids if self._num_outputs >= p.min_tokens else []
@@ -191,13 +192,13 @@ class SlotSampler:
 
 
 def allowed_by(mask: Int32, vocab: int) -> npt.NDArray[np.bool_]:
-    """Return an array [vocab]: whether the bit of each token id is set in `mask`."""
+    """Return a bool array [vocab]: whether the bit of each token id is set in `mask`."""
     bits = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little", count=vocab)
     return bits.astype(bool)
 
 
 def is_distribution(logits: Float32) -> bool:
-    """Whether no logit is NaN and the largest is finite."""
+    """Return whether no logit is NaN and the largest logit is finite."""
     return bool(np.isfinite(logits.max()))
 
 
@@ -212,14 +213,14 @@ def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[n
         order = np.flatnonzero(kept)
         order = order[np.argsort(-mass[order], kind="stable")]
         running = np.cumsum(mass[order])
-        # the shortest prefix with a mass of top_p
+        # the shortest list of ids with a mass of top_p
         length = int(np.searchsorted(running, top_p * running[-1], "left")) + 1
         kept[order[length:]] = False
     return kept
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the top 53 bits of splitmix64's finalizer over seed and position, in [0, 1)."""
+    """Return 53 bits of splitmix64 for (seed, position), as a number in [0, 1)."""
     z = (seed + GOLDEN * (position + 1)) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -228,7 +229,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _descending(x: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the `count` largest values, descending; ties: lower index."""
+    """Return the indices of the `count` largest values, descending; of equals, the lower first."""
     count = min(count, len(x))
     if count <= 0:
         return np.zeros(0, np.intp)

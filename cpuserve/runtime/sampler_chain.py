@@ -1,6 +1,6 @@
-"""The samplers of llama.cpp with numpy, for the executors that run on torch.
+"""The samplers of llama.cpp in numpy, for the executors that run on torch.
 
-cpuserve/sampling/chain.py lists their parameters, and csrc/runtime/sampler_chain.cpp does the same.
+cpuserve/sampling/chain.py lists the parameters; csrc/runtime/sampler_chain.cpp is the C++ version.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
-GREEDY_BELOW = 1e-5  # lower temperatures mean greedy sampling
-XTC_SEED = 0x2545F4914F6CDD1D  # xtc draws other random numbers than the choice of the token
-MIROSTAT_TOKENS = 100  # m in the paper on mirostat
+GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
+XTC_SEED = 0x2545F4914F6CDD1D  # xtc and the choice of the token need different random numbers
+MIROSTAT_TOKENS = 100  # the m most likely tokens of the paper on mirostat
 MERGED_PREFIXES = 256  # candidates that infill compares in pairs
 INFILL_SHARE = 0.2  # infill keeps candidates with at least this probability
-LARGEST_LOG = 88.7228391  # the exponent of dry is limited so that the penalty is finite in fp32
+LARGEST_LOG = 88.7228391  # limits the exponent of dry, so that the penalty is finite in fp32
 
 
 @dataclass
 class Candidates:
-    """The tokens that can still be sampled: ids and logits [n], the most likely first.
+    """The tokens that can still be sampled: ids and logits [n], the most likely token first.
 
-    Of equal logits, the lower id comes first.
+    If logits are equal, the lower id comes first.
     """
 
     ids: Ids
@@ -39,31 +39,31 @@ class Candidates:
 
     @classmethod
     def of(cls, ids: Ids, logits: Float32) -> Candidates:
-        """Return the candidates in order."""
+        """Return candidates with these ids and logits, sorted."""
         order = np.lexsort((ids, -logits))
         return cls(ids[order], logits[order])
 
     @property
     def p(self) -> Float64:
-        """The probabilities [n]."""
+        """Return the probabilities of the candidates [n]."""
         mass: Float64 = np.exp(self.logits.astype(np.float64) - float(self.logits[0]))
         mass /= mass.sum()
         return mass
 
     @property
     def surprise(self) -> Float64:
-        """The negative logarithms of the probabilities [n]."""
+        """Return the negative logarithms of the probabilities [n]."""
         x = self.logits.astype(np.float64)
         return float(x[0]) + float(np.log(np.exp(x - x[0]).sum())) - x
 
     @property
     def entropy(self) -> float:
-        """The expected surprise."""
+        """Return the entropy: the expected surprise of the next token."""
         p = self.p
         return float((p[p > 0] * self.surprise[p > 0]).sum())
 
     def only(self, which: npt.NDArray[np.bool_] | slice) -> Candidates:
-        """Return the selected candidates."""
+        """Return the candidates that `which` selects."""
         return Candidates(self.ids[which], self.logits[which])
 
     def first(self, count: int) -> Candidates:
@@ -73,12 +73,12 @@ class Candidates:
 
 @dataclass(frozen=True)
 class ChainRow:
-    """What the samplers of a row read.
+    """The inputs of the samplers for one row.
 
     logits: [vocab], -inf for barred tokens.
-    penalize: applies the penalties to logits [vocab].
+    penalize: a function that applies the penalties to logits [vocab].
     stops: the tokens that may end the text.
-    uniform: returns a random number in [0, 1) for a change of the seed.
+    uniform: a function that returns a random number in [0, 1) for a change of the seed.
     """
 
     logits: Float32
@@ -97,7 +97,7 @@ class ChainSampler:
         self._params = params
         self._tokens = list(tokens)
         self._vocab = vocab
-        self._breakers: dict[int, list[list[int]]] = {}  # by their first tokens
+        self._breakers: dict[int, list[list[int]]] = {}  # sequence breakers by their first tokens
         for begin, end in itertools.pairwise([0, *chain.breaker_ends]):
             breaker = chain.breaker_ids[begin:end]
             self._breakers.setdefault(breaker[0], []).append(breaker)
@@ -106,7 +106,7 @@ class ChainSampler:
         self.last = Candidates(np.zeros(0, np.intp), np.zeros(0, np.float32))
 
     def sample(self, row: ChainRow) -> int:
-        """Return the next token, and count it; some logit must be finite."""
+        """Return the next token, and count it. At least one logit must be finite."""
         ids = np.flatnonzero(row.logits > -np.inf)
         found = Candidates.of(ids, row.logits[ids])
         for stage in self._chain.stages:
@@ -125,14 +125,14 @@ class ChainSampler:
         return token
 
     def report(self, token: int, count: int) -> tuple[float, Ids, Float32]:
-        """Return the logprob of the sampled token, and ids and logprobs of the most likely ones."""
+        """Return the logprob of the sampled token, and ids and logprobs of the likeliest tokens."""
         with np.errstate(divide="ignore"):
             logprobs = np.log(self.last.p)
         at = int(np.flatnonzero(self.last.ids == token)[0])
         return float(logprobs[at]), self.last.ids[:count], logprobs[:count].astype(np.float32)
 
     def _run(self, stage: str, found: Candidates, row: ChainRow) -> Candidates:
-        """Return the candidates after one sampler."""
+        """Return the candidates that are left after sampler `stage`."""
         samplers: dict[str, Callable[[], Candidates]] = {
             "penalties": lambda: self._changed(found, row.penalize),
             "dry": lambda: self._changed(found, self._dry),
@@ -178,7 +178,7 @@ class ChainSampler:
         return row
 
     def _since_breaker(self, tokens: list[int]) -> int:
-        """Return how many tokens come after the last sequence breaker."""
+        """Return the number of tokens after the last sequence breaker."""
         for begin in range(len(tokens) - 1, -1, -1):
             breakers = self._breakers.get(tokens[begin], ())
             sizes = [len(b) for b in breakers if tokens[begin : begin + len(b)] == b]
@@ -253,7 +253,7 @@ class ChainSampler:
         return found.only(kept & (stop | (p / p[kept].sum() >= 1 / (texts + 1))))
 
     def _merged(self, found: Candidates) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """Return the probabilities after merging texts that begin alike, and which are left."""
+        """Return (probabilities after merging candidates that begin alike, mask of those left)."""
         p, is_left = found.p, np.ones(len(found.ids), bool)
 
         def begins(token: int, text: int) -> bool:
@@ -293,10 +293,10 @@ class ChainSampler:
 
 
 def _repeats(tokens: Sequence[int]) -> list[int]:
-    """Return for each token except the last how many tokens up to it are equal to the last ones."""
+    """For each token except the last, return how many tokens up to it equal the last tokens."""
     back = tokens[::-1]
     found, start, end = [0] * len(back), 0, 0
-    for i in range(1, len(back)):  # the Z algorithm
+    for i in range(1, len(back)):  # this loop is the Z algorithm
         n = min(end - i, found[i - start]) if i < end else 0
         while i + n < len(back) and back[n] == back[i + n]:
             n += 1

@@ -1,4 +1,4 @@
-"""Python threads besides the engine's thread team, for work where numpy releases the GIL."""
+"""Python threads in addition to the thread team, for work where numpy releases the GIL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import suppress
 
 
 def run_on(cpus: Sequence[int] | None) -> None:
-    """Let the calling thread run on all of `cpus`; None: leave its CPUs as they are.
+    """Let the calling thread run on all of `cpus`; None: do not change its CPUs.
 
-    A thread begins on the CPUs of its creator, which may be pinned to one.
+    A new thread may run on the CPUs of its creator, which may be pinned to one CPU.
     """
     if cpus and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""TorchExecutor: run the Program in torch where the native executor cannot run.
+"""TorchExecutor runs the Program in torch where the native executor cannot run.
 
-It is slow but generates the same texts. The platform selects it, with a warning, on a CPU or system
-that the kernels do not support, or if the user requests it.
+It is slow but generates the same texts. On a CPU or system that the kernels do not support,
+or if the user requests it, the platform selects this executor and logs a warning.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 ProgressFn = Callable[[str, int, int], None]
 
-ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
-MAX_TOP = 20  # most alternatives per row: kMaxTop in csrc/kernels/table/sampling.h
+ROWS_AT_ONCE = 32  # rows of logits that are in memory at the same time
+MAX_TOP = 20  # most alternatives for a row: kMaxTop in csrc/kernels/table/sampling.h
 ONLINE = (
     "w8_g32",
     "w4m_g32",
@@ -51,7 +51,7 @@ ONLINE = (
 
 
 class LogitModel(Protocol):
-    """The difference between the torch executors: they compute hidden states and logits.
+    """Computes hidden states and logits; everything else is the same in all torch executors.
 
     cancelled: any thread may set it; `hidden` then raises RuntimeError after its current op.
     """
@@ -59,21 +59,21 @@ class LogitModel(Protocol):
     cancelled: bool
 
     def hidden(self, arrays: StepArrays) -> torch.Tensor:
-        """Run the step; return the hidden states [R, width] of the logit rows."""
+        """Run the step; return the hidden states [R, width] of its logit rows."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [n, vocab] of hidden states."""
+        """Return the logits [n, vocab] of hidden states [n, width]."""
 
     def release(self, slot: int) -> None:
-        """Forget the block tables of `slot`."""
+        """Drop the block tables of request slot `slot`."""
 
     def kv_parts(self, block: int) -> list[torch.Tensor]:
-        """Return views of the content of KV block `block`, in a fixed order."""
+        """Return views of the contents of KV block `block`, in a fixed order."""
 
     def closed_states(self, slot: int) -> list[torch.Tensor]:
         """Return views of the recurrent states at the end of a slot's block, in a fixed order.
 
-        [] without recurrent layers.
+        Returns [] for a model without recurrent layers.
         """
 
 
@@ -98,20 +98,20 @@ class TorchSampling:
         output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`."""
+        """Set or reset the sampler state of request slot `slot`."""
         self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
 
     def mirostat_mu(self, slot: int) -> float:
-        """Return the state of mirostat for `slot`; 0 without it."""
+        """Return the value mu of mirostat for `slot`; 0 without mirostat."""
         return self._slots[slot].mirostat_mu
 
     def release(self, slot: int) -> None:
-        """Discard the sampler state and the block tables of `slot`."""
+        """Discard the sampler state and the block tables of request slot `slot`."""
         self._slots.pop(slot, None)
         self._model.release(slot)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """Run one step; ValueError, before anything runs, if an index is out of range."""
+        """Run one step. If an index is out of range, raise ValueError before anything runs."""
         step, masks = view(arrays), arrays.masks
         self._check(step, masks)
         hidden = self._model.hidden(arrays)
@@ -132,23 +132,23 @@ class TorchSampling:
         return out
 
     def cancel(self, on: bool = True) -> None:
-        """End the running (or next) step after the current op; from any thread."""
+        """End the running (or the next) step after its current op; any thread may call this."""
         self._model.cancelled = on
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block: the layers of the largest cache group."""
+        """Return the bytes of one KV block: the layers of the largest cache group."""
         return sum(map(_num_bytes, self._model.kv_parts(0)))
 
     def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:  # noqa: ARG002 blocks are alike
-        """Return the content of KV blocks, [n, kv_block_bytes], whatever their cache group."""
+        """Return the contents of KV blocks, [n, kv_block_bytes], for any cache group."""
         out = np.empty((len(blocks), self.kv_block_bytes), np.uint8)
         for row, at, part in self._spans(blocks):
             out[row, at] = _bytes_of(part)
         return out
 
     def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:  # noqa: ARG002
-        """Overwrite these KV blocks with the result of read_blocks."""
+        """Overwrite KV blocks with a result of read_blocks."""
         wanted = (len(blocks), self.kv_block_bytes)
         if data.shape != wanted:
             msg = f"{wanted[0]} blocks of {wanted[1]} bytes are wanted, not {data.shape}"
@@ -170,27 +170,27 @@ class TorchSampling:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
+        """Return the bytes of the recurrent states of a block; 0 for a model without them."""
         return sum(map(_num_bytes, self._model.closed_states(0)))
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the recurrent states of a slot at the end of its block, [snapshot_bytes]."""
+        """Return the recurrent states of a state slot at the end of its block, [snapshot_bytes]."""
         return np.concatenate([_bytes_of(part) for part in self._model.closed_states(slot)])
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite the recurrent states of a slot with the result of read_snapshot."""
+        """Overwrite the recurrent states of a state slot with a result of read_snapshot."""
         parts = self._model.closed_states(slot)
         ends = np.cumsum([_num_bytes(part) for part in parts])
         for part, piece in zip(parts, np.split(data, ends[:-1]), strict=True):
             _fill(part, piece)
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free all memory of the executor."""
         self._slots.clear()
         del self._model
 
     def _check(self, step: StepView, masks: Int32 | None) -> None:
-        """Check what the forward pass does not check: the size of a step, and values of its rows.
+        """Check what the forward pass does not check: the size of the step, and values of its rows.
 
         Raises:
             ValueError: the step is too large, or a row has a bad mask, slot or number of
@@ -241,12 +241,12 @@ class TorchSampling:
 
 
 def _follows(row: int, step: StepView, out: StepOutputs) -> bool:
-    """Whether the row before `row` has sampled its draft token, or has no draft token."""
+    """Return whether the row before `row` has sampled its draft token, or has none."""
     return not row or step.draft(row - 1) in (-1, out.tokens[row - 1])
 
 
 def _vectors(rows: Float32) -> StepOutputs:
-    """Return the results of an embedding model's step."""
+    """Return the results of a step of an embedding model."""
     none, floats = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.float32)
     tops = np.zeros((len(rows), 0))
     return StepOutputs(none, floats, none, tops.astype(np.int32), tops.astype(np.float32), rows)
@@ -257,7 +257,7 @@ def _num_bytes(part: torch.Tensor) -> int:
 
 
 def _fill(part: torch.Tensor, data: Bytes) -> None:
-    """Overwrite `part` with these bytes."""
+    """Overwrite the tensor `part` with the bytes `data`."""
     import torch
 
     part.copy_(torch.from_numpy(data.copy()).view(part.dtype).view(part.shape))
@@ -271,9 +271,9 @@ def _bytes_of(part: torch.Tensor) -> Bytes:
 
 
 class TorchExecutor(TorchSampling, Executor):
-    """Executor that uses the Interpreter. It computes in fp32; 16-bit weights stay in 16 bits.
+    """The executor that uses the Interpreter. It computes in fp32; 16-bit weights stay 16-bit.
 
-    Keys and values have the configured type.
+    Keys and values have the type that the engine is configured for.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class TorchExecutor(TorchSampling, Executor):
         super().__init__(config, program.vocab, self._interpreter)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run the ops up to `op_index`; return (the inputs of that op, its output)."""
+        """Run the ops up to and including `op_index`; return (its inputs, its output)."""
         inputs = self._interpreter.run_to(arrays, op_index)
         before = [x.numpy().copy() for x in inputs]
         return before, self._interpreter.run_op(op_index, inputs).numpy()
@@ -315,7 +315,7 @@ class TorchExecutor(TorchSampling, Executor):
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot`, one in each iteration; see Executor."""
+        """Overwrite the matrices of adapter number `slot`, one in each iteration (see Executor)."""
         for name, of in self._adapter_matrices:
             if of == slot:
                 self._interpreter.set_weight(name, as_torch(get(name)))
@@ -324,7 +324,7 @@ class TorchExecutor(TorchSampling, Executor):
         self._interpreter.set_weight(SCALES, self._scales.clone())
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free all memory of the executor."""
         super().close()
         del self._interpreter
 
@@ -335,9 +335,9 @@ def load_tensors(
     progress: ProgressFn | None = None,
     dtype: str = "bfloat16",
 ) -> dict[str, Matrix]:
-    """Return all weights of the program by name, as torch tensors or as codes and scales.
+    """Return all weights of the program by name: torch tensors, or codes and scales.
 
-    dtype: the type of the engine; it does not affect which matrices are quantized.
+    dtype: the type of the engine. It does not decide which matrices are quantized.
     """
     matrices = {need.name for need in program.weights if need.role == "matrix"}
     tensors: dict[str, Matrix] = {}
@@ -357,7 +357,7 @@ def load_tensors(
 def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
     """Return a copy of the tensor: in fp32, in its own 16-bit type, or as codes and scales.
 
-    kind: the weight kind that a dense tensor is quantized to, if any.
+    kind: the weight kind that a dense tensor is quantized to; "" = it is not quantized.
     """
     import torch
 

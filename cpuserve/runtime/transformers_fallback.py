@@ -1,8 +1,9 @@
-"""Run models that cpuserve does not implement with the transformers library, slowly.
+"""Run models that cpuserve does not implement with the transformers library, which is slow.
 
-Keys and values are in KV blocks as in other executors, so that scheduling, preemption and shared
-blocks need no special case. Before the forward pass of a sequence they are copied into a
-DynamicCache, and after it the new keys and values are copied back into blocks.
+Keys and values are in KV blocks as in other executors,
+so scheduling, preemption and shared blocks need no special case.
+Before the forward pass of a sequence, its keys and values are copied to a DynamicCache;
+afterwards the new ones are copied back to KV blocks.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ OTHER_STATE = (
 
 
 class TransformersExecutor(TorchSampling, Executor):
-    """Executor that runs a causal language model of transformers from a local directory.
+    """The executor that runs a causal language model of transformers from a local directory.
 
-    It reads safetensors only and never runs code of the checkpoint. Raises ModelError for a model
+    It reads only safetensors and never runs code of the checkpoint. Raises ModelError for a model
     that transformers cannot load, or that has other state than keys and values.
     """
 
@@ -59,7 +60,7 @@ class TransformersExecutor(TorchSampling, Executor):
             progress("load", 1, 1)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:  # noqa: ARG002
-        """Raise ValueError: the model has no ops."""
+        """Raise ValueError, because the model has no ops."""
         msg = "a model that runs through transformers has no program ops"
         raise ValueError(msg)
 
@@ -68,7 +69,7 @@ def load_model(path: Path, dtype: str) -> Any:
     """Return the transformers model in `path`.
 
     Raises:
-        ModelError: transformers cannot load it, with the first line of its message.
+        ModelError: transformers cannot load the model; the text is the first line of its message.
     """
     import transformers
 
@@ -86,7 +87,7 @@ def load_model(path: Path, dtype: str) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises whatever its libraries raise
+    except Exception as error:  # transformers raises any exception of its libraries
         first = str(error).strip().partition("\n")[0][:300]
         msg = f"transformers cannot load {path}: {first or type(error).__name__}"
         raise ModelError(msg) from error
@@ -99,7 +100,7 @@ def load_model(path: Path, dtype: str) -> Any:
 
 
 class PagedModel:
-    """A transformers model with keys and values in blocks of 32 tokens."""
+    """A transformers model that has keys and values in blocks of 32 tokens."""
 
     def __init__(self, model: Any, num_blocks: int) -> None:
         self.cancelled = False
@@ -109,13 +110,13 @@ class PagedModel:
         parameters = inspect.signature(model.forward).parameters
         self._picks_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
-        # The argument is called `cache` from transformers 5.24 on; the old name causes a warning.
+        # From transformers 5.24 on the argument is called `cache`; its old name causes a warning.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        if getattr(model, "_is_stateful", False):  # transformers' name for recurrent models
+        if getattr(model, "_is_stateful", False):  # recurrent models in transformers
             raise ModelError(OTHER_STATE)
         logits, cache = self._forward(torch.zeros(1, dtype=torch.long), 0, None, torch.tensor([0]))
         self.vocab = int(logits.shape[1])
-        # Pages of an empty tensor take no memory until they are written.
+        # Pages of an empty tensor take no memory until something is written to them.
         self._pools = [
             tuple(_pool(state, num_blocks * BLOCK) for state in (layer.keys, layer.values))
             for layer in _layers(cache)
@@ -139,11 +140,11 @@ class PagedModel:
         return out
 
     def release(self, slot: int) -> None:
-        """Forget the block tables of `slot`."""
+        """Drop the block tables of request slot `slot`."""
         self._kept.release(slot)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return `hidden`, because the results of the method `hidden` are logits already."""
+        """Return `hidden` unchanged: the results of the method `hidden` are logits already."""
         return hidden
 
     def kv_parts(self, block: int) -> list[Tensor]:
@@ -152,7 +153,7 @@ class PagedModel:
         return [state[at] for layer in self._pools for state in layer]
 
     def closed_states(self, slot: int) -> list[Tensor]:  # noqa: ARG002
-        """Return [], because models with recurrent layers are refused."""
+        """Return [], because this executor refuses models with recurrent layers."""
         return []
 
     def _run_sequence(self, step: StepView, seq: int, rows: Tensor) -> Tensor:
@@ -170,9 +171,10 @@ class PagedModel:
     def _forward(
         self, tokens: Tensor, start: int, past: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, Any]:
-        """Run `tokens` at positions start, start + 1, ...; return (fp32 logits of `rows`, cache).
+        """Run `tokens` at positions start, start + 1, ...; return (logits of `rows`, cache).
 
-        past: the slots of the keys before `start`; None = there are none.
+        The logits are fp32.
+        past: the KV slots of the keys before `start`; None = there are no such keys.
         """
         from transformers import DynamicCache
 
@@ -180,14 +182,14 @@ class PagedModel:
             cache = DynamicCache()
             if past is not None:
                 for i, (keys, values) in enumerate(self._pools):
-                    # [keys, heads, d] -> [1, heads, keys, d]
+                    # The shape [keys, heads, d] becomes [1, heads, keys, d].
                     cache.update(
                         keys[past].transpose(0, 1)[None], values[past].transpose(0, 1)[None], i
                     )
             options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
             if self._takes_positions:
                 options["position_ids"] = torch.arange(start, start + len(tokens))[None]
-            if self._picks_rows and len(rows):  # an empty choice would mean all rows
+            if self._picks_rows and len(rows):  # an empty list would mean all rows
                 options["logits_to_keep"] = rows
             out = self._model(tokens[None], **options)
             logits = out.logits[0]
@@ -195,7 +197,7 @@ class PagedModel:
 
 
 def _layers(cache: Any) -> list[Any]:
-    """Return the layers of a DynamicCache; ModelError if one keeps more than keys and values."""
+    """Return the layers of a DynamicCache; ModelError if one stores more than keys and values."""
     from transformers.cache_utils import DynamicLayer
 
     layers = list(cache.layers)
@@ -205,5 +207,5 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _pool(state: Tensor, slots: int) -> Tensor:
-    """Return an empty pool [slots, heads, d]; heads, d and dtype as in `state` [1, heads, 1, d]."""
+    """Return an empty pool [slots, heads, d] for layers with `state` [1, heads, 1, d]."""
     return torch.empty(slots, state.shape[1], state.shape[3], dtype=state.dtype)

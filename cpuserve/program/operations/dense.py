@@ -337,11 +337,11 @@ class DenseBuilder(ExpertsBuilder):
         Returns [T, sum(features)].
 
         features: output columns of each matrix, or one number for all matrices;
-        by default the width of
-         the value `add_to`. A `then` of the type "*_mul" needs two matrices (gate, up) of equal
-         features and returns [T, features]. With `add_to`, the result is added to this value
-         in place, and this value is returned.
-        tied_to: the name of the matrix, if it is another one's; `names` then only has the bias.
+         by default the width of the value `add_to`.
+        then: an activation of the type "*_mul" needs two matrices (gate, up) of equal features,
+         and the result is [T, features].
+        add_to: a value that the result is added to in place, and that is returned.
+        tied_to: the name of the matrix; `names` is then only the name of its bias.
         bare: the tensors of the matrices are called `names`, without the suffix ".weight".
         """
         parts = (names,) if isinstance(names, str) else tuple(names)

@@ -84,8 +84,8 @@ class Dispatch(Op, frozen=True):
 class ExpertLinear(Op, frozen=True):
     """A Linear of routed rows: each row is multiplied by the matrices of its own expert.
 
-    weights[e] are the names of the matrices of expert e, and biases[e] the names of its biases,
-    as in Linear; `biases` is empty if no expert has a bias.
+    weights[e] are the matrices of expert e, and biases[e] its biases, by name as in Linear.
+    `biases` is empty if no expert has a bias.
     """
 
     reads_of = ("x", "routing")
@@ -152,7 +152,7 @@ class ExpertLinear(Op, frozen=True):
         return combined_format(to.act_format(self.weights[0][0]))
 
     def packed_together(self) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the matrices of each expert."""
+        """Return the matrices of each expert, by name."""
         return self.weights
 
     def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Combine(Op, frozen=True):
     With `add`, the sum is added to the previous value of out[t].
 
     Each product is rounded before it is added. The products are added to `out`
-    (or to 0) one after another, in the order in which the experts were chosen.
+    (or to 0) one after another, in the order that the experts were chosen.
     """
 
     x: ValueId

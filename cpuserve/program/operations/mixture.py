@@ -47,7 +47,7 @@ class Route(Op, frozen=True):
     out [T, 2 * chosen]: the ids of the `chosen` best experts,
     the best first (of equal experts the lower id first), then their weights in the same order.
 
-    Choice: without a bias, the best experts have the highest logits,
+    Choice: the best experts have the highest logits if there is no bias,
     or with the score "sigmoid" the highest sigmoids.
     A bias [experts] is added to the sigmoid ("sigmoid", DeepSeek), to the softmax of all logits
     ("softmax", ERNIE) or to the logit ("chosen_softmax"); the highest sums are chosen.
@@ -135,7 +135,7 @@ class MixtureBuilder(DenseBuilder):
 
         router: the name of the matrix [experts, width of h] that computes the router logits.
         routed_by: the value that the router multiplies (None: h).
-        experts: the names of the matrices of each expert:
+        experts: the matrices of each expert, by name:
         gate and up, or up alone, [features, width of
          h], then down [width of `to`, features].
         bias: the full name of a vector [experts] that is added to the scores, for the choice only.

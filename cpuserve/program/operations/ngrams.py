@@ -57,7 +57,7 @@ class NgramEmbed(Op, frozen=True):
         to.emit(lambda: to.native.ngram_embed(out, matrices, *hashes, self.end))
 
     def looked_up(self) -> tuple[str, ...]:
-        """Return the names of the parts of the table."""
+        """Return the parts of the table, by name."""
         return self.weights
 
     def reference(self, at: Interpreter) -> Tensor:

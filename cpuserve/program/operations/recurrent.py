@@ -58,7 +58,7 @@ class GatedDelta(Op, frozen=True):
     and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`.
     Source: transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
 
-    conv: the name of the convolution's weight, or three names: for queries, keys and values.
+    conv: the weight of the convolution, or three weights: for queries, keys and values.
     beta: a factor of sigmoid(b).
     by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of all
      rows of all states.
@@ -357,7 +357,7 @@ class RecurrentBuilder(BaseBuilder):
     def _conv_weights(self, name: str, convs: Mapping[str, int], taps: int) -> tuple[str, ...]:
         """Declare the weights of convolutions {name: channels}.
 
-        Return the full names of the weights.
+        Return the weights with their full paths.
         """
         return tuple(
             self._need(f"{name}.{conv}.weight", (channels, 1, taps), "table")
