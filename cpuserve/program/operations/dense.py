@@ -336,8 +336,7 @@ class DenseBuilder(ExpertsBuilder):
 
         Returns [T, sum(features)].
 
-        features: output columns of each matrix, or one number for all matrices;
-         by default the width of the value `add_to`.
+        features: output columns of each matrix, or of all; by default the width of `add_to`.
         then: an activation of the type "*_mul" needs two matrices (gate, up) of equal features,
          and the result is [T, features].
         add_to: a value that the result is added to in place, and that is returned.
