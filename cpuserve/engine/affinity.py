@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 def affinity() -> set[int]:
-    """Return the CPUs that this thread may use; empty if the system cannot say."""
+    """Return the CPUs that this thread may use; empty if the system does not report them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 

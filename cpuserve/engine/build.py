@@ -30,7 +30,7 @@ log = get_logger("engine")
 
 
 def import_modules() -> None:
-    """Import the modules that nearly all engines use, before the configuration is known."""
+    """Import the modules that nearly all engines use, while the configuration is not known yet."""
     import cpuserve.loader.load
     import cpuserve.models
     import cpuserve.quant
@@ -39,9 +39,9 @@ def import_modules() -> None:
 
 
 def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
-    """Call `main(team)` on this thread; other threads of the team then wait for its work.
+    """Call `main(team)` on this thread; the other compute threads then wait for work.
 
-    team: the native executor's compute threads, for build_engine; None for other executors.
+    team: the compute threads of the native executor, for build_engine; None for other executors.
     """
     if config.executor != "native":
         main(None)
@@ -89,9 +89,9 @@ def build_engine(
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """Return the head, which computes an embedding or a score from the vectors of the tokens.
+    """Return the head that computes an embedding or a score from the vectors of the tokens.
 
-    facts: "width" has the length of a token's vector, and is set to the length of the result.
+    facts: "width" is the length of a token's vector, and is set to the length of the result.
     """
     if config.pooling == "rank":
         return _rank_head(config, facts)
@@ -118,7 +118,7 @@ def _with_token_heads(
     """Return `head` and the two heads of BGE-M3 for tokens, if the checkpoint has them.
 
     width: the length of a token's vector.
-    facts: gets "token_widths", the number of values that each of the two heads computes for a
+    facts: "token_widths" is set to the number of values that each of the two heads computes for a
       token.
     """
     if config.architecture != "XLMRobertaModel":
@@ -133,7 +133,7 @@ def _with_token_heads(
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """Return the head of a reranker.
 
-    facts: sets "width" to 1, and adds "asks": whether the prompt for a query and a document is a
+    facts: "width" is set to 1, and "asks" to whether the prompt for a query and a document is a
     question to the model (Qwen3-Reranker).
     """
     from cpuserve.loader.load import open_checkpoint
@@ -152,7 +152,7 @@ def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
 def _class_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """Return the head of a classifier.
 
-    facts: sets "width" to the number of labels, and adds "labels" and "activation".
+    facts: "width" is set to the number of labels; "labels" and "activation" are added.
     """
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.loader.pooling import labels_of
@@ -168,7 +168,7 @@ def _class_head(config: EngineConfig, facts: dict[str, object]) -> Head:
 
 
 def _check_width(config: EngineConfig, head: Head, facts: dict[str, object]) -> None:
-    """Raise a ModelError unless the head takes vectors of the model's width."""
+    """Raise a ModelError unless the input width of the head is the width of the model."""
     takes = head.layers[0].weight.shape[-1]
     if takes != facts["width"]:
         msg = f"{config.model_path}: the head takes {takes} numbers, but gets {facts['width']}"
@@ -227,7 +227,7 @@ def _save(executor: NativeExecutor, config: EngineConfig) -> None:
 
 
 def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:
-    """Return the same as `_on_program`, with an executor that runs the model in transformers."""
+    """Return the same as `_on_program`, but with an executor that uses transformers."""
     from cpuserve.loader.load import read_config, token_ids
     from cpuserve.runtime.transformers_fallback import TransformersExecutor
     from cpuserve.tokenizer.ends import end_ids

@@ -2,10 +2,10 @@
 
 --log-level is the log level of the parent.
 
-The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages,
-Ready (or Fatal), and one StepOutput per step, and receives requests. Exit codes: 0 after Shutdown
-or when the parent has ended, 2 if the engine could not start (Fatal has the reason), 1 for any
-other failure.
+The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages, and
+Ready (or Fatal). It receives requests and sends one StepOutput per step. Exit codes: 0 after
+Shutdown or when the parent has ended, 2 if the engine could not start (Fatal has the reason),
+1 for any other failure.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-# At most so many messages are handled between two steps, so that a flood of them cannot stop the
-# running streams.
+# The engine handles at most this number of messages between two steps, so that a flood of messages
+# cannot stop the running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
-# A full garbage collection follows this many collections of the middle generation, which run after
-# every 7,000 new objects. Full collections can wait while the engine is busy, because reference
-# counts free nearly everything.
+# A full garbage collection follows this number of collections of the middle generation, which run
+# after every 7,000 new objects. Full collections can wait while the engine is busy, because
+# reference counts free nearly everything.
 IDLE_COLLECTIONS = 4
 BUSY_COLLECTIONS = 10_000
 
@@ -67,8 +67,8 @@ Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 class SocketChannel:
     """The engine's end of the socket pair. Sends block while the parent does not read.
 
-    `listen` starts a reader thread, so that aborts are seen and Pings are answered while a step
-    runs. The inbox has no bound, because the parent limits its queue of requests.
+    `listen` starts a reader thread. It sees aborts and replies to Pings while a step runs. The
+    inbox has no limit, because the parent limits its queue of requests.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -104,7 +104,7 @@ class SocketChannel:
         self._progress = progress
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        """Return all waiting messages; with `block`, wait for one. EOFError if the parent ended."""
+        """Return all messages; with `block`, wait for the first. EOFError if the parent ended."""
         messages: list[Inbound] = []
         while len(messages) < MAX_DRAINED and ((block and not messages) or not self._inbox.empty()):
             self._idle = block and not messages
@@ -128,8 +128,8 @@ class SocketChannel:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        # The front end has ended, or has sent something that is no frame. The engine's thread takes
-        # the error from the inbox, and `receive` raises it there.
+        # The front end has ended, or has sent bytes that are not a frame. The engine's thread takes
+        # this error from the inbox, and `receive` raises it there.
         except Exception as error:
             self._inbox.put(error)
 
@@ -139,7 +139,7 @@ class SocketChannel:
         self._seen = now
 
     def hung_up(self) -> bool:
-        """Whether the parent has closed its end."""
+        """Whether the parent has closed its end of the socket."""
         poll = select.poll()
         poll.register(self._socket, 0)
         return any(events & select.POLLHUP for _, events in poll.poll(0))
@@ -154,7 +154,7 @@ class SocketChannel:
         self._bodies += self._reader.feed(data)
 
     def wake(self) -> None:
-        """Make `receive` return; from any thread."""
+        """Make `receive` return, so that the engine looks for work; from any thread."""
         self._inbox.put(Abort([]))  # this message aborts nothing
 
     def send(self, message: Outbound) -> None:
@@ -168,7 +168,7 @@ class SocketChannel:
 
 
 def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
-    """Run an engine on the inherited socket until it is stopped; returns the exit code."""
+    """Run an engine on the inherited socket until it is stopped; return the exit code."""
     parser = argparse.ArgumentParser(prog="cpuserve-engine")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log-level", default="info")
@@ -184,13 +184,13 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
 
 
 def _prepare_process(log_level: str) -> None:
-    """Make this process end with its parent, print its stacks in a crash, and ignore SIGINT etc."""
+    """Let this process end with its parent, print stacks in a crash, and ignore SIGINT etc."""
     faulthandler.enable()
-    # These signals reach the whole process group. The parent ends its streams before the engine.
+    # Ctrl-C sends these signals to the whole process group. The parent ends its streams first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
-        # During a step or while loading, the engine does not notice that the socket was closed.
+        # While the engine loads or runs a step, it does not notice that the socket was closed.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     configure(log_level)
 
@@ -198,8 +198,8 @@ def _prepare_process(log_level: str) -> None:
 def _serve(channel: SocketChannel, build: Build | None) -> int:
     ready = False
     try:
-        # These import numpy and the extension, while the parent imports its own modules or
-        # resolves the configuration.
+        # These modules import numpy and the extension, while the parent imports its own modules
+        # or resolves the configuration.
         from cpuserve.engine.build import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
 
@@ -235,9 +235,9 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
 def collect_at_rest() -> Callable[[], None]:
     """Defer full garbage collections; return a function that runs one, to call while idle.
 
-    Between steps, a collection over 96,000 cached blocks would stop all streams for 0.1 s.
+    A full collection between steps with 96,000 cached blocks would stop all streams for 0.1 s.
     """
-    # The model and the modules stay until the end, so no later collection visits them.
+    # The model and the modules live until the process ends, so no later collection visits them.
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -246,7 +246,7 @@ def collect_at_rest() -> Callable[[], None]:
     def rest() -> None:
         if gc.get_count()[2] >= IDLE_COLLECTIONS:
             gc.collect()
-            gc.freeze()  # the next collection visits new objects only
+            gc.freeze()  # the next collection visits only objects that are newer
 
     return rest
 

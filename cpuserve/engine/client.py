@@ -12,7 +12,7 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """The state of one engine: whether it serves, how often it was restarted, its statistics."""
+    """The state of one engine: whether it serves, the number of restarts, and its statistics."""
 
     serves: bool
     restarts: int
@@ -20,7 +20,7 @@ class ReplicaStatus:
 
 
 class EngineClient(Protocol):
-    """The methods of an engine that the front end and LLM call.
+    """The methods of an engine that the front end and `LLM` call.
 
     Implementations: ReplicaClient (`serve`) has one or several ProcessClients, which run an engine
     in a child process; InlineClient (LLM, tests) runs the engine in this process.
@@ -35,7 +35,7 @@ class EngineClient(Protocol):
         """The engine's gauges and counters after its last step."""
 
     async def wait_ready(self) -> None:
-        """Wait until the engine is ready; StartupError with its message if it cannot start."""
+        """Wait until the engine is ready; raise its StartupError if it cannot start."""
 
     def generate(
         self,
@@ -47,23 +47,23 @@ class EngineClient(Protocol):
         progress: bool = False,
         continues: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """Generate one sequence. Closing the iterator aborts it; EngineDead if the engine ends.
+        """Generate one sequence; closing the iterator aborts it. EngineDead: the engine ended.
 
-        DeadlineExceeded after timeout_s, including time in the queue.
+        DeadlineExceeded: the request took more than timeout_s seconds, including time in the queue.
 
-        progress: yield an output without tokens after each chunk of the prompt, which shows how far
-          the prefill is.
-        continues: the request goes on with the response of an earlier request, so its prompt is not
+        progress: yield an output without tokens after each chunk of the prompt, which shows how
+          many prompt tokens have been computed.
+        continues: the request continues the response of an earlier request, so its prompt is not
           counted again in the statistics.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return the report `what` ("roofline", "report" or "check"), or change the engine.
 
-        "reset_prefix_cache" forgets all cached prefixes and returns {}.
+        "reset_prefix_cache" removes all cached prefixes and returns {}.
         "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. If
-        they fail, they change nothing and return "error" (a text) and "fault" (whether the adapter
-        is the cause).
+        they fail, the adapters stay as they were, and the result has "error" (a text) and "fault"
+        (whether the adapter is the cause).
         """
 
     @property
@@ -76,7 +76,7 @@ class EngineClient(Protocol):
 
     @property
     def trouble(self) -> str:
-        """The reason why no requests can run now, if the engine is not `alive`."""
+        """Why no request can run now, if the engine is not `alive`."""
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:

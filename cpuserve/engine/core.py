@@ -1,4 +1,4 @@
-"""EngineCore: takes messages and returns one StepOutput per step. engine/build.py builds it."""
+"""EngineCore: handles messages and runs steps; engine/build.py builds it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
 
-LATE_S = 0.02  # a step waits so long for late bitmasks if no other request can run
-CPU_TIME_S = 0.1  # this much CPU time counts as progress; an hour of replies to Pings takes less
+LATE_S = 0.02  # seconds that a step waits for late bitmasks if no other request can run
+CPU_TIME_S = 0.1  # the CPU time that counts as progress; an hour of replies to Pings takes less
 
 log = get_logger("engine")
 
 
 class EngineCore:
-    """Scheduler and executor of one engine; every method is called from one thread."""
+    """The scheduler and the executor of one engine. One thread calls all methods but `progress`."""
 
     def __init__(
         self,
@@ -101,19 +101,19 @@ class EngineCore:
         self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
-        self._early: dict[int, Request] = {}  # requests that came during a step
+        self._early: dict[int, Request] = {}  # requests that arrived during a step
         self._stale = False  # an abort has changed the gauges since the last step
         self._asked: list[Ask] = []
         self._probe: Iterator[dict[str, object]] | None = None  # a measurement that is not finished
-        self._limits: dict[str, object] = {}  # the limits of the machine that it has measured
+        self._limits: dict[str, object] = {}  # the measured limits of the machine
         self.turns = 0  # iterations of the engine's loop so far
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
 
     def progress(self) -> object:
-        """Return a value that changes while the engine advances; called from another thread.
+        """Return a value that changes while the engine makes progress; another thread calls this.
 
-        If the executor does not report progress, CPU time is used: a step that hangs uses none.
+        If the executor reports no progress, CPU time is used, because a hung step uses no CPU time.
         """
         inside = self.executor.progress()
         return self.turns, process_time() // CPU_TIME_S if inside is None else inside
@@ -136,7 +136,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do: run tokens, refuse a request, or update gauges."""
+        """Whether a step has work: to run tokens, refuse a request, or update gauges."""
         compiled = self._grammars is not None and self._grammars.has_done
         return self.scheduler.has_work or bool(self._refused) or self._stale or compiled
 
@@ -191,7 +191,7 @@ class EngineCore:
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started
             if len(message.prompt) > 4 * self.limits.max_model_len:
-                return False  # the prompt (4 bytes a token) is too long and will be refused
+                return False  # the prompt (4 bytes a token) is too long, so it will be refused
             return self.scheduler.ends_for(self._read_early(message), elapsed)
 
         return ends_for
@@ -204,7 +204,7 @@ class EngineCore:
             request = Request(
                 RequestId(message.id), prompt, params, 1, 0, priority=message.priority
             )
-            request.ready = params.structured_outputs is None  # a grammar may not be compiled yet
+            request.ready = params.structured_outputs is None  # a grammar must be compiled first
             if request.reads_prefixes and params.adapter is None:
                 self.kv.num_cached_tokens(request.chain, prompt)
             self._early[message.id] = request
@@ -218,7 +218,7 @@ class EngineCore:
         return self.adapters.changing
 
     def change_adapters(self) -> None:
-        """Work for a short time on changes of adapters."""
+        """Continue changes of adapters for a short time."""
         self.adapters.advance(BESIDE_STREAMS_S if self.scheduler.running else ALONE_S)
 
     def _slots_in_use(self) -> set[int]:
@@ -228,7 +228,7 @@ class EngineCore:
 
     @property
     def _grammars_in_use(self) -> Grammars:
-        """The grammars of this engine, created for the first request that has a grammar."""
+        """The grammars of this engine; created when the first request with a grammar arrives."""
         if self._grammars is None:
             from cpuserve.engine.grammars.client import Grammars
 
@@ -238,7 +238,7 @@ class EngineCore:
         return self._grammars
 
     def _add_grammar(self, request: Request) -> bool:
-        """Return whether a request's grammar can be used; refuse the request otherwise."""
+        """Return whether a request's grammar can be used; if not, refuse the request."""
         try:
             why_not = self._grammars_in_use.add(request)
         except QueueFull as full:
@@ -258,7 +258,7 @@ class EngineCore:
         self._refused.append(Output(number, [], "error", error=message, fault=role))
 
     def _take_compiled(self, grammars: Grammars) -> None:
-        """Start requests with compiled grammars, and refuse those with faulty ones."""
+        """Start the requests with compiled grammars, and refuse requests with faulty grammars."""
         for verdict in grammars.collect():
             request = self.scheduler.requests.get(verdict.request)
             if request is None:
@@ -273,7 +273,7 @@ class EngineCore:
                 self._refused.append(Output(request.id, [], "error", error=verdict.error))
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
-        """Return the bitmasks for a step; None if no row of it needs one, or if they are late."""
+        """Return the bitmasks for a step; None if it needs no bitmask, or if they are late."""
         if self._grammars is None:  # most servers never get a request with a grammar
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
@@ -292,7 +292,7 @@ class EngineCore:
         return masks
 
     def _after_step(self, grammars: Grammars, deltas: list[Delta]) -> None:
-        """Add the errors of grammars to `deltas`, and ask for the bitmasks of the next step."""
+        """Add the errors of grammars to `deltas`, and request the bitmasks for the next step."""
         for delta in deltas:
             if delta.error:
                 failed = grammars.error_of(delta.request)
@@ -335,11 +335,11 @@ class EngineCore:
         return StepOutput(outputs, self.stats)
 
     def tidy(self) -> bool:
-        """Write one block to disk while idle; False if there is nothing left to write."""
+        """Write one block to disk while the engine is idle; False if no block is left to write."""
         return self.kv.offload is not None and self.kv.offload.tidy()
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
-        """Run a step; return (its deltas, whether it ran to its end)."""
+        """Run a step; return (the deltas of its requests, whether it ran to its end)."""
         if not batch.chunks:
             return self.scheduler.update([]), True
         were_late, masks = self.scheduler.masks_late, self._masks(batch)
@@ -384,7 +384,7 @@ class EngineCore:
                 stats.prompt_tokens += request.num_prompt
 
     def _count_offload(self) -> None:
-        """Update the statistics of the tiers, with the blocks written while the engine was idle."""
+        """Update the statistics of offload tiers, which also write blocks in an idle engine."""
         stats, offload = self.stats, self.kv.offload
         if offload is None:
             return
@@ -395,12 +395,12 @@ class EngineCore:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether the last step had decode rows only, which leaves time before the next step."""
+        """Whether the last step had only decode rows, which leaves time before the next step."""
         work = self.scheduler.work
         return work.rows > 0 and not work.tokens
 
     def prepare(self) -> bool:
-        """Let the executor prepare some memory while there is no work; False = nothing left."""
+        """Let the idle executor prepare a part of its memory; False if all is prepared."""
         return self.executor.prepare()
 
     # --- reports ------------------------------------------------------------------------------
@@ -418,14 +418,15 @@ class EngineCore:
 
     @property
     def probing(self) -> bool:
-        """Whether the limits of this machine are being measured, in parts while there is no work.
+        """Whether the limits of this machine are being measured, in parts between requests.
 
-        All parts take half a second, and the first requests after a start come during this time.
+        All parts together take half a second.
+        The first requests after a start often come meanwhile.
         """
         return any(ask.what == "roofline" for ask in self._asked)
 
     def _probe_part(self) -> bool:
-        """Measure the next part of the limits; returns whether it was the last one."""
+        """Measure the next part of the machine's limits; return whether it was the last part."""
         if self._probe is None:
             self._probe = self.executor.roofline()
         try:
@@ -451,7 +452,7 @@ class EngineCore:
             return {"error": str(error)}
 
     def reset_prefix_cache(self) -> dict[str, object]:
-        """Forget all cached prefixes; blocks in offload tiers stay."""
+        """Remove all cached prefixes; blocks in offload tiers stay."""
         self.kv.published.clear()
         if self._kv_events is not None:
             self._kv_events.publish()
@@ -518,7 +519,7 @@ class EngineCore:
         }
 
     def close(self) -> None:
-        """Write KV blocks that outlive the process; free weights and KV cache."""
+        """Write KV blocks to the durable offload tiers; free weights and KV cache."""
         if self._grammars is not None:
             self._grammars.close()
         if self.kv.offload is not None:
@@ -533,8 +534,8 @@ def _kv_manager(
 ) -> KvManager:
     windows = [group.window for group in config.kv_groups] or [0]
     return KvManager(
-        # One block is reserved: the table entries of blocks that a sliding window has passed, and
-        # of blocks without a state, refer to it.
+        # One block is reserved: entries of block tables refer to it if a sliding window has passed
+        # their block, or if their block has no state.
         config.kv_blocks - (any(windows) or config.state_slots > 0),
         config.block_size,
         use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
@@ -554,7 +555,7 @@ def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
 
 
 def _no_one() -> None:
-    """Do nothing: before the engine's loop runs, no thread waits that could be woken."""
+    """Do nothing, because no thread waits before the engine's loop runs."""
 
 
 def _output(delta: Delta) -> Output:

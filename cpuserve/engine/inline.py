@@ -1,4 +1,4 @@
-"""InlineClient: an engine on a thread of this process, for LLM, tests and notebooks."""
+"""InlineClient: an EngineClient with its engine on a thread of this process, for LLM and tests."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ log = get_logger("engine")
 
 
 class InlineClient:
-    """EngineClient of an engine on a thread of this process, with further synchronous methods.
+    """EngineClient of an engine on a thread of this process, with more, synchronous methods.
 
-    These are start, submit, abort, ask_now, shutdown. Only the engine's thread uses the executor.
+    These are start, submit, abort, ask_now and shutdown.
+    Only the engine's thread uses the executor.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class InlineClient:
             daemon=True,
         )
         self._thread.start()
-        # _stop runs when the client is garbage-collected, or before the interpreter shuts down.
+        # _stop runs when this client is garbage-collected, or before the interpreter shuts down.
         self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
 
     # --- synchronous --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Wait until the engine is ready; StartupError with its message if it cannot start."""
+        """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(self._started.result())
 
     def submit(
@@ -86,12 +87,12 @@ class InlineClient:
         priority: int = 0,
         continues: bool = False,
     ) -> int:
-        """Start one sequence; its outputs, or an EngineDead, arrive in `sink`. Returns its id.
+        """Start one sequence and return its id; `sink` gets its outputs, or an EngineDead.
 
         continues: see EngineClient.generate.
 
         Raises:
-            InvalidRequest: the engine could never run it.
+            InvalidRequest: the engine could never run the request.
             EngineDead: the engine has ended.
         """
         limits = self._serving()
@@ -102,9 +103,9 @@ class InlineClient:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the engine receive all submissions of this block in one step, even on a busy machine.
+        """Let the engine receive all requests that this block submits in one step.
 
-        Only one thread may do this at a time.
+        Without this, a busy machine could split them. Only one thread may use it at a time.
         """
         self._channel.hold()
         try:
@@ -113,7 +114,7 @@ class InlineClient:
             self._channel.release()
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop these sequences; no output arrives for them after the current step."""
+        """Stop these sequences; no output of them arrives after the current step."""
         ids = list(ids)
         for number in ids:
             self._router.remove(number)
@@ -124,13 +125,13 @@ class InlineClient:
         return self._ask(what, details).result()
 
     def shutdown(self) -> None:
-        """Stop the engine and wait until its memory is free."""
+        """Stop the engine and wait until its memory has been freed."""
         self._stop()
 
     # --- EngineClient -------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Return when the engine is ready; StartupError with its message if it cannot start."""
+        """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(await asyncio.wrap_future(self._started))
 
     def generate(
@@ -153,12 +154,12 @@ class InlineClient:
         return streams.run(request, self._channel.post, _at_once, timeout_s)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
-        """Return a report of the engine, or the result of a change; see `Ask`."""
+        """Return a report of the engine, or the result of a change (`Ask`)."""
         return await asyncio.wrap_future(self._ask(what, details))
 
     @property
     def stats(self) -> Stats:
-        """The gauges and counters after the last step."""
+        """The engine's gauges and counters after the last step."""
         return self._router.stats
 
     @property
@@ -173,7 +174,7 @@ class InlineClient:
 
     @property
     def trouble(self) -> str:
-        """The reason why the engine does not serve now."""
+        """Why the engine does not serve now."""
         return self._router.dead or "the engine is not ready"
 
     @property
@@ -182,7 +183,7 @@ class InlineClient:
         return ()
 
     async def close(self) -> None:
-        """Stop the engine and wait until its memory is free."""
+        """Stop the engine and wait until its memory has been freed."""
         await asyncio.to_thread(self.shutdown)
 
     # --- common -------------------------------------------------------------------------------
@@ -205,11 +206,11 @@ class InlineClient:
 
 
 async def _at_once() -> None:
-    """Return at once: the inbox of a thread is never full."""
+    """Return immediately, because the inbox of a thread is never full."""
 
 
 class _Router:
-    """Passes outputs of a step to the sinks and event loops that wait for them. Thread-safe."""
+    """Passes the outputs of a step to the sinks and event loops that wait for them; thread-safe."""
 
     def __init__(self) -> None:
         self.dead: str | None = None
@@ -230,10 +231,10 @@ class _Router:
             self._sinks.pop(number, None)
 
     def streams(self, loop: asyncio.AbstractEventLoop) -> Streams:
-        """Return the streams of `loop`, and forget loops that have been closed.
+        """Return the streams of `loop`, and drop loops that have been closed.
 
         Raises:
-            EngineDead: the engine has ended, so nothing would ever arrive in a new stream.
+            EngineDead: the engine has ended, so a new stream would never get an output.
         """
         with self._lock:
             if self.dead is not None:
@@ -249,7 +250,7 @@ class _Router:
             self._replies[number] = reply
 
     def step(self, message: StepOutput) -> None:
-        """Pass on the outputs of a step; called on the engine's thread."""
+        """Pass on the outputs of a step; the engine's thread calls this."""
         with self._lock:
             others: list[Output] = []
             for output in message.outputs:
@@ -298,20 +299,20 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argume
 
 
 class _QueueChannel:
-    """The engine's channel: an inbox of messages, and the router for outputs."""
+    """The engine's channel: an inbox of messages, and a router for the outputs."""
 
     def __init__(self, router: _Router) -> None:
         self.router = router
         self._inbox: queue.SimpleQueue[Inbound | list[Inbound]] = queue.SimpleQueue()
         self._interrupt: Interrupt | None = None
-        # The messages of the thread in `together`, with its id.
+        # The messages of the thread that is inside `together`, and the id of this thread.
         self._held: tuple[int, list[Inbound]] | None = None
 
     def watch(self, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
 
     def post(self, message: Inbound) -> None:
-        """Put a message into the inbox, from any thread."""
+        """Put a message into the inbox; any thread may call this."""
         if self._interrupt is not None:
             self._interrupt.see(message)
         held = self._held
@@ -321,11 +322,11 @@ class _QueueChannel:
             self._inbox.put(message)
 
     def hold(self) -> None:
-        """Keep what this thread posts until `release`."""
+        """Hold back the messages that this thread posts, until `release`."""
         self._held = threading.get_ident(), []
 
     def release(self) -> None:
-        """Put the messages that were kept into the inbox, as one delivery."""
+        """Put the messages that `hold` held back into the inbox together."""
         held, self._held = self._held, None
         if held is not None and held[1]:
             self._inbox.put(held[1])
@@ -360,7 +361,7 @@ def _engine_thread(
     channel: _QueueChannel,
     started: Future[dict[str, object]],
 ) -> None:
-    """Build and run the engine, without a reference to the client, so that it can be freed."""
+    """Build and run the engine without a reference to the client, which can then be freed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         if on_progress is not None:

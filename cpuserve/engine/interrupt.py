@@ -1,8 +1,7 @@
-"""Interrupt: end a running step early, if all its requests were aborted, or if a new request should
-not wait until the step ends.
+"""Interrupt: end a running step early if all its requests were aborted, or for a new request.
 
-A step may take seconds (a long prompt). Meanwhile a reader thread receives messages, passes each to
-`see`, and puts it into the inbox that the engine reads after the step.
+A step with a long prompt may take seconds. Meanwhile a reader thread receives messages. It passes
+each message to `see`, and puts it into the inbox that the engine reads after the step.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ Reason = Literal["", "left", "came"]
 
 
 class Interrupt:
-    """The messages that have not been handled yet, and the requests of the running step.
+    """The messages that the engine has not handled yet, and the requests of the running step.
 
     It calls cancel(True), from any thread, to end the running step. After this step it calls
-    cancel(False): otherwise a cancel(True) that came too late would end the next step.
+    cancel(False). Otherwise a cancel(True) that came too late would end the next step.
     """
 
     def __init__(self, cancel: Callable[[bool], None]) -> None:
@@ -49,20 +48,20 @@ class Interrupt:
             self._check([message] if isinstance(message, AddRequest) else [])
 
     def handled(self, ids: Iterable[int]) -> None:
-        """Forget these aborts, which have been carried out."""
+        """Remove these aborts, because the engine has handled them."""
         with self._lock:
             self._aborted.difference_update(ids)
 
     def added(self, number: int) -> None:
-        """Forget the AddRequest with this number, which the engine has handled."""
+        """Remove the AddRequest with this number, because the engine has handled it."""
         with self._lock:
             self._added.pop(number, None)
 
     def begin(self, requests: Sequence[Request], ends_for: EndsFor | None = None) -> None:
-        """Note that a step of `requests` starts.
+        """Note that a step with these requests starts.
 
-        ends_for: returns whether the running step should end early for a new request; called from
-        any thread, while the engine's thread is inside the executor.
+        ends_for: returns whether the running step should end early for a new request. Any thread
+        may call it while the engine's thread is inside the executor.
         """
         with self._lock:
             self._running, self._ends_for = requests, ends_for
@@ -70,9 +69,9 @@ class Interrupt:
                 self._check(self._added.values())
 
     def end(self) -> Reason:
-        """Note that the step is over; return why it was to end early, or "".
+        """Note that the step is over; return why it should have ended early, or "".
 
-        "left": all requests of the step were aborted. "came": a new request should not wait.
+        "left": all its requests were aborted. "came": a new request should not wait for its end.
         """
         with self._lock:
             self._running, self._ends_for = (), None

@@ -1,6 +1,6 @@
-"""Messages between front end and engine, and their framing: 4-byte little-endian length, msgpack.
+"""Messages between front end and engine. A frame is a 4-byte little-endian length, then msgpack.
 
-One message per step carries the outputs of all requests. EOF means that the other side has ended.
+Each step has one message with the outputs of all requests. EOF: the other side has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 
 
 class AddRequest(msgspec.Struct, tag="add", array_like=True):
-    """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` time.monotonic().
+    """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` is time.monotonic().
 
-    progress: send an Output without tokens after each chunk of the prompt except the last one.
-    continues: the request goes on with the response of an earlier one, so its prompt does not count
-    in Stats again.
+    progress: whether to send an Output without tokens after each chunk of the prompt but the last.
+    continues: whether the request continues the response of an earlier request, so that Stats do
+      not count its prompt again.
     """
 
     id: int
@@ -40,19 +40,19 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
-    """Stop these requests; unknown ids are ignored. No output follows."""
+    """Stop these requests; unknown ids are ignored. No output of these requests follows."""
 
     ids: list[int]
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
-    """End at once, without finishing requests, with exit code 0."""
+    """End the engine immediately, without finishing requests, with exit code 0."""
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Ask for a report ("roofline", "report", "check") or a change; one Reply has the same id.
+    """Ask for a report ("roofline", "report", "check") or a change; a Reply with this id follows.
 
-    A change of adapters (engine/lora.py) has `details`.
+    details: the arguments of a change of adapters (engine/lora.py).
     """
 
     id: int
@@ -61,14 +61,14 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
 
 
 class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Ask for a Pong, which is sent at once, even during a step."""
+    """Ask for a Pong, which the engine sends immediately, even during a step."""
 
 
 Inbound = AddRequest | Abort | Shutdown | Ask | Ping
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True):
-    """Progress of loading: stage ("load", "pack"), done and total bytes."""
+    """Progress of the start: its stage ("load" or "pack"), and how many of its bytes are done."""
 
     stage: str
     done: int
@@ -76,7 +76,7 @@ class StageProgress(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """The engine is ready. info: facts for the banner and /v1/models (plain JSON types)."""
+    """The engine is ready. info: facts for the start banner and /v1/models (plain JSON types)."""
 
     info: dict[str, object]
 
@@ -84,14 +84,15 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 class Output(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request in this step.
 
-    finish: None, "stop" (eos or a stop id: `stop_id`), "length", "repetition", "abort", "error".
-    prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
-    scheduled: time.monotonic() when the request first ran, in its first output; 0 in the others.
-    processed: prompt tokens computed or found in the cache, in an output without tokens that only
-      reports progress; else 0.
-    vector: the embedding, fp32 little-endian, of a model that makes one.
-    fault: the field of the request that is the cause of `error` (400).
-    queue_full: the cause is that too many other requests wait (429).
+    finish: None, "stop" (an end token or a stop id: `stop_id`), "length", "repetition", "abort" or
+      "error".
+    prompt_logprobs: sent once; entry 0 is None, because no logits predict the first token.
+    scheduled: time.monotonic() when the request first ran, in its first output; 0 in later outputs.
+    processed: number of prompt tokens that were computed or cached, in an output that reports only
+      progress; 0 in other outputs.
+    vector: the embedding in fp32 little-endian, if the model computes one.
+    fault: the field of the request that caused `error` (HTTP 400).
+    queue_full: whether the cause is that too many other requests wait (HTTP 429).
     """
 
     id: int
@@ -110,7 +111,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
-    """The blocks that an offload tier holds, their bytes, and the blocks restored from it."""
+    """The number of blocks in an offload tier, their bytes, and the number of restored blocks."""
 
     blocks: int = 0
     bytes: int = 0
@@ -120,14 +121,15 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
-    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.
-    prompt_rate: prompt tokens computed per second while prompts run, 0 before the first.
-    busy_s: seconds in steps.
-    weight_bytes: bytes of packed weights that steps read (a step reads all weights once).
-    roofline_bytes_per_s: measured bandwidth, 0 before the measurement.
-    tiers: the offload tiers of the KV cache by name.
-    drafts, draft_tokens, accepted_tokens: how often a sequence got drafts, the number of draft
-      tokens, and the number of draft tokens that were right.
+    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache,
+      and tokens found there.
+    prompt_rate: prompt tokens computed per second while prompts run, 0 before the first prompt.
+    busy_s: seconds that steps have taken.
+    weight_bytes: bytes of packed weights that steps have read (a step reads all weights once).
+    roofline_bytes_per_s: the measured memory bandwidth, 0 before the measurement.
+    tiers: the offload tiers of the KV cache, by name.
+    drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens, the number of
+      draft tokens, and the number of draft tokens that were right.
     """
 
     running: int = 0
@@ -158,14 +160,14 @@ class StepOutput(msgspec.Struct, tag="step", array_like=True):
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True):
-    """Reply to Ask."""
+    """The reply to Ask; body: the report, or the result of a change."""
 
     id: int
     value: dict[str, object]
 
 
 class Pong(msgspec.Struct, tag="pong", array_like=True):
-    """Reply to Ping. advanced: the engine has advanced since the last Ping, or is idle."""
+    """The reply to Ping. advanced: the engine has advanced since the last Ping, or is idle."""
 
     advanced: bool
 
@@ -182,9 +184,9 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 Outbound = StageProgress | Ready | StepOutput | Reply | Pong | Fatal
 
-# An engine that has to send a longer message ends with an error. The longest messages carry the
-# logprobs of prompts: with 20 alternatives they take 400 bytes a token, so 400 MB for a prompt of a
-# million tokens, the most that today's models accept.
+# An engine that has to send a longer message ends with an error. The longest messages have the
+# logprobs of prompts: 400 bytes a token with 20 alternatives, so 400 MB for a prompt of a million
+# tokens, the most that today's models accept.
 MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
 
@@ -194,7 +196,7 @@ _outbound = msgspec.msgpack.Decoder(Outbound)
 
 
 class FrameError(CpuserveError):
-    """Invalid frame: the two sides use different protocols."""
+    """An invalid frame: the two sides use different protocols."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytearray:
@@ -216,7 +218,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that `data` completes; FrameError for an invalid length."""
+        """Return the bodies of frames that `data` completes; FrameError for an invalid length."""
         buffer = self._buffer
         buffer += data
         bodies: list[bytes] = []
@@ -236,7 +238,7 @@ class FrameReader:
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and not ended."""
+        """Whether a part of a frame has arrived."""
         return bool(self._buffer)
 
 

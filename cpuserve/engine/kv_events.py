@@ -1,8 +1,8 @@
 """Publish the events of the prefix cache on ZeroMQ sockets, as vLLM does.
 
-A message has three frames: the topic, a sequence number (8 bytes, big endian) and a batch
-(msgpack). A subscriber that misses a number sends the first number that it needs to the replay
-socket. It gets each batch from there on as (number, batch), then (-1, nothing).
+A message has three frames: the topic, a sequence number (8 bytes, big endian) and a batch of events
+(msgpack). A subscriber that misses a number sends the first missing number to the replay socket.
+It then gets each batch from this number on as (number, batch), and (-1, empty) at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.config.kv_events import KvEvents
 
 END = (-1).to_bytes(8, "big", signed=True)
-CLOSE_S = 1.0  # for batches that are still to be sent
+CLOSE_S = 1.0  # seconds to send the remaining batches
 log = get_logger("engine")
 
 
@@ -37,11 +37,11 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 class KvEventPublisher:
-    """Sends what `changes` has collected; `publish` and `close` are called from one thread.
+    """Sends the events in `changes`. One thread calls `publish` and `close`.
 
-    A thread of low priority owns the sockets for subscribers. The engine hands batches to it over a
-    socket inside the process and never waits for it: if the thread cannot keep up, batches are
-    dropped, and subscribers notice the missing numbers.
+    Another thread, of low priority, owns the sockets for subscribers. The engine passes batches to
+    it over a socket inside the process, and never waits for it. If the thread cannot keep up,
+    batches are dropped, and subscribers notice the missing numbers.
 
     Raises:
         ConfigError: pyzmq is not installed, or an endpoint cannot be used.
@@ -54,7 +54,7 @@ class KvEventPublisher:
             msg = "kv_events_config needs pyzmq: pip install 'cpuserve[kv-events]'"
             raise ConfigError(msg) from None
         zmq: Any = installed
-        self.adapters: dict[str, str] = {}  # the fingerprint of each adapter, and its name
+        self.adapters: dict[str, str] = {}  # the name of each adapter by its fingerprint
         self.changes = CacheEvents(config.block_size, self._adapter_name)
         self._zmq = zmq
         self._settings = settings
@@ -86,11 +86,11 @@ class KvEventPublisher:
         self._out = self._context.socket(zmq.PUB)
         self._out.set_hwm(settings.hwm)
         self._opening = endpoint = _shifted(settings.endpoint, settings.rank)
-        # As in vLLM: the side with a fixed address binds it, and the other side connects to it.
+        # As in vLLM, the side with a fixed address binds it, and the other side connects to it.
         binds = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
         (self._out.bind if binds else self._out.connect)(endpoint)
         self._replay = self._context.socket(zmq.ROUTER)
-        # A ROUTER drops messages beyond its limit, and counts sent ones for a while longer.
+        # A ROUTER socket drops messages beyond its limit, and still counts those just sent.
         self._replay.set_hwm(4 * (settings.buffer_steps + 1))
         if settings.replay_endpoint is not None:
             self._opening = _shifted(settings.replay_endpoint, settings.rank)
@@ -103,7 +103,7 @@ class KvEventPublisher:
         self._outbox.connect("inproc://batches")
 
     def publish(self) -> None:
-        """Send the events that were collected since the last call as one batch."""
+        """Send the events that were collected since the last call, as one batch."""
         events = self.changes.take()
         if not events:
             return
@@ -118,7 +118,7 @@ class KvEventPublisher:
                 log.warning("%d batches of KV events were dropped", self._dropped)
 
     def close(self) -> None:
-        """Send the batches that wait, for at most CLOSE_S, and close the sockets."""
+        """Send the remaining batches for at most CLOSE_S seconds, and close the sockets."""
         self._outbox.setsockopt(self._zmq.SNDTIMEO, int(CLOSE_S * 1000))
         try:
             self._outbox.send(b"")
@@ -157,7 +157,7 @@ class KvEventPublisher:
 
 
 def make_publisher(config: EngineConfig) -> KvEventPublisher | None:
-    """Return the publisher that `config` asks for, or None.
+    """Return the publisher of KV events if `config` has settings for it, or None.
 
     Raises:
         ConfigError: see KvEventPublisher.

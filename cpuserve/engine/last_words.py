@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from cpuserve.log import is_record
 
-CRASH = "Fatal Python error: "  # the beginning of a report of faulthandler
+CRASH = "Fatal Python error: "  # a report of faulthandler begins so
 ABORT = CRASH + "Aborted"
-# A process writes the reason just before it ends. A line older than this is about something else.
+# A process writes the reason just before it ends; an older line has another subject.
 RECENT_S = 2.0
 
 
 class LastWords:
-    """Keeps the line that says best why a process has ended; times are in seconds.
+    """Keeps the line that best says why a process has ended; times are in seconds.
 
-    Records of the log are not kept: a warning, or a failure that the process survived, is no cause.
-    Nor are indented lines, which belong to a traceback. Only the first line of a crash report is
-    kept, and nothing of the report of an abort if there is a line before it, which has the reason.
+    Log records are not kept: a warning, or a failure that the process survived, is not the cause.
+    Indented lines are not kept, because they belong to a traceback. Of a crash report, only the
+    first line is kept. If a line before the report of an abort has the reason,
+    that line is kept instead.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class LastWords:
         self._is_report = False
 
     def hear(self, line: str, now: float) -> None:
-        """Note a line that was written now."""
+        """Note a line that the process has just written."""
         if now - self._at > RECENT_S:
             self._line, self._is_report = "", False
         if self._is_report or not line.strip() or line[0].isspace() or is_record(line):
@@ -35,5 +36,5 @@ class LastWords:
         self._at = now
 
     def at(self, end: float) -> str:
-        """Return the line for a process that ended at the time `end`; "" if there is none."""
+        """Return the line of a process that ended at the time `end`; "" if there is none."""
         return self._line if end - self._at <= RECENT_S else ""

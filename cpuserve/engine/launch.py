@@ -1,4 +1,4 @@
-"""Start the process of an engine, which imports its modules and waits for its configuration."""
+"""Start the process of an engine: it imports its modules and waits for its configuration."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cpuserve.log import get_logger, level
 log = get_logger("engine")
 
 CHILD_MODULE = "cpuserve.engine.child"
-# How long a spare process waits for an engine. A load may wait a minute for memory, and models that
-# take turns in memory soon need the next process.
+# The most seconds that a spare process waits for an engine. A load may wait a minute for memory,
+# and models that take turns in memory soon need the next process.
 LONGEST_S = 300.0
 BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A started process, and our end of its socket pair.
+    """A started process, and this process's end of the socket pair.
 
-    module: the Python module that it runs.
+    module: the Python module that the started process runs.
     """
 
     process: subprocess.Popen[bytes]
@@ -46,8 +46,8 @@ class EngineProcess:
 def start_process(module: str = CHILD_MODULE) -> EngineProcess:
     """Start a process that waits for an EngineConfig.
 
-    Call it from a thread that lives as long as the engine: Linux kills the child when the
-    thread that started it ends.
+    Call it from a thread that lives as long as the engine, because Linux kills the child when
+    the thread that started it ends.
 
     Raises:
         OSError: the system refuses another process or file.
@@ -68,13 +68,13 @@ def start_process(module: str = CHILD_MODULE) -> EngineProcess:
 
 
 class SpareProcess:
-    """At most one process that is started before its configuration is known.
+    """At most one engine process that is started before its configuration is known.
 
-    The imports of an engine take half of the time of its start, so they run while the server still
-    unloads another model. Only the thread that starts engines may use it; see start_process.
+    Imports take half of the start of an engine, so they run while the server still unloads another
+    model. Only the thread that starts engines may use this object (see start_process).
 
-    keep: start another process as soon as an engine has taken this one, because models take turns
-      in memory.
+    keep: whether to start another process as soon as an engine has taken this one, because models
+      take turns in memory.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SpareProcess:
         """`cpus`: the CPUs that engines may use.
 
         module: the Python module that the process runs.
-        longest_s: the process ends if no engine uses it within this time.
+        longest_s: seconds after which the process ends if no engine uses it.
         """
         self.cpus = cpus
         self.keep = False
@@ -93,14 +93,14 @@ class SpareProcess:
         self._expiry: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start a process unless there is one; call it on the event loop."""
+        """Start a process unless one is waiting; call this on the event loop."""
         if self._spare is not None and self._spare.process.poll() is None:
             return
         self._end()
         try:
             with on_cpus(self.cpus):
                 self._spare = start_process(self._module)
-        except OSError as error:  # the engine starts its process itself, or reports the reason
+        except OSError as error:  # the engine then starts its own process, or reports the reason
             log.debug("no process is started in advance: %s", error)
             return
         self._expiry = asyncio.get_running_loop().call_later(self._longest_s, self.close)
@@ -119,7 +119,7 @@ class SpareProcess:
             raise
 
     def take(self, module: str) -> EngineProcess | None:
-        """Return the process if it is alive and runs `module`; it is not the spare any more."""
+        """Return the waiting process if it is alive and runs `module`; the caller then owns it."""
         spare = self._spare
         if spare is None or spare.module != module or spare.process.poll() is not None:
             return None
@@ -129,7 +129,7 @@ class SpareProcess:
         return spare
 
     def close(self) -> None:
-        """End the process if there is one, and keep none any more."""
+        """End the waiting process if there is one, and start no more processes."""
         self.keep = False
         self._end()
 

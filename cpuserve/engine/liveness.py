@@ -1,9 +1,9 @@
 """Liveness: detect from the messages of an engine whether it makes progress while it has work.
 
-While steps are short, their outputs are the sign of life. If nothing has arrived for a moment, the
-front end sends a Ping. A thread of the engine process replies, even during a step, and says
-whether the engine has advanced since the last Ping. So a long step is not a hang; a stopped process
-does not reply, and a stuck step replies that it has not advanced.
+Short steps show by their outputs that the engine works. If nothing has arrived for a moment, the
+front end sends a Ping. A thread of the engine process replies, even during a step, and says whether
+the engine has advanced since the last Ping. A long step is therefore not taken for a hang. A
+stopped process does not reply, and the reply during a stuck step says that it has not advanced.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """Times in seconds.
+    """The limits after which an engine counts as hung; all times are in seconds.
 
     tick_s: time between two checks.
-    suspect_s: after this time without a sign of life, the engine gets no new requests until there
-      is one.
+    suspect_s: after this time without a sign of life, the engine gets no new requests until it
+      sends one.
     end_s: after this time, the engine is killed.
     """
 
@@ -27,13 +27,13 @@ class HangLimits:
 
 
 class Liveness:
-    """Measures how long an engine has been silent although it has work."""
+    """Measures for how long an engine has been silent although it has work."""
 
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
         self._heard = False  # whether a message has arrived since the last tick
-        self._asked = False  # whether a Ping has no reply yet
-        self._stuck = False  # whether the last reply said that nothing has advanced
+        self._asked = False  # whether a Ping is without a reply
+        self._stuck = False  # whether the last reply said that the engine has not advanced
         self.silent_s = 0.0
 
     def hear(self) -> None:
@@ -51,10 +51,10 @@ class Liveness:
         return has_work or self._asked or self._stuck
 
     def tick(self, elapsed_s: float, has_work: bool) -> bool:
-        """Count the time since the last tick; True if a Ping is to be sent.
+        """Count the time since the last tick; return True if a Ping should be sent.
 
-        If elapsed_s is much more than tick_s, the front end itself did not run, and the engine's
-        reply may be waiting to be read. So elapsed_s counts as at most two ticks.
+        If elapsed_s is much more than tick_s, the front end itself did not run, and a reply of the
+        engine may not have been read. elapsed_s therefore counts as at most two ticks.
         """
         if self._heard or not self.open(has_work):
             self._heard = self._stuck = False
@@ -76,6 +76,6 @@ class Liveness:
 
     @property
     def symptom(self) -> str:
-        """The fault, as a phrase after "the engine"."""
+        """The fault, as the end of a sentence that begins with "the engine"."""
         what = "has made no progress" if self._stuck else "has not answered"
         return f"{what} for {self.silent_s:.3g} s although it has work"

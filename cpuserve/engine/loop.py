@@ -1,4 +1,4 @@
-"""The engine's loop over a channel, used in a child process and on a thread."""
+"""The engine's loop, which takes messages from a channel; it runs in a child process or thread."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from cpuserve.engine.ipc import Inbound, Outbound, Shutdown
 
 
 class Channel(Protocol):
-    """The source and the destination of messages."""
+    """The source of the engine's messages, and the destination of its outputs."""
 
     def watch(self, interrupt: Interrupt) -> None:
-        """Report arriving aborts, requests and Shutdown to `interrupt` from now on."""
+        """Report aborts, requests and Shutdown to `interrupt` when they arrive."""
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        """Return all waiting messages; with `block` at least one. EOFError: the peer has ended."""
+        """Return all messages so far; with `block`, wait for one. EOFError: the peer has ended."""
 
     def send(self, message: Outbound) -> None:
         """Send one message. EOFError: the peer has ended."""
 
     def wake(self) -> None:
-        """Make `receive` return, maybe without a message of the peer; from any thread."""
+        """Make `receive` return, perhaps without a message of the peer; from any thread."""
 
 
 def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None = None) -> None:
-    """Serve until Shutdown. While idle it waits in receive() and uses no CPU.
+    """Serve until Shutdown. While idle, the loop waits in receive() and uses no CPU.
 
-    rest: called each time before the loop waits.
+    rest: a function to call each time before the loop waits.
     """
     channel.watch(core.interrupt)
     core.wake = channel.wake
     while True:
         core.turns += 1
-        # Preparing memory while idle saves the next request that time. It is done in small parts,
-        # as is measuring the machine, so that a new request waits for one part only.
+        # Preparing memory while idle saves time for the next request. It is done in small
+        # parts, like measuring the machine, so that a new request waits only for one part.
         works = core.changing or core.has_work or core.probing
         idle = not (works or core.prepare() or core.tidy())
         if idle and rest is not None:

@@ -1,10 +1,10 @@
-"""The LoRA adapters of an engine: their names, the slots that hold them, and changes of them.
+"""The LoRA adapters of an engine: their slots in the executor, and how adapters change.
 
-A change is an Ask message with a Reply, like a report. Loading an adapter takes two messages, so
-that several engines load it together or not at all: "stage_adapter" fills a free slot, between
-steps and in portions; then "use_adapter" assigns the adapter's name, or "drop_adapter" discards the
-adapter. "unload_adapter" removes a name. Running requests keep their slot, which becomes free when
-the last of them has ended.
+A change of adapters is an Ask message with a Reply, like a report. Loading an adapter takes two
+messages, so that several engines load it together or not at all. "stage_adapter" fills a free slot
+in portions between steps. Then "use_adapter" assigns the name of the adapter, or "drop_adapter"
+discards it. "unload_adapter" removes a name. Running requests keep their slot, which becomes free
+when the last request of the adapter has ended.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Executor
 
-# How long the engine works on a change before it looks for other work. While streams run, this is a
-# small part of the time between two tokens. Otherwise, a new request waits at most ALONE_S longer.
+# Seconds that the engine works on a change before it looks for other work. While streams run, this
+# is a small part of the time between two tokens.
+# Without streams, a new request waits ALONE_S longer.
 BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
 
-# Loads an adapter into a slot of the executor: (slot, adapter). Each iteration overwrites one
-# matrix, so the engine can do other work between iterations.
+# A function that loads an adapter into a slot of the executor: (slot, adapter). Each iteration
+# overwrites one matrix, so that the engine can do other work between iterations.
 Load = Callable[[int, "Adapter"], Iterator[None]]
 ReplyBody = dict[str, object]
 
@@ -45,7 +46,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter in a slot. fingerprint: a hash that keeps its cached prefixes apart."""
+    """An adapter in a slot. fingerprint: a hash that separates the cached prefixes of adapters."""
 
     slot: int
     fingerprint: str
@@ -57,7 +58,7 @@ class AdapterSlots:
     def __init__(
         self, count: int = 0, load: Load | None = None, reader: AdapterReader | None = None
     ) -> None:
-        """count: the number of slots. load: fills a slot. reader: None = adapters cannot change."""
+        """count: number of slots. load: fills a slot. reader: None = adapters cannot change."""
         self._count = count
         self._load = load
         self._reader = reader
@@ -77,7 +78,7 @@ class AdapterSlots:
         return {name: loaded.fingerprint for name, loaded in self._named.items()}
 
     def put(self, name: str, adapter: Adapter) -> None:
-        """Load an adapter into the next slot, before the engine serves."""
+        """Load an adapter into the next slot, before the engine serves requests."""
         assert self._load is not None
         slot = len(self._named)
         for _ in self._load(slot, adapter):
@@ -173,7 +174,7 @@ class AdapterSlots:
 
 
 class AdaptedModel:
-    """A model with adapters: its Program and weights, and the slots that its executor fills."""
+    """A model with LoRA adapters: its Program, weights, and the slots of its executor."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, program: Program) -> None:
         from cpuserve.loader.lora import AdapterReader
@@ -193,13 +194,13 @@ class AdaptedModel:
         self.program = build_program(replace(spec, adapters=self._room))
 
     def weights(self, base: Weights) -> Weights:
-        """Return the weights of the Program, with zeros for the slots of adapters."""
+        """Return the weights of the Program, with zeros in the slots of the adapters."""
         from cpuserve.loader.lora import AdaptedWeights
 
         return AdaptedWeights(base, self.program, list(self._opened.values()))
 
     def slots(self, executor: Executor) -> AdapterSlots:
-        """Return the slots of `executor`, with the adapters of the configuration loaded."""
+        """Return the slots of `executor`; the adapters of the configuration are in them."""
         from cpuserve.loader.lora import AdapterMatrices
 
         def load(slot: int, adapter: Adapter) -> Iterator[None]:

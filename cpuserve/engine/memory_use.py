@@ -1,4 +1,4 @@
-"""Resident memory of this process: now, and the maximum so far."""
+"""The resident memory of this process: its current size, and its maximum so far."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ STATUS = Path("/proc/self/status")
 
 
 def resident_bytes(status: Path = STATUS) -> tuple[int, int]:
-    """Return (bytes now, maximum so far); now is 0 if the system does not report it.
+    """Return (current bytes, maximum bytes so far); current is 0 if the system does not report it.
 
-    /proc is preferred, because the maximum of getrusage includes the memory of the parent, from the
-    time before this process executed its own program.
+    /proc is preferred, because the maximum of getrusage includes the memory of the parent before
+    this process executed its own program.
     """
     try:
         lines = status.read_text().splitlines()

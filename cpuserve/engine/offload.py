@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
-# Factories of further tiers. The str is the tier's location, from the option kv_tiers. If a factory
-# raises OSError, the engine runs without its tier.
+# Functions that create further tiers. The str is the location of the tier, from the option
+# kv_tiers. If a function raises OSError, the engine runs without its tier.
 MakeTier = Callable[[str, TierNeeds], Tier]
 TIERS: Registry[MakeTier] = Registry(
     "KV tier",
@@ -39,7 +39,7 @@ TIERS: Registry[MakeTier] = Registry(
     },
 )
 
-# Increment this if a new version stores the same keys and values as different bytes.
+# Increment this number if a new version stores the same keys and values as different bytes.
 KV_FORM = 2
 # Settings that can change the bytes of the keys and values of given tokens.
 SETTINGS = (
@@ -59,9 +59,9 @@ log = get_logger("engine")
 
 
 class ExecutorBlocks:
-    """The BlockBytes of an executor: reads and writes the content of its blocks.
+    """BlockBytes of an executor: reads and writes the content of its blocks.
 
-    The states of recurrent layers, if there are any, are one more group after the KV blocks.
+    The states of recurrent layers, if there are any, are one more group after the KV groups.
     """
 
     def __init__(self, executor: Executor, num_groups: int) -> None:
@@ -96,8 +96,7 @@ class ExecutorBlocks:
 def check_tiers(config: EngineConfig) -> None:
     """Raise ConfigError if a tier is unknown, or the cache directory has files of other programs.
 
-    This check runs before the weights are read. Any other failure of a tier is only a warning
-    later.
+    This check runs before the weights are read. Later failures of a tier are only warnings.
     """
     for name in config.kv_tiers:
         if name not in TIERS:
@@ -109,7 +108,7 @@ def check_tiers(config: EngineConfig) -> None:
 
 
 def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
-    """Return the offload tiers of `config`, or None; a tier that fails is left out with a warning.
+    """Return the offload tiers of `config`, or None; a tier that fails is omitted with a warning.
 
     Raises:
         ConfigError: see check_tiers.
@@ -151,7 +150,7 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
 
 
 def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
-    """Return 32 bytes that differ between engines with other keys, values or states for a token."""
+    """Return 32 bytes that differ if engines have other keys, values or states for a token."""
     facts = {
         "version": version(),
         "kv_form": KV_FORM,
@@ -164,9 +163,9 @@ def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
 
 
 def _files(path: Path) -> list[tuple[str, int, int, str]]:
-    """Return (name, bytes, time of change, hash of samples) of the files of the model.
+    """Return (name, bytes, time of change, hash of samples) of each file of the model.
 
-    Name, size and time are not enough: fine-tunes of one model have the same if a container image
+    Name, size and time are not enough: fine-tunes of one model have equal ones if a container image
     or an archive has set all times to one value.
     """
     if path.is_dir():

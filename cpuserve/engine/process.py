@@ -47,8 +47,8 @@ log = get_logger("engine")
 
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-# Signals for a fault in the process itself, which its last lines of output may describe. The output
-# before another signal, such as SIGKILL, has nothing to do with that signal.
+# Signals for a fault in the process itself, which its last lines of output may describe. Lines
+# before another signal, such as SIGKILL, are not related to that signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
 
@@ -102,11 +102,11 @@ class ProcessClient:
         limits: HangLimits | None = None,
         spare: SpareProcess | None = None,
     ) -> ProcessClient:
-        """Start the engine and return at once; wait_ready waits until it serves.
+        """Start the engine and return immediately; wait_ready waits until it serves.
 
         Call it from a thread that lives as long as the engine; see start_process.
 
-        spare: may have a process that was started in advance, which is used then.
+        spare: may have a process that was started in advance; this process is then used.
 
         Raises:
             StartupError: the system refuses another process, thread, file or more memory.
@@ -126,7 +126,7 @@ class ProcessClient:
     # --- EngineClient -------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Return when the engine serves; StartupError with its message if it cannot start."""
+        """Wait until the engine serves; raise its StartupError if it cannot start."""
         if self._ready is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
@@ -144,19 +144,19 @@ class ProcessClient:
         progress: bool = False,
         continues: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """Generate one sequence. Closing the iterator aborts it.
+        """Generate one sequence; closing the iterator aborts it.
 
         Raises:
             InvalidRequest: the request exceeds a limit of the engine.
             EngineDead: while iterating, if the engine ends.
-            DeadlineExceeded: while iterating, timeout_s after the start.
+            DeadlineExceeded: while iterating, timeout_s seconds after the start.
         """
         link, limits = self._connected()
         request = self._requests.make(prompt_ids, params, priority, limits, progress, continues)
         return self._streams.run(request, self._post, link.wait_writable, timeout_s)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
-        """Return a report of the engine, or the result of a change; see `Ask`."""
+        """Return a report of the engine, or the result of a change (`Ask`)."""
         self._connected()
         self._num_asked += 1
         number = self._num_asked
@@ -185,7 +185,7 @@ class ProcessClient:
 
     @property
     def trouble(self) -> str:
-        """The reason why the engine does not serve now."""
+        """Why the engine does not serve now."""
         if self._dead is None and self._liveness.hung:
             return f"the engine {self._liveness.symptom}"
         return self._dead or "the engine is not ready"
@@ -196,7 +196,7 @@ class ProcessClient:
         return ()
 
     async def wait_ended(self) -> str:
-        """Wait until the engine has ended; return a text that says how."""
+        """Wait until the engine has ended; return a text that says how it ended."""
         await self._ended.wait()
         return self._dead or ""
 
@@ -258,14 +258,14 @@ class ProcessClient:
             self._fatal = message
 
     def on_lost(self) -> None:
-        """Wait for the engine's end after it has closed its socket, then fail all waiting calls."""
+        """After the engine has closed its socket, wait for its end, then fail all waiting calls."""
         if not self._closing and self._burial is None:
             self._burial = asyncio.get_running_loop().create_task(self._bury())
 
     # --- hang detection -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Schedule the next check whether the engine, while it has work, still responds."""
+        """Schedule the next check that the engine still responds while it has work."""
         if self._ticking is None and self.alive:
             loop = asyncio.get_running_loop()
             delay = self._hang_limits.tick_s
@@ -302,7 +302,7 @@ class ProcessClient:
         self._fail(self._how_it_ended())
 
     def _fail(self, how: str) -> None:
-        """Fail all waiting streams and Ask messages; `how` says how the engine ended."""
+        """Fail all waiting streams and Ask messages; how: a text that says how the engine ended."""
         if self._dead is not None:
             return
         self._dead = how
@@ -348,7 +348,7 @@ class ProcessClient:
             self._watch()
 
     async def _wait_exit(self) -> None:
-        """Reap the process; kill it after EXIT_WAIT_S."""
+        """Reap the process; kill it after EXIT_WAIT_S seconds."""
         deadline = time.monotonic() + EXIT_WAIT_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
@@ -372,7 +372,7 @@ class _Link(asyncio.Protocol):
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # The class is not checked, because under Ray the event loop is uvloop, which has its own.
+        # The class is not checked: under Ray the event loop is uvloop, which has another class.
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
 
@@ -395,12 +395,12 @@ class _Link(asyncio.Protocol):
 
     async def wait_writable(self) -> None:
         """Return when the transport's buffer has space again, or the connection is lost."""
-        # All waiting tasks wake at once, and the first one may fill the buffer again.
+        # All waiting tasks wake together, and the first one may fill the buffer again.
         while not self._writable.is_set():
             await self._writable.wait()
 
     def send(self, message: Inbound) -> None:
-        """Queue one message. Await wait_writable before a request; this bounds the buffer."""
+        """Queue one message. Before a request, await wait_writable, which limits the buffer."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(message))
@@ -428,13 +428,14 @@ class _StderrRelay:
             for raw in stream:
                 line = raw.decode(errors="replace")
                 self.words.hear(line, time.monotonic())
-                # Our stderr may be closed; the child must still be able to write to its own.
+                # stderr of this process may be closed;
+                # the child must still be able to write to its own.
                 with suppress(OSError, ValueError):
                     sys.stderr.write(line)
                     sys.stderr.flush()
 
     def join(self) -> None:
-        """Wait at most a second for the rest; a grandchild may keep the pipe open."""
+        """Wait at most a second for the remaining lines, as a grandchild may keep the pipe open."""
         self._thread.join(1.0)
 
 

@@ -41,14 +41,14 @@ COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a dead engine is restarted; times in seconds.
+    """When and how often a dead engine is restarted; times are in seconds.
 
-    The first restart is immediate. Later ones wait first_s, doubled each time up to longest_s, and
-    never stop, because the cause may be temporary. After steady_s of service the engine counts as
-    healthy and its next restart is immediate again.
+    The first restart is immediate. Later restarts wait first_s, doubled each time up to longest_s.
+    They never stop, because the cause may be temporary. After steady_s of service the engine counts
+    as healthy, and its next restart is immediate again.
 
-    first_attempts: how many starts are tried while the server starts; then the server ends, so that
-      its operator sees the failure.
+    first_attempts: number of starts that are tried when the server starts. Then the server ends, so
+      that its operator sees the failure.
     enabled: False = never restart.
     """
 
@@ -64,7 +64,7 @@ class RestartPolicy:
 
 
 class ReplicaEngine(EngineClient, Protocol):
-    """The interface of a replica: ProcessClient, or a fake in tests. Callers can await its end."""
+    """A replica as this module uses it: ProcessClient, or a fake in tests. It can be awaited."""
 
     on_step: Callable[[Stats], None] | None
 
@@ -73,7 +73,7 @@ class ReplicaEngine(EngineClient, Protocol):
         """Whether the engine is alive and has work, but does not respond."""
 
     async def wait_ended(self) -> str:
-        """Wait until the engine has ended and is reaped; return a text that says how."""
+        """Wait until the engine has ended and is reaped; return a text that says how it ended."""
 
     def kill(self) -> None:
         """Kill the engine and reap it; for callers without an event loop."""
@@ -81,7 +81,7 @@ class ReplicaEngine(EngineClient, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _LoadedLora:
-    """An adapter that all replicas have loaded since the start."""
+    """An adapter that all replicas have loaded since the server started."""
 
     path: str
     fingerprint: object
@@ -92,7 +92,7 @@ Spawn = Callable[[int, OnProgress | None], ReplicaEngine]
 
 
 class _Replica:
-    """A replica: its present engine, its load, and its counters over all restarts."""
+    """A replica: its current engine, its load, and its counters summed over all restarts."""
 
     def __init__(self, index: int, name: str, engine: ReplicaEngine) -> None:
         self.index = index
@@ -100,13 +100,13 @@ class _Replica:
         self.engine = engine
         self.trouble = ""  # why the engine is dead
         self.open = 0  # sequences that have not ended
-        self.waiting_tokens = 0  # prompt tokens of sequences that have no output yet
+        self.waiting_tokens = 0  # prompt tokens of sequences without output so far
         self.restarts = 0
-        self.deaths = 0  # how often the engine died in a row, including failed starts
+        self.deaths = 0  # how often the engine died in a row, with failed starts
         self.given_up = False
         self.restoring = False  # it was restarted, and has not loaded all adapters yet
-        self.missing: set[str] = set()  # adapters that could not be loaded again
-        self._before = Stats()  # counters of engines that this replica had before
+        self.missing: set[str] = set()  # adapters that could not be loaded after a restart
+        self._before = Stats()  # counters of the engines before this one
         self._buried = False
 
     @property
@@ -121,16 +121,16 @@ class _Replica:
 
     @property
     def why(self) -> str:
-        """The reason why the replica does not serve."""
+        """Why the replica does not serve."""
         return self.engine.trouble if self.engine.alive else self.trouble
 
     @property
     def stats(self) -> Stats:
-        """Present gauges, and counters summed over all engines this replica has had.
+        """Current gauges, and counters summed over all engines that this replica has had.
 
         The gauges of a dead engine are outdated and left out. An idle engine may have reported its
-        gauges during its last step, so they are limited to open requests. Requests that are open
-        and were not reported as running wait, even if they came after the last step.
+        gauges during its last step, so they are limited to open requests. An open request that was
+        not reported as running counts as waiting, even if it came after the last step.
         """
         alive = self.engine.alive
         now = self.engine.stats if alive else Stats()
@@ -148,7 +148,7 @@ class _Replica:
         return stats
 
     def bury(self) -> None:
-        """Add the counters and the roofline of the engine, which has died, to the replica's own."""
+        """Add the counters and the roofline of the dead engine to the counters of the replica."""
         if self._buried:
             return
         stats, before = self.engine.stats, self._before
@@ -157,13 +157,13 @@ class _Replica:
         self._buried = True
 
     def put(self, engine: ReplicaEngine) -> None:
-        """Make `engine` the present engine."""
+        """Make `engine` the current engine."""
         self.engine = engine
         self._buried = False
 
 
 def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
-    """Add the counters of `more` to `to`; held: also add what its offload tiers hold now."""
+    """Add the counters of `more` to `to`; held: also add the current content of its tiers."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
     tiers = dict(to.tiers)
@@ -177,10 +177,10 @@ def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
 
 
 class ReplicaClient:
-    """EngineClient over engines with the same model. `spawn` creates it and needs no event loop.
+    """EngineClient over engines with the same model. `spawn` creates it, without an event loop.
 
-    A request runs on one engine and fails if that engine dies. It is not repeated on another one,
-    because it may have caused the death. A dead engine is restarted.
+    A request runs on one engine, and fails if that engine dies. It is not repeated on another
+    engine, because it may have caused the death. A dead engine is restarted.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ReplicaClient:
         policy: RestartPolicy | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """on_progress gets the loading progress of the first engine; the others load the same."""
+        """on_progress gets the loading progress of the first engine; all engines load the same."""
         self.on_step: Callable[[Stats], None] | None = None
         self._spawn = spawn
         self._policy = policy or RestartPolicy()
@@ -203,7 +203,7 @@ class ReplicaClient:
         self._changing = asyncio.Lock()  # adapters change one at a time
         self._adapters: dict[
             str, _LoadedLora | None
-        ] = {}  # the adapters changed since the start, by name; None: unloaded
+        ] = {}  # the changed adapters by name; None: unloaded
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:
@@ -229,7 +229,7 @@ class ReplicaClient:
         allowed = affinity()
 
         def start(index: int, on_progress: OnProgress | None) -> ProcessClient:
-            # A restart runs on a front-end thread, which may have been pinned to other CPUs.
+            # A restart runs on a thread of the front end, which may be pinned to other CPUs.
             with on_cpus(allowed):
                 return ProcessClient.spawn(
                     configs[index], on_progress=on_progress, module=module, spare=spare
@@ -243,15 +243,15 @@ class ReplicaClient:
 
     @property
     def info(self) -> dict[str, object]:
-        """The `info` of the first engine's Ready message; {} before all are ready."""
+        """The `info` in the first engine's Ready message; {} before all engines are ready."""
         return self._replicas[0].engine.info if self._ready else {}
 
     @property
     def stats(self) -> Stats:
-        """Sums over all replicas; for KV usage and time per step, the mean of serving replicas.
+        """Sums over all replicas; KV usage and time per step are means over the serving replicas.
 
-        The roofline describes one replica, because busy_s and weight_bytes are sums over steps
-        that each ran on one replica.
+        The roofline describes one replica, because busy_s and weight_bytes are sums over steps, and
+        each step ran on one replica.
         """
         if len(self._replicas) == 1:
             return self._replicas[0].stats
@@ -277,7 +277,7 @@ class ReplicaClient:
         return [ReplicaStatus(r.serves or asleep, r.restarts, r.stats) for r in self._replicas]
 
     async def wait_ready(self) -> None:
-        """Wait until all engines serve; StartupError with the message of one that cannot start."""
+        """Wait until all engines serve; raise the StartupError of an engine that cannot start."""
         waiting = [asyncio.ensure_future(self._first_start(r)) for r in self._replicas]
         try:
             await asyncio.gather(*waiting)
@@ -322,7 +322,7 @@ class ReplicaClient:
             replica.waiting_tokens -= waiting
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
-        """Return a report: "roofline" of one replica, "check" of all, or "report" of all.
+        """Return a report: "roofline" of one replica, or "check" or "report" of all replicas.
 
         "reset_prefix_cache" empties the caches of all replicas that serve. Changes of adapters are
         made in all replicas, or in none.
@@ -341,25 +341,25 @@ class ReplicaClient:
             return next((a for a in replies if a), {})
         if what == "check":
             return next((a for a in replies if a != {"ok": True}), replies[0])
-        # Only the first engine measures the roofline, at the start of the server. All other engines
-        # report 0, restarted ones included. `stats` keeps the measured value.
+        # Only the first engine measures the roofline, when the server starts. All other engines
+        # report 0, and restarted engines as well. `stats` keeps the measured value.
         measured = {"roofline_bytes_per_s": self.stats.roofline_bytes_per_s}
         return {**(_whole(replies) if len(self._replicas) > 1 else replies[0]), **measured}
 
     @property
     def alive(self) -> bool:
-        """Whether at least one replica serves, or all sleep and can be woken."""
+        """Whether a replica serves, or all replicas sleep and can be woken."""
         serves = self._asleep or any(r.serves for r in self._replicas)
         return self._ready and not self._closing and serves
 
     @property
     def ended(self) -> bool:
-        """Whether all engines are dead and none will be restarted."""
+        """Whether all engines are dead and no engine will be restarted."""
         return self._closing or all(r.given_up for r in self._replicas)
 
     @property
     def trouble(self) -> str:
-        """The reason why no engine serves now."""
+        """Why no engine serves now."""
         if self._closing:
             return "the server is shutting down"
         if not self._ready:
@@ -398,10 +398,10 @@ class ReplicaClient:
         await asyncio.gather(*(r.engine.close() for r in self._replicas))
 
     async def wake(self) -> None:
-        """Start engines that sleep, with the adapters that they had; return when they serve.
+        """Start the sleeping engines with their adapters; return when the engines serve.
 
         Raises:
-            StartupError: an engine cannot start; all sleep again.
+            StartupError: an engine cannot start; all engines sleep again.
         """
         if not self._asleep or self._closing:
             return
@@ -428,7 +428,7 @@ class ReplicaClient:
     # --- adapters -----------------------------------------------------------------------------
 
     async def _load_adapter(self, name: str, path: str, in_place: bool) -> dict[str, object]:
-        """Load an adapter in all replicas; replicas that are restarting load it afterwards."""
+        """Load an adapter in all replicas; a replica that is restarting loads it afterwards."""
         details = {"name": name, "path": path, "in_place": in_place}
         replies = await self._ask_all("stage_adapter", **details)
         if not replies:
@@ -454,7 +454,7 @@ class ReplicaClient:
         return {}
 
     async def _ask_all(self, what: str, **details: Any) -> list[dict[str, object]]:
-        """Ask all replicas that serve; return the replies, without those that died meanwhile."""
+        """Ask all replicas that serve; return the replies, without those from engines that died."""
         engines = [r.engine for r in self._replicas if r.engine.alive and not r.restoring]
         asked = [engine.ask(what, **details) for engine in engines]
         replies = await asyncio.gather(*asked, return_exceptions=True)
@@ -464,7 +464,7 @@ class ReplicaClient:
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
     async def _restore(self, replica: _Replica) -> None:
-        """Repeat the loads and unloads since the start in a restarted engine."""
+        """Repeat all changes of adapters since the server's start in a restarted engine."""
         replica.missing.clear()
         ask = replica.engine.ask
         for name, wanted in self._adapters.items():
@@ -511,7 +511,7 @@ class ReplicaClient:
             self._on_progress(progress)
 
     async def _first_start(self, replica: _Replica) -> None:
-        """Wait until `replica` serves, and restart an engine that dies without an error message.
+        """Wait until `replica` serves; restart its engine if it dies without an error message.
 
         The system may have killed it while memory was short. An engine that reports an error
         is not restarted, nor is an engine that has died first_attempts times (RestartPolicy).
@@ -573,14 +573,14 @@ class ReplicaClient:
                 return
 
     async def _replace(self, replica: _Replica) -> None:
-        """Start a new engine and make it the replica's present engine."""
+        """Start a new engine and make it the current engine of the replica."""
         await replica.engine.close()
         replica.put(self._start(replica.index))
         self._listen(replica)
 
 
 def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Return one report for all: the first one, with threads and ranks of all, and `replicas`."""
+    """Return one report for all: the first, with the threads and ranks of all, and `replicas`."""
     whole = {**reports[0], "replicas": list(reports)}
     seen = [report["placement"] for report in reports if "placement" in report]
     if seen:

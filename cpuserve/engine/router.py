@@ -1,7 +1,7 @@
-"""Router: choose the replica for a request, by the replicas' loads and remembered prompts.
+"""Router: choose the replica for a request, by the loads of the replicas and earlier prompts.
 
-A request goes to the replica that has most of its prompt in the prefix cache, unless the load of
-this replica exceeds the smallest load by more than the cost of computing the prefix again.
+A request goes to the replica with most of its prompt in the prefix cache. It goes to the replica
+with the smallest load if the difference in load exceeds the cost of computing the prefix again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-SEQUENCE_TOKENS = 256  # prompt tokens that are about as much load as a running sequence
-SLACK = 2.0  # running sequences; a smaller difference of loads does not outweigh a cached prefix
-MAX_PREFIXES = 1 << 16  # blocks to remember; the cache of a replica seldom holds more
+SEQUENCE_TOKENS = 256  # prompt tokens that count as one running sequence
+SLACK = 2.0  # running sequences: a smaller difference of loads does not outweigh a cached prefix
+MAX_PREFIXES = 1 << 16  # blocks to remember; the cache of a replica seldom has more
 
 
 class Router:
-    """Routes to `num_replicas` replicas by the first blocks (of `block_size` tokens) of prompts.
+    """Routes prompts to `num_replicas` replicas by their first blocks, of `block_size` tokens each.
 
-    block_size 0: prefixes are not cached, so only the load counts.
+    block_size 0: prefixes are not cached, so only the load decides.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class Router:
     ) -> None:
         self._block_size = block_size
         self._max_prefixes = max_prefixes
-        # Maps the hash of a prefix to a bit mask of the replicas that have computed the prefix; the
-        # least recently requested prefix comes first.
+        # Maps the hash of a prefix to a bit mask of the replicas that have computed this prefix.
+        # The least recently requested prefix comes first.
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
         self._chosen = [0] * num_replicas
@@ -35,7 +35,7 @@ class Router:
     def choose(
         self, prompt_ids: Sequence[int], loads: Sequence[float | None], salt: str = ""
     ) -> int:
-        """Return the replica for this prompt, and remember that it has the prompt.
+        """Return the replica for this prompt, and remember that it then has the prompt.
 
         loads: the load of each replica in running sequences, None = the replica does not serve. At
         least one replica serves.
@@ -58,13 +58,13 @@ class Router:
         return choice
 
     def forget(self, replica: int) -> None:
-        """Forget the prefixes of `replica`, which has lost its cache."""
+        """Remove the prefixes of `replica`, because it has lost its cache."""
         others = ~(1 << replica)
         kept = ((prefix, homes & others) for prefix, homes in self._homes.items())
         self._homes = OrderedDict((prefix, homes) for prefix, homes in kept if homes)
 
     def _prefixes(self, prompt_ids: Sequence[int], salt: str) -> Iterator[int]:
-        """Yield the hash of all tokens up to the end of each block; collisions only cost time."""
+        """Yield the hash of all tokens up to each block's end; hash collisions only cost time."""
         size = self._block_size
         if not size:
             return
@@ -74,7 +74,7 @@ class Router:
             yield parent
 
     def _matched(self, prefixes: Sequence[int], serving: Sequence[int]) -> dict[int, int]:
-        """Return for each replica how many first blocks of the prompt it has probably cached."""
+        """Return for each replica how many first blocks of the prompt its cache probably has."""
         matched = dict.fromkeys(serving, 0)
         alike = sum(1 << i for i in serving)
         for count, prefix in enumerate(prefixes, 1):
@@ -87,7 +87,7 @@ class Router:
         return matched
 
     def _remember(self, prefixes: Sequence[int], replica: int) -> None:
-        # Last block first, so that the first blocks of a very long prompt are remembered longest.
+        # The last block goes first, so that the first blocks of a long prompt stay longest.
         for prefix in reversed(prefixes):
             self._homes[prefix] = self._homes.get(prefix, 0) | 1 << replica
             self._homes.move_to_end(prefix)

@@ -20,9 +20,9 @@ Post = Callable[[Inbound], None]
 
 
 class OutputStream:
-    """Outputs of one request that its reader has not read yet; at most max_tokens of them.
+    """The outputs of one request that its reader has not read yet; at most max_tokens of them.
 
-    runs: the engine has received the request and has not finished it.
+    runs: whether the engine has received the request and has not finished it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class OutputStream:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
         self._has_all = False
-        # The future of a reader that waits; a plain future costs half as much as an Event.
+        # The future of a waiting reader; a plain future costs half as much as an Event.
         self._reader: asyncio.Future[None] | None = None
 
     def push(self, output: Output) -> None:
@@ -43,15 +43,15 @@ class OutputStream:
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        """Raise `error` in the reader, after the outputs already here; the first error counts."""
+        """Raise `error` in the reader after the outputs so far; only the first error counts."""
         if self._error is None:
             self._error = error
         self._wake()
 
     def cut(self, error: RequestError) -> bool:
-        """Raise `error` in the reader, instead of unread and future outputs.
+        """Raise `error` in the reader instead of unread and future outputs.
 
-        Returns False, without a change, if the last output is already here or an error was raised.
+        Returns False, without a change, if the last output is here or the stream has an error.
         """
         if self._has_all or self._error is not None:
             return False
@@ -61,7 +61,7 @@ class OutputStream:
         return True
 
     def check(self) -> None:
-        """Raise the error that the reader would get next, if there is one."""
+        """Raise the error that the reader would get next; do nothing if there is none."""
         if self._error is not None and not self._outputs:
             raise self._error
 
@@ -70,15 +70,15 @@ class OutputStream:
             self._reader.set_result(None)
 
     def arrival(self) -> asyncio.Future[None]:
-        """Return a future for a single reader, which is done when there is an output or an error.
+        """Return a future for a single reader; it is done when there is an output or an error.
 
-        It is a plain method, because a coroutine for each token would cost more than the future.
+        This is a plain method, because a coroutine for each token would cost more than the future.
         """
         self._reader = asyncio.get_running_loop().create_future()
         return self._reader
 
     def take(self) -> Output | None:
-        """Return the next output, None if there is none yet; raises the error given to `fail`."""
+        """Return the next output, None if there is none yet; raise the error passed to `fail`."""
         if self._outputs:
             return self._outputs.popleft()
         self.check()
@@ -94,7 +94,7 @@ class Streams:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has not received its last output from the engine."""
+        """Whether any request still waits for its last output from the engine."""
         return any(stream.runs for stream in self._streams.values())
 
     def dispatch(self, outputs: Iterable[Output]) -> None:
@@ -105,7 +105,7 @@ class Streams:
                 stream.push(output)
 
     def fail(self, how: str) -> None:
-        """Raise EngineDead in every stream, including later ones, because the engine has ended."""
+        """Raise EngineDead in all current and later streams, because the engine has ended."""
         self._dead = how
         for stream in self._streams.values():
             stream.fail(EngineDead(how))
@@ -145,8 +145,8 @@ class Streams:
     def _expire(self, number: int, stream: OutputStream, post: Post, timeout_s: float) -> None:
         """End a request at its deadline, even if its reader is slow.
 
-        Otherwise a slow reader would keep the slot until it has read all outputs. A request that
-        finished in time can still be read.
+        Otherwise a slow reader would keep the slot until it has read all outputs. The outputs of a
+        request that finished in time can still be read.
         """
         if stream.cut(too_late(timeout_s)):
             self._abort(number, stream, post)
@@ -158,7 +158,7 @@ class Streams:
 
 
 def too_late(timeout_s: float) -> DeadlineExceeded:
-    """Return the error of a request that has exceeded its timeout."""
+    """Return the error for a request that has exceeded its timeout of `timeout_s` seconds."""
     msg = (
         f"the request was not finished within its timeout of {timeout_s:g} s and has been aborted: "
         f"request fewer tokens, allow more time, or try again when the server is less busy"
@@ -167,7 +167,7 @@ def too_late(timeout_s: float) -> DeadlineExceeded:
 
 
 class RequestMaker:
-    """Makes AddRequests with increasing ids, and checks them before they are sent."""
+    """Creates AddRequests with increasing ids, and checks them before they are sent."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
@@ -183,7 +183,7 @@ class RequestMaker:
     ) -> AddRequest:
         """Return a request; InvalidRequest if the engine would refuse it.
 
-        `params` is copied and so validated again, since fields may have been assigned later.
+        `params` is copied and validated again, because its fields may have been assigned later.
         """
         params = msgspec.structs.replace(params)
         check_request(prompt_ids, params, limits)
@@ -193,7 +193,7 @@ class RequestMaker:
 
 
 def limits_of(info: dict[str, object]) -> Limits:
-    """Return the limits that an engine announced in Ready.info."""
+    """Return the limits of an engine from the info in its Ready message."""
     return msgspec.convert(
         {
             "max_model_len": info["max_model_len"],

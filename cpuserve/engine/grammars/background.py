@@ -1,4 +1,4 @@
-"""Threads of low priority, for work that must not delay streams. This imports no slow modules."""
+"""Threads of low priority, for work that must not delay streams. No slow modules are imported."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 
 STACK_BYTES = 16 << 20
 # On a core that the engine keeps busy, a thread with this nice value gets a seventieth of the time
-# (Linux weights are 15 for nice 19 and 1,024 for nice 0), and more when the engine's threads yield
-# while they wait for the next step. With 4 streams of SmolLM2 on 2 cores, the median gap between
-# tokens is 1.2 times as long while a process compiles.
+# (Linux weights are 15 for nice 19 and 1,024 for nice 0), and more while the engine's threads yield
+# before the next step. With 4 streams of SmolLM2 on 2 cores, the median gap between tokens is 1.2
+# times as long while a process compiles.
 NICE = 19
 
 
@@ -26,7 +26,7 @@ def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
 
 
 def yield_to_streams(cpus: Sequence[int] | None) -> None:
-    """Lower the priority of this thread alone, where the system can do that, and move it to `cpus`.
+    """Lower the priority of this thread only, where the system can do that, and move it to `cpus`.
 
     cpus: None = the thread keeps its CPUs.
     """
@@ -36,7 +36,7 @@ def yield_to_streams(cpus: Sequence[int] | None) -> None:
 
 
 def move_to(cpus: Sequence[int] | None) -> None:
-    """Let this thread run on these CPUs alone, where the system can do that; None = on any."""
+    """Let this thread run only on these CPUs, where the system can do that; None = on any CPU."""
     if cpus and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # the process may not be allowed to use these CPUs any more
             os.sched_setaffinity(0, cpus)

@@ -1,13 +1,13 @@
-"""The engine's client of the process for grammars: compiled grammars, and bitmasks for steps.
+"""The engine's client of the grammar process: it gets compiled grammars, and bitmasks for steps.
 
-Nothing of this exists before the first request with a grammar: no process, no library, no bitmasks.
+The process, the library and the bitmasks are created for the first request with a grammar.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` hands over the results so far. There is one bitmask for each request slot. Right after
-a step, `begin_fill` asks for the bitmasks of the requests that run, and `masks_for` returns them
-before the next step. If they do not come soon, requests with grammars wait, and the others go on.
-A process that ends, or does not reply for REPLY_S seconds, is replaced: the grammars in use are
-compiled again, and their requests continue.
+and `collect` returns the results so far. There is one bitmask for each request slot. Right after a
+step, `begin_fill` asks for the bitmasks of the running requests, and `masks_for` returns them
+before the next step. If the bitmasks are late, requests with grammars wait, and other requests run.
+A process that ends, or does not reply for REPLY_S seconds, is replaced. The grammars in use are
+then compiled again, and their requests continue.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # above this number, the oldest grammars that no request uses are dropped
 # If all compiled grammars take more than MAX_KEPT_BYTES, grammars that no request uses are dropped.
-# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5
-# MB when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
+# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A compiled schema of 160
+# kB takes 5 MB, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
-# A step waits at most so long for its bitmasks: ten times the time of the slowest bitmask.
+# A step waits at most GRACE_S seconds for its bitmasks: ten times the time of the slowest bitmask.
 GRACE_S = 0.1
-# The grammar of a request may be the reason that the process ended. So a request fails when the
-# process has ended twice while it had a matcher there.
+# The grammar of a request may be the reason that the process ended. A request therefore fails when
+# the process has ended twice while it had a matcher for this request.
 MAX_LOSSES = 1
 
 Key = tuple[str, str]
@@ -52,9 +52,9 @@ class _Grammar:
     """A grammar and the unfinished requests that use it.
 
     process: the process that has compiled the grammar; None = not compiled yet.
-    users: the requests.
+    users: the unfinished requests that use the grammar.
     waiting: the users that wait for the compilation.
-    dropped: no request needs the grammar any more.
+    dropped: whether no request needs the grammar any more.
     """
 
     number: int
@@ -78,7 +78,7 @@ class _GrammarRequest:
       yet.
     filled: (the slot of the bitmask for the next token, the number of preemptions of the request
       when this bitmask was filled).
-    losses: how often its matcher was lost with the process.
+    losses: how often its matcher was lost because the process ended.
     """
 
     grammar: _Grammar
@@ -91,8 +91,8 @@ class _GrammarRequest:
 class Verdict:
     """The result of compiling a request's grammar.
 
-    error: why it failed; "" = it is ready.
-    fault: whether the client's grammar is the reason.
+    error: why the compilation failed; "" = the grammar is ready.
+    fault: whether the client's grammar is the cause of the error.
     """
 
     request: RequestId
@@ -103,7 +103,7 @@ class Verdict:
 class Grammars:
     """The grammars of one engine. Every method is called from the engine's thread.
 
-    wake: makes the engine look at `has_done`; it is called from another thread.
+    wake: makes the engine's loop look at `has_done`; another thread calls it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Grammars:
     ) -> None:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
-        # Half of the cores: on two busy cores, a second thread cost more time than it saved.
+        # Use half of the cores: on two busy cores, a second thread cost more time than it saved.
         cpus, threads = config.compute_cpus, max(config.threads // 2, 1)
         behind = config.frontend_cpus or cpus
         self._start = Start(
@@ -129,7 +129,7 @@ class Grammars:
         self._process: Process | None = None  # assigned only by the thread that compiles
         self._closing = False
         self._live: Process | None = None  # the process with the grammars in use
-        self._again: set[int] = set()  # numbers of grammars in use that are compiled again
+        self._again: set[int] = set()  # numbers of used grammars that are compiled again
         self._gone: list[int] = []  # ended requests with matchers that the process still has
         self._asked = False  # whether a reply to Fill is outstanding
         self._errors: dict[RequestId, str] = {}
@@ -172,7 +172,7 @@ class Grammars:
         return grammar
 
     def _run_queue(self) -> None:
-        """Compile the wanted grammars, one after another; the body of the thread."""
+        """Compile the waiting grammars one after another; the thread runs this method."""
         while (grammar := self._queue.take()) is not None:
             self._room.wait()
             if grammar.dropped:
@@ -182,7 +182,7 @@ class Grammars:
             self._wake()
 
     def _compiled(self, grammar: _Grammar) -> tuple[str, bool]:
-        """Compile a grammar; return (why it failed or "", whether that is the client's fault)."""
+        """Compile a grammar; return (the error or "", whether the grammar itself is the cause)."""
         error = ""
         for _ in range(1 + MAX_LOSSES):
             if self._closing:
@@ -202,11 +202,11 @@ class Grammars:
 
     @property
     def has_done(self) -> bool:
-        """Whether `collect` has something to hand over."""
+        """Whether `collect` has results of compilations."""
         return bool(self._done)
 
     def collect(self) -> list[Verdict]:
-        """Return a verdict for each request that waited for a grammar compiled since last time."""
+        """Return a verdict for each waiting request with a newly compiled grammar."""
         found: list[Verdict] = []
         if not self._done:
             return found
@@ -228,7 +228,7 @@ class Grammars:
         return found
 
     def _refuse(self, grammar: _Grammar, fault: bool) -> None:
-        """Forget the requests that wait for this grammar, and end those that run with it."""
+        """Drop the requests that wait for this grammar, and end running requests that use it."""
         for number in grammar.waiting:
             del self._requests[number]
             grammar.users.discard(number)
@@ -239,7 +239,7 @@ class Grammars:
     # --- kept grammars ------------------------------------------------------------------------
 
     def forget_all_but(self, requests: Container[RequestId]) -> None:
-        """Forget every request that is not in `requests`."""
+        """Drop the grammars and matchers of every request that is not in `requests`."""
         gone = [number for number in self._requests if number not in requests]
         for number in gone:
             ended = self._requests.pop(number)
@@ -252,7 +252,7 @@ class Grammars:
             self._forget_old()
 
     def _leave(self, grammar: _Grammar, number: RequestId) -> None:
-        """Note that a request no longer needs this grammar; end a compilation that nobody needs."""
+        """Note that a request does not need this grammar; stop a compilation that none needs."""
         grammar.users.discard(number)
         if number in grammar.waiting:
             grammar.waiting.remove(number)
@@ -265,13 +265,13 @@ class Grammars:
             self._drop_from(self._process, [grammar.number])
 
     def _forget_old(self) -> None:
-        """Drop the grammars that were used least recently, except those in use."""
+        """Drop the least recently used grammars, except those in use."""
         live = self._live
         ready = [g for g in self._known.values() if not g.is_compiling]
         idle = [g for g in ready if not g.users]
         number = len(ready) - MAX_GRAMMARS
         if live is not None and live.memory > MAX_KEPT_BYTES:
-            # The size of each grammar is not known, so assume equal ones until the next report.
+            # The size of each grammar is not known, so assume equal sizes until the next report.
             share = 1 - MAX_KEPT_BYTES / live.memory
             number = max(number, int(share * len(ready)) + 1)
         old = idle[: max(number, 0)]
@@ -280,8 +280,8 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        # A request cannot end (and free memory) while its grammar is compiled again, so such a
-        # compilation must not wait for memory.
+        # A request cannot end (and free memory) while its grammar is compiled again. So a
+        # compilation of this kind must not wait for memory.
         is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
         if is_free or self._again:
             self._room.set()
@@ -307,7 +307,7 @@ class Grammars:
     def begin_fill(self, requests: Iterable[Request]) -> None:
         """Ask for the missing bitmasks of these running requests, which sample in the next step.
 
-        This does not wait for the reply.
+        This method does not wait for the reply.
         """
         if not self.settle(0.0):
             return
@@ -338,7 +338,7 @@ class Grammars:
             self._lose(self._live, str(lost))
 
     def settle(self, wait_s: float) -> bool:
-        """Take the reply to the last Fill if it comes within `wait_s`.
+        """Receive the reply to the last Fill message if it comes within `wait_s` seconds.
 
         Returns True if no reply is outstanding any more and all grammars in use are ready.
         """
@@ -365,7 +365,7 @@ class Grammars:
         return True
 
     def _look_for_loss(self) -> None:
-        """Replace the process if the thread that talks to it has seen that it ended."""
+        """Replace the grammar process if the thread that talks to it has seen that it ended."""
         if self._live is not None and self._live.lost:
             self._lose(self._live, "the process for grammars has ended")
 
@@ -394,8 +394,8 @@ class Grammars:
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A bitmask that could not be filled allows nothing; `error_of` says why. None: the bitmasks
-        are late, until `settle` returns True.
+        A bitmask that could not be filled allows no token; `error_of` returns the reason.
+        Returns None if the bitmasks are late, until `settle` returns True.
         """
         ready = self.settle(GRACE_S)
         if ready:
@@ -415,7 +415,7 @@ class Grammars:
         return self._errors.get(request.id)
 
     def is_complete(self, request: Request) -> bool:
-        """Whether nothing but an end can follow in the text of a request."""
+        """Whether the text of a request is complete: its grammar allows only the end."""
         return request.id in self._ended
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The grammar library (llguidance), imported only in the process for grammars.
+"""Compiles grammars with the library llguidance; imported only in the grammar process.
 
-A matcher holds the state of one text: it is a copy of the compiled grammar, which takes 20 us.
+A matcher has the state of one text. It is a copy of the compiled grammar, which takes 20 us.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 
-# Limits of the work for one mask: 14,000 units of lexer fuel take a millisecond, and so do 20,000
-# items of the parser. The number of lexer states (1 to 2 KB each) bounds the memory of a grammar.
+# Limits of the work for one mask: a millisecond is 14,000 units of lexer fuel, or 20,000 items of
+# the parser. The number of lexer states (1 to 2 KB each) limits the memory of a grammar.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -47,14 +47,14 @@ LIMITS = {
     "max_items_in_row": 50_000,
     "verbose_errors": False,
 }
-MOST_CHARS = 600  # of an error message
+MOST_CHARS = 600  # characters of an error message
 # Words in the messages of llguidance when it has reached one of these limits. On another machine
 # the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
-# For each of these patterns, llguidance knows which tokens match. It first checks whether all
-# tokens of a pattern may follow, and tries the tokens one by one only if not. The first three
-# patterns are not in the list of llguidance: they cover digits in numbers, and letters in formats.
+# For each of these patterns, llguidance knows in advance which tokens match. It first checks
+# whether all tokens of a pattern may follow, and tries single tokens only if not. The first three
+# patterns are not in llguidance's own list: they cover digits in numbers, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",
@@ -68,12 +68,12 @@ _IN_SCHEMA = re.compile(
 )
 # The message of llguidance when no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
-# A rule with a JSON schema in a Lark grammar of tool calls; each such rule has its own line.
+# A rule with a JSON schema in a Lark grammar of tool calls. Each such rule has its own line.
 _JSON_RULE = re.compile(r"(\w+: %json )(.*)")
-# A string literal in a Lark grammar, except one after "=": the suffix of a rule must be a literal.
+# A string literal in a Lark grammar, except after "=": the suffix of a rule must be a literal.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
 
-# Up to so many rows, one thread is as fast as several.
+# Up to this number of rows, one thread is as fast as several threads.
 FEW_ROWS = 3
 MAX_THREADS = 16
 
@@ -99,8 +99,8 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # llguidance before 1.7 knows only one end-of-sequence token. It treats an end token as text
-        # if the tokenizer does not mark it as special.
+        # llguidance before 1.7 supports only one end-of-sequence token. It treats an end token as
+        # text if the tokenizer does not mark it as special.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
@@ -117,8 +117,8 @@ class Compiler:
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
-        # llguidance decides which tokens are special: any added token like <tool_call> is,
-        # although tokenizers of Qwen do not mark this one as special.
+        # llguidance decides which tokens are special: every added token like <tool_call>, although
+        # the tokenizers of Qwen do not mark this token as special.
         special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
         self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
@@ -150,13 +150,13 @@ class Compiler:
             raise GrammarError(msg) from error
 
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
-        """Return the grammar of structured output or tool calls."""
+        """Return the grammar of texts that match a structured output or are tool calls."""
         form = self.prepare(kind, text)
-        # The grammar is compiled without calls first, so that its error messages are the same with
-        # and without tools. Filling one bitmask finds grammars that no text matches.
+        # The grammar is compiled without tool calls first, so that its error messages do not depend
+        # on tools. Filling one bitmask finds grammars that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         calls = self._with_tokens(calls)
-        self.compile(calls)  # compiled alone, so that an error in a schema refers to its function
+        self.compile(calls)  # compiled alone: an error then refers to its function
         if kind in (JSON, OPEN_JSON):
             (grammar,) = json.loads(form)["grammars"]
         else:
@@ -169,7 +169,7 @@ class Compiler:
         return json.dumps({"grammars": parts})
 
     def _with_tokens(self, calls: str) -> str:
-        """Return a grammar of calls with schemas and special tokens in the form of llguidance."""
+        """Return a grammar of tool calls with schemas and special tokens for llguidance."""
         calls = with_other_tokens(with_special(calls, self._special), self._special)
         return with_schemas(with_inputs(calls))
 
@@ -192,7 +192,7 @@ class Compiler:
     def fill(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Set the bits of the tokens that may follow; return whether the text is complete.
 
-        stop_ids: further tokens that may end the text.
+        stop_ids: ids of further tokens that may end the text.
 
         Raises:
             GrammarError: the bitmask would take too long, or no token can follow.
@@ -203,7 +203,7 @@ class Compiler:
     def compute(self, masks: Mask, rows: list[tuple[Any, int]], grammars: int) -> None:
         """Fill masks[row] for each (matcher, row); `finish` must follow for each of them.
 
-        grammars: the number of different grammars. `rows` is sorted by grammar: matchers of one
+        grammars: the number of different grammars. `rows` is sorted by grammar: the matchers of one
         grammar share an automaton, which only one thread at a time can use.
         """
         address, stride = masks.ctypes.data, masks.strides[0]
@@ -228,7 +228,7 @@ class Compiler:
 
         tail: the number at the end of a JSON text, from `tails`; None = the text is not JSON.
         """
-        if matcher.is_error():  # check this first: after an error, the bitmask allows nothing
+        if matcher.is_error():  # check this first: after an error, the bitmask allows no token
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
@@ -238,9 +238,9 @@ class Compiler:
         return bool(matcher.is_stopped())
 
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
-        """Allow all stop tokens where the text may end, and no stop token of the model elsewhere.
+        """Allow all stop tokens if the text may end here; if not, forbid the model's stop tokens.
 
-        Returns False if the bitmask may allow nothing now.
+        Returns False if the bitmask may have no token left.
         """
         if self._knows_end:
             can_end = bool(mask[self._end // 32] & _BITS[self._end % 32])
@@ -250,7 +250,7 @@ class Compiler:
             for i in (self._end, *self._more_ends, *stop_ids):
                 mask[i // 32] |= _BITS[i % 32]
             return True
-        # If llguidance knows the end token, the bitmask does not allow this token here (can_end).
+        # If llguidance knows the end token, the bitmask forbids this token already (can_end).
         ends = self._more_ends if self._knows_end else (self._end, *self._more_ends)
         for i in ends:
             mask[i // 32] &= ~_BITS[i % 32]
@@ -265,7 +265,7 @@ def is_json(kind: str, text: str) -> bool:
 
 
 def take(matcher: Any, tokens: Sequence[int]) -> None:
-    """Advance a matcher by tokens that its bitmasks allowed; GrammarError if it cannot."""
+    """Advance a matcher by tokens that its bitmasks allowed; raise GrammarError if it cannot."""
     if tokens and not matcher.consume_tokens(list(tokens)):
         raise GrammarError(_short(matcher.get_error()))
 
@@ -274,7 +274,7 @@ _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 def _of_function(prepared: str, message: str) -> str | None:
-    """Return an error in a function's schema or grammar, with the function's name, or else None.
+    """Return the error with the name of a function if its schema or grammar is wrong; else None.
 
     The message of llguidance would quote a line of a grammar that no client has written.
     """
@@ -291,10 +291,10 @@ def _of_function(prepared: str, message: str) -> str | None:
 
 
 def _loosened(prepared: str, message: str) -> str | None:
-    """Return a grammar with less of the schema that caused an error: only its type.
+    """Return a grammar where a schema that caused an error is replaced by its type alone.
 
-    Returns None if no such schema may be reduced (IF_POSSIBLE). An error that refers to no schema,
-    for example because the grammar is too complex, counts for all schemas.
+    Returns None if no such schema may be replaced (IF_POSSIBLE). If the error refers to no schema,
+    for example because the grammar is too complex, all schemas are replaced.
     """
     lines, found = prepared.split("\n"), _IN_SCHEMA.match(message)
     chosen = range(len(lines)) if found is None else range(int(found[1]) - 1, int(found[1]))
@@ -319,7 +319,7 @@ def _parts(line: str) -> tuple[str, dict[str, Any], str]:
 
 
 def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that keeps the type of `schema` alone, and the options of llguidance.
+    """Return a schema with only the type of `schema`, and the options of llguidance.
 
     A type that JSON Schema does not have, such as "dict", is left out.
     """
@@ -331,7 +331,7 @@ def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_schemas(grammar: str) -> str:
-    """Return a Lark grammar of calls with its schemas converted to keywords of llguidance."""
+    """Return a Lark grammar of tool calls, with its schemas converted to keywords of llguidance."""
 
     def converted(line: str) -> str:
         rule, schema, comment = _parts(line)
@@ -356,8 +356,8 @@ def with_schemas(grammar: str) -> str:
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
     """Return a Lark grammar where special tokens match if literals contain their texts.
 
-    special: the ids of special tokens by their texts. llguidance matches a literal with other
-    tokens only, even if it is the text of a special token.
+    special: the ids of special tokens, by their texts. llguidance matches a literal with other
+    tokens only, even if the literal is the text of a special token.
     """
     if not special:
         return grammar
@@ -384,7 +384,7 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
     """Return a Lark grammar where rules with the mark OTHER_TOKENS match special tokens.
 
-    The token with the text after the mark is excepted.
+    Only the token with the text after the mark does not match.
     """
 
     def completed(line: str) -> str:
@@ -402,12 +402,12 @@ def _from_regex(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a regex that matches `text`; it has no \\< and \\>, which match ends of a word."""
+    """Return a regex that matches `text`, without \\< and \\>, which match the ends of a word."""
     return re.sub(r"([!-/:;=?@\[-`{-~])", r"\\\1", text)
 
 
 def _short(message: str) -> str:
-    """Return llguidance's message on one line, without its remark on verbosity."""
+    """Return the message of llguidance on one line, without its remark on verbosity."""
     words = " ".join(message.replace("<non-verbose/>", "").split())
     if words == _NOTHING_FOLLOWS:
         words = "no finite text matches it"

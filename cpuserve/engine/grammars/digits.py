@@ -1,9 +1,9 @@
-"""Limits the numbers in JSON: to 20 digits of an integer, and to the range of a double.
+"""Limits the numbers in JSON: to 20 digits in an integer, and to the range of a double.
 
 Grammars allow any number of digits, and small models write digits until max_tokens. llguidance has
-no bound for digits, so this module removes them from its bitmasks. It recognizes a number without
-reading the whole text: the text ends with digits, and the bitmask allows the characters that follow
-a number. Inside a string, the bitmask would also allow a quotation mark.
+no limit for digits, so this module removes them from its bitmasks. It recognizes a number without
+the whole text: the text ends with digits, and the bitmask allows the characters that may follow
+a number. In a string, the bitmask would allow a quotation mark instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cpuserve.runtime.executor import mask_words
 
 MAX_INTEGER = 20
-MAX_FRACTION = 17  # digits that write a double exactly
+MAX_FRACTION = 17  # this many digits write a double exactly
 MAX_EXPONENT = 3
 _TAIL = re.compile(rb"[-+.0-9eE]*\Z")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
@@ -31,10 +31,10 @@ Mask = npt.NDArray[np.int32]
 
 
 class Digits:
-    """Bounds the digits of numbers, for one tokenizer.
+    """Limits the digits of numbers, for one tokenizer.
 
-    texts: the text of each token id, from 0 on, as the tokenizer writes it.
-    end_ids: tokens that end a response.
+    texts: the text of each token id, from id 0 on, as the tokenizer stores it.
+    end_ids: ids of tokens that end a response.
     """
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:
@@ -59,9 +59,9 @@ class Digits:
         return np.packbits(mask, bitorder="little").view(np.int32)
 
     def bound(self, tail: bytes, mask: Mask) -> None:
-        """Remove the tokens that make the number at the end of a text too long from a bitmask.
+        """Remove from a bitmask the tokens that make the number at the end of a text too long.
 
-        tail: the end of the text, from `Tails.after`.
+        tail: the number at the end of the text, from `Tails.after`.
         """
         if len(tail) + self._longest <= MAX_FRACTION and b"e" not in tail and b"E" not in tail:
             return
@@ -99,7 +99,7 @@ class Tails:
         self._known: dict[int, tuple[bool, bytes]] = {}
 
     def after(self, tail: bytes, tokens: list[int]) -> bytes:
-        """Return the number at the end of a text after `tokens`; tail: the number before them."""
+        """Return the number at the end of a text after `tokens`; tail: the one before `tokens`."""
         for token in tokens:
             is_all, end = self._known.get(token) or self._read(token)
             tail = tail + end if is_all else end

@@ -1,7 +1,7 @@
-"""Converts GBNF, the grammars of llama.cpp, to Lark grammars of the grammar library.
+"""Converts GBNF, the grammar format of llama.cpp, to Lark grammars for llguidance.
 
-The converter of llguidance does not know escapes by number, `{0}`, a rule called start, or that
-`.` matches a line break.
+The converter of llguidance does not support characters by their number, `{0}`, a rule named
+start, and that `.` matches a line break.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GbnfError(ValueError):
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar is in GBNF, and not in Lark."""
+    """Whether a grammar is written in GBNF, not in Lark."""
     return _LARK.search(text) is None
 
 
@@ -56,7 +56,7 @@ def lark_of(text: str) -> str:
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
-    """Return the rules that can be terminals in Lark: those that refer to terminals only."""
+    """Return the rules that can be terminals in Lark, because they refer only to terminals."""
     found: set[str] = set()
     while True:
         more = {n for n, of in rules.items() if n != "root" and set(of.body.names()) <= found}
@@ -69,9 +69,9 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 class _Node:
     """A part of a rule.
 
-    kind: "text" or "set" (value: the literal or the characters in Lark), "name" (value: another
-    rule), "all" (a sequence of parts), "any" (alternative parts), or "repeat" (one part, from
-    `least` to `most` times; None = no limit).
+    kind: "text" (value: the literal in Lark), "set" (value: the set of characters in Lark), "name"
+    (value: another rule), "all" (a sequence of parts), "any" (alternative parts), or "repeat" (one
+    part, from `least` to `most` times; None = no limit).
     """
 
     kind: str
@@ -81,14 +81,14 @@ class _Node:
     most: int | None = None
 
     def names(self) -> Iterator[str]:
-        """Yield the rules that this part refers to."""
+        """Yield the name of each rule that this part refers to."""
         if self.kind == "name":
             yield self.value
         for part in self.parts:
             yield from part.names()
 
     def lark(self, names: dict[str, str]) -> str:
-        """Return this part in Lark. names: the Lark rule for each rule of the GBNF grammar."""
+        """Return this part in Lark. names: the name of the Lark rule for each GBNF rule."""
         if self.kind == "name":
             return names[self.value]
         if self.kind == "repeat":
@@ -123,7 +123,7 @@ class _Parser:
         self._at = 0
 
     def rules(self) -> dict[str, _Rule]:
-        """Return the rules by name; a later one replaces an earlier one, as in llama.cpp."""
+        """Return the rules by name; a later rule replaces an earlier one, as in llama.cpp."""
         found: dict[str, _Rule] = {}
         self._space(lines=True)
         while self._at < len(self._text):
@@ -178,7 +178,7 @@ class _Parser:
         return not inside and _RULE.match(self._text, self._at) is not None
 
     def _counted(self, one: _Node) -> _Node:
-        """Return a part with the operators after it: *, +, ?, {m,n}; there may be several."""
+        """Return a part of a rule with the operators after it, such as *, +, ? and {m,n}."""
         while True:
             if self._take("*"):
                 one = _Node("repeat", parts=[one])
@@ -220,7 +220,7 @@ class _Parser:
         return f"/[{'^' if negated else ''}{''.join(found)}]/"
 
     def _char(self, without: str) -> str:
-        """Read one character of a literal or set; without: the error if the grammar ends here."""
+        """Read a character of a literal or set; without: the error at the end of the text."""
         if self._at >= len(self._text):
             self._fail(without)
         char = self._text[self._at]
@@ -255,7 +255,7 @@ class _Parser:
         return True
 
     def _space(self, *, lines: bool = False) -> None:
-        """Skip white space and comments, and line breaks if `lines`."""
+        """Skip white space and comments; skip line breaks as well if `lines` is True."""
         space = _SPACE_LINES if lines else _SPACE
         found = space.match(self._text, self._at)
         self._at = found.end() if found else self._at

@@ -1,8 +1,8 @@
 """The grammars that wait for compilation: a bounded queue where callers take turns.
 
 The engine's thread adds and drops grammars, and another thread takes them. The grammars of one
-caller are compiled in the order of arrival, and callers are served in turn, so that no caller waits
-for all grammars of another caller.
+caller are compiled in the order of arrival. The callers are served in turn, so that no caller
+waits for all grammars of another caller.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Most grammars take 10 ms of CPU time to compile, and some take 3 s. A caller with MAX_OF_CALLER
-# new grammars at once is a batch job, which can wait until some of its own are compiled.
+# Most grammars take 10 ms of CPU time to compile, and some take 3 s. A caller that sends more than
+# MAX_OF_CALLER new grammars at a time is a batch job, which can wait until some are compiled.
 MAX_WAITING = 64
 MAX_OF_CALLER = 32
 
 
 class QueueFull(Exception):
-    """Too many grammars wait; the message says how many, and whether all are of one client."""
+    """Too many grammars wait; the message says how many, and whether one client sent them."""
 
 
 class GrammarQueue(Generic[T]):
-    """Grammars by caller, each at most once."""
+    """The waiting grammars of each caller; a grammar is in the queue at most once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,7 +33,7 @@ class GrammarQueue(Generic[T]):
         self._closed = False
 
     def check(self, caller: str) -> None:
-        """Raise QueueFull if the queue, or this caller's share of it, is full.
+        """Raise QueueFull if the queue is full, or the part of it that one caller may use.
 
         caller: "" = the program that runs the engine, which has no limit.
         """

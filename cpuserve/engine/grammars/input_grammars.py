@@ -1,12 +1,12 @@
-"""Puts the grammars of custom tools into the Lark grammar of calls.
+"""Inserts the grammars of custom tools into the Lark grammar of tool calls.
 
-A client's grammar describes a text. In most formats of calls, this text is a string in JSON, so the
-grammar is rewritten: each character that JSON escapes is replaced by its escape. In formats with
-tags, the text is written as it is.
+A client's grammar describes a text. Most formats of tool calls write this text as a JSON string.
+The grammar is then rewritten: each character that JSON escapes is replaced by its escape. In
+formats with tags, the text is written as it is.
 
-The grammar library reads lexemes without backtracking. In JSON, a lexeme such as `.*` may go on
-after a backslash, so it cannot be followed by the escape of a line break. Rules that are not
-recursive therefore become terminals, which llguidance compiles into one automaton.
+llguidance reads lexemes without backtracking. In JSON, a lexeme such as `.*` may continue after a
+backslash, so the escape of a line break cannot follow it. Rules that are not recursive therefore
+become terminals, which llguidance compiles into one automaton.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class InputGrammarError(ValueError):
 
 
 def with_inputs(grammar: str) -> str:
-    """Return a Lark grammar of calls with the grammars of custom tools in it.
+    """Return the Lark grammar of tool calls with the grammars of custom tools inserted.
 
     Raises:
-      InputGrammarError: a grammar is not valid, or cannot be a part of a call.
+      InputGrammarError: a custom tool's grammar is not valid, or cannot be a part of a tool call.
     """
     if INPUT_GRAMMAR not in grammar and RAW_TEXT not in grammar:
         return grammar
@@ -108,7 +108,7 @@ def _read(asked: Mapping[str, Any]) -> LarkGrammar:
         return read_lark(definition)
     if syntax == "gbnf":
         try:
-            if is_gbnf(definition):  # without the directive of llguidance in the first line
+            if is_gbnf(definition):  # otherwise: the first line has llguidance's own directive
                 definition = lark_of(definition).partition("\n")[2]
             return read_lark(definition)
         except ValueError as error:
@@ -117,7 +117,7 @@ def _read(asked: Mapping[str, Any]) -> LarkGrammar:
 
 
 def _as_text(rule: str, grammar: LarkGrammar, end: str) -> list[str]:
-    """Return the lines of Lark for a text and the `end` after it; the first one defines `rule`."""
+    """Return Lark lines for a text and the `end` after it; the first line defines `rule`."""
     writer = _GrammarWriter(grammar, rule, in_json=False)
     if not end:
         first = f"{rule}: {writer.start}"
@@ -129,7 +129,7 @@ def _as_text(rule: str, grammar: LarkGrammar, end: str) -> list[str]:
 
 
 def _as_string(rule: str, grammar: LarkGrammar) -> list[str]:
-    """Do the same as _as_text for a JSON object that has the text as its only member."""
+    """Return the same as `_as_text` for a JSON object with the text as its only member."""
     writer = _GrammarWriter(grammar, rule, in_json=True)
     mark = writer.mark
     whole = f"{mark}_OPEN {writer.start} {mark}_CLOSE"
@@ -140,10 +140,10 @@ def _as_string(rule: str, grammar: LarkGrammar) -> list[str]:
 
 
 class _GrammarWriter:
-    """Writes a client's grammar as a part of another one, with new names for its rules.
+    """Writes a client's grammar as a part of another grammar, with new names for its rules.
 
     mark: the beginning of the name of each terminal.
-    is_terminal: the grammar is one terminal.
+    is_terminal: whether the grammar is a single terminal.
     start: the Lark expression that matches the whole text.
     """
 
@@ -185,7 +185,7 @@ class _GrammarWriter:
         return found
 
     def _written(self, node: LarkNode, *, spaced: bool) -> str:
-        """Return a node in Lark; spaced: ignored text may follow each terminal."""
+        """Return a node in Lark; spaced: whether ignored text may follow each terminal."""
         match node:
             case LarkText() | LarkRegex():
                 return self._with_gap(self._literal(node), spaced=spaced)
@@ -203,7 +203,7 @@ class _GrammarWriter:
                 return self._with_gap(f"( {inner} )", spaced=spaced)
             case LarkNot(of=of):
                 found = f"~( {self._written(of, spaced=False)} )"
-                if self._in_json:  # `~` alone also matches bytes that no JSON string has
+                if self._in_json:  # `~` alone would match bytes that are not valid in JSON strings
                     found = f"( {found} & {self.mark}_ANY )"
                 return self._with_gap(found, spaced=spaced)
 
@@ -239,7 +239,7 @@ def _times(low: int, high: int | None) -> str:
 
 
 def _reachable(grammar: LarkGrammar) -> set[str]:
-    """Return each name that the start or the ignored texts refer to, directly or not."""
+    """Return each name that the start rule or the ignored texts refer to, directly or not."""
     left = ["start", *(n.name for node in grammar.ignored for n in names_in(node))]
     found: set[str] = set()
     while left:

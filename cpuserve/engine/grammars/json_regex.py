@@ -1,7 +1,8 @@
-"""Rewrites a regular expression so that it matches a text as it is written inside a JSON string.
+"""Rewrites a regular expression so that it matches a text inside a JSON string.
 
-`.` matches one character of the text; inside a JSON string this may be the two characters `\\"`.
-Each character set is divided: characters that JSON writes as they are, and the escapes of others.
+`.` matches one character of a text. Inside a JSON string, this character may be an escape such as
+`\\"`. Each character set is therefore divided:
+characters that JSON writes as they are, and escapes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import NoReturn
 
 Has = Callable[[str], bool]
 
-# The characters that a JSON string can only contain as escapes.
+# The characters that a JSON string must write as escapes.
 _ESCAPED = [*map(chr, range(32)), '"', "\\"]
 _SHORT = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", '"': '"', "\\": "\\\\"}
 _PLAIN = r'[^"\\\x00-\x1f]'
-# A character set without any of these has only characters that JSON escapes.
+# A character set without any of these characters has only characters that JSON escapes.
 _SAMPLES = [*map(chr, range(32, 0x250)), "\u4e00", "\uffff", "\U0001f600"]
 _SPACES = "\t\n\x0b\x0c\r"
 _CLASSES: dict[str, Has] = {
@@ -49,44 +50,44 @@ _CODE = re.compile(
 )
 _PROPERTY = re.compile(r"([pP])(?:\{(\^?)([A-Za-z_=: -]{1,40})\}|([A-Z]))")
 _GROUP = re.compile(r"\(\?(?:P?<[A-Za-z_]\w*>|([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)]))")
-_BARE = re.compile(r"\\.|[/\n]", re.DOTALL)  # an escape, or a sign that Lark needs escaped
-_LONGEST_ATOM = 200  # characters of an escape, or of the beginning of a group
+_BARE = re.compile(r"\\.|[/\n]", re.DOTALL)  # an escape, or a character that Lark needs escaped
+_LONGEST_ATOM = 200  # the most characters of an escape, or of the beginning of a group
 _BEGIN, _END = re.compile(r"(\((\?:)?)*"), re.compile(r"\)*\Z")
 _OPERATORS = ("&&", "--", "~~")
-# Inside a JSON string: any characters and escapes.
+# A pattern for any characters and escapes inside a JSON string.
 ANY_TEXT = rf'({_PLAIN}|\\["\\bfnrt]|\\u00([01][0-9a-f]))*'
 
 
 class RegexError(ValueError):
-    """A regular expression that cannot be used; the message says why."""
+    """A regular expression that cannot be used; the message says why it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """A set of characters: its source, and whether it contains a character."""
+    """A set of characters: its source text, and a function that says whether it has a character."""
 
     source: str
     has: Has
-    char: str = ""  # the only character, if the set has just one
+    char: str = ""  # its character, if the set has only one
 
     def negated(self) -> Has:
         return lambda c: not self.has(c)
 
 
 def without_anchors(pattern: str) -> str:
-    """Return the pattern without ^ at the beginning and $ at the end, which match no characters.
+    """Return the pattern without ^ at its beginning and $ at its end, which match no characters.
 
     Raises:
-      RegexError: it is not valid, or a grammar cannot express it.
+      RegexError: the pattern is not valid, or a grammar cannot express it.
     """
     return _Rewriter(pattern, "", in_json=False).written()
 
 
 def inside_json(pattern: str, flags: str = "") -> str:
-    """Return a pattern that matches the texts of `pattern` as a JSON string contains them.
+    """Return a pattern that matches the texts of `pattern` as they are written in JSON strings.
 
     flags: the flags of the pattern. The result needs the flag `i` if the pattern has it, and no
-    others.
+    other flags.
 
     Raises:
       RegexError: see `without_anchors`.
@@ -99,10 +100,10 @@ class _Rewriter:
         if "x" in flags:
             self._refuse("the flag x is not supported")
         self._text, self._at, self._in_json = text, 0, in_json
-        self._dot = "s" in flags  # whether . matches a line break
+        self._dot = "s" in flags  # whether `.` matches a line break
         self._folds = "i" in flags or "(?" in text
         self._groups: list[bool] = []  # the value of _dot before each open group
-        self._ends: list[str] = []  # characters at the ends of ranges
+        self._ends: list[str] = []  # the characters at the ends of ranges
         self._out: list[str] = []
 
     def written(self) -> str:
@@ -134,7 +135,7 @@ class _Rewriter:
         return self._put(_Set(_BARE.sub(_in_lark, char), char.__eq__, char))
 
     def _anchor(self, char: str) -> str:
-        """Drop an anchor where the whole text begins or ends; refuse it elsewhere."""
+        """Drop an anchor at the beginning or end of the whole text; refuse it elsewhere."""
         text, at = self._text, self._at
         if char == "^":
             is_outside = _BEGIN.fullmatch(text, 0, at - 1) is not None
@@ -168,7 +169,7 @@ class _Rewriter:
         return f"(?{kept}{found[3]}" if kept or found[3] == ":" else ""
 
     def _escape(self) -> _Set:
-        """Read an escape; the text has a backslash at `_at`."""
+        """Read an escape, which begins with a backslash at `_at`."""
         begin, rest = self._at, self._text[self._at + 1 : self._at + _LONGEST_ATOM]
         if not rest:
             self._refuse("a backslash at the end escapes nothing")
@@ -252,7 +253,7 @@ class _Rewriter:
         return _Set(char, char.__eq__, char)
 
     def _put(self, found: _Set) -> str:
-        """Return a set as it is written in the result."""
+        """Return the pattern of a set in the result."""
         escaped = [c for c in _ESCAPED if found.has(c)] if self._in_json else []
         if not escaped:
             return found.source
@@ -273,12 +274,12 @@ class _Rewriter:
 
 
 def _in_lark(found: re.Match[str]) -> str:
-    """Return a character as it can be between the slashes and on the line of a Lark grammar."""
+    """Return a character as it must be written between the slashes in a Lark grammar."""
     return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
 
 
 def _escapes(chars: list[str]) -> list[str]:
-    """Return patterns of the JSON escapes of these characters."""
+    """Return patterns that match the JSON escapes of these characters."""
     short = "".join(_SHORT[c] for c in chars if c in _SHORT)
     found = [rf"\\[{short}]"] if short else []
     for digit in "01":
@@ -290,7 +291,7 @@ def _escapes(chars: list[str]) -> list[str]:
 
 
 def _combined(sums: list[list[Has]], operators: list[str]) -> Has:
-    """Return the predicate of unions joined by && (and), -- (difference), ~~ (exactly one)."""
+    """Return the predicate of sets that are combined by && (and), -- (difference), ~~ (xor)."""
 
     def has(c: str) -> bool:
         values = [any(member(c) for member in members) for members in sums]

@@ -1,7 +1,7 @@
-"""Reads the Lark grammars of clients, so that they can be a part of another grammar.
+"""Reads the Lark grammars of clients, so that they can become a part of another grammar.
 
-Errors have the line and the column of the client's text. The parts of Lark that the grammar library
-lacks (templates, imports of files, priorities) are refused or have no effect.
+Error messages have the line and the column in the client's text. The parts of Lark that llguidance
+lacks are refused (templates, imports of files) or have no effect (priorities).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class LarkText:
-    """A literal text; folds: upper and lower case are equal."""
+    """A literal text; folds: whether upper and lower case are equal."""
 
     text: str
     folds: bool = False
@@ -40,7 +40,7 @@ class LarkName:
 
 @dataclass(frozen=True, slots=True)
 class LarkRepeat:
-    """A repetition: `low` to `high` times; high = None: without a limit."""
+    """A repetition of a node, `low` to `high` times; high = None: no upper limit."""
 
     of: LarkNode
     low: int
@@ -49,28 +49,28 @@ class LarkRepeat:
 
 @dataclass(frozen=True, slots=True)
 class LarkSequence:
-    """Several nodes, one after another."""
+    """Nodes that match one after another."""
 
     items: tuple[LarkNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LarkChoice:
-    """One of several nodes."""
+    """Alternative nodes: one of them matches."""
 
     items: tuple[LarkNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LarkBoth:
-    """A text that matches all nodes."""
+    """A text that all nodes match (`&`)."""
 
     items: tuple[LarkNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LarkNot:
-    """A text that does not match the node."""
+    """A text that the node does not match (`~`)."""
 
     of: LarkNode
 
@@ -90,7 +90,7 @@ _TOKEN = re.compile(
     |(?P<mark>->|\.\.|[-~&|()\[\]{}:,.*+?!=<>@])""",
     re.VERBOSE,
 )
-# Escapes that Lark has from Python, and JSON lacks; any other escape stays as it is.
+# Escapes that Lark has from Python, and JSON lacks; all other escapes stay as they are.
 _PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|('|v|a)|.)")
 _AS_JSON = {"'": "'", "v": r"\u000b", "a": r"\u0007"}
 _MOST_REPEATS = 10_000
@@ -98,7 +98,7 @@ _OPERATORS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _FLAGS = frozenset("imsu")
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _FLOAT = r"(([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-# The terminals of Lark's own library `common`.
+# The terminals of `common`, which is Lark's own library.
 _COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[0-9a-fA-F]",
@@ -134,7 +134,7 @@ class LarkError(ValueError):
 
 @dataclass(slots=True)
 class LarkGrammar:
-    """The rules and terminals by name, and the texts that may be between terminals (%ignore)."""
+    """The rules and terminals by name, and the texts that %ignore allows between terminals."""
 
     nodes: dict[str, LarkNode] = field(default_factory=dict)
     ignored: list[LarkNode] = field(default_factory=list)
@@ -148,12 +148,12 @@ class _Token:
 
 
 def is_terminal(name: str) -> bool:
-    """Return whether a name is the name of a terminal and not of a rule."""
+    """Return whether a name belongs to a terminal, not to a rule."""
     return name.lstrip("_")[:1].isupper()
 
 
 def names_in(node: LarkNode) -> Iterator[LarkName]:
-    """Yield the references in a node."""
+    """Yield the references to rules and terminals in a node."""
     left = [node]
     while left:
         match left.pop():
@@ -171,7 +171,7 @@ def read_lark(text: str) -> LarkGrammar:
     """Return the grammar of a text in Lark.
 
     Raises:
-      LarkError: it is not valid, or has something that is not supported.
+      LarkError: the text is not valid Lark, or uses a feature that is not supported.
     """
     found = _LarkParser(list(_tokens(text))).grammar()
     if "start" not in found.nodes:
@@ -189,7 +189,7 @@ def read_lark(text: str) -> LarkGrammar:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the tokens without white space, comments, and line breaks within a rule."""
+    """Yield the tokens, without white space and comments, and without line breaks inside a rule."""
     at, line, begin, depth = 0, 1, 0, 0
     ends: _Token | None = None  # a line break; it ends a rule unless the next token continues it
     while at < len(text):
@@ -244,7 +244,7 @@ class _LarkParser:
         token = self._need("name", "", "the name of a rule")
         if token.text in self._found.nodes:
             self._refuse(token, f"{token.text} is defined twice")
-        if self._take("mark", "."):  # a priority has no effect: all texts that match are allowed
+        if self._take("mark", "."):  # a priority has no effect, as all texts that match are allowed
             self._take("mark", "-")
             self._need("number", "", "a number")
         follows = self._now()

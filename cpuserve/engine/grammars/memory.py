@@ -1,4 +1,4 @@
-"""Measures and limits the memory that the process for grammars takes."""
+"""Measures and limits the memory of the grammar process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-READ_S = 0.25  # between two readings, because each takes as long as a bitmask (microseconds)
+READ_S = 0.25  # seconds between two readings, which cost as much as a bitmask (microseconds)
 
 
 class Memory:
-    """How many bytes this process has grown since this object was made; 0 if that is unknown."""
+    """The growth of this process since the object was created, in bytes; 0 if it is unknown."""
 
     def __init__(self) -> None:
         self._before = _resident_bytes()
@@ -28,17 +28,17 @@ class Memory:
         return self._grown
 
     def grown_lately(self) -> int:
-        """Return the growth in bytes from a reading that is at most READ_S old."""
+        """Return the growth in bytes from a reading that is at most READ_S seconds old."""
         return self.grown() if time.monotonic() - self._read_at > READ_S else self._grown
 
     def give_back(self) -> None:
-        """Return freed memory to the system; glibc keeps it otherwise."""
+        """Return freed memory to the system, because glibc would keep it."""
         if self._trim is not None:
             self._trim(0)
 
 
 def limit_growth(num_bytes: int) -> None:
-    """Limit the address space to its present size plus `num_bytes`, if the system can do that."""
+    """Limit the address space to its current size plus `num_bytes`, if the system supports this."""
     with suppress(OSError, ValueError):
         limit = _pages(0) * resource.getpagesize() + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -51,5 +51,5 @@ def _resident_bytes() -> int:
 
 
 def _pages(field: int) -> int:
-    """Return a field of /proc/self/statm, in pages: 0 = address space, 1 = resident memory."""
+    """Return a field of /proc/self/statm, in pages. Field 0 is address space, 1 resident memory."""
     return int(Path("/proc/self/statm").read_bytes().split()[field])

@@ -1,7 +1,7 @@
-"""Messages between the engine and its process for grammars, in frames as in engine/ipc.py.
+"""Messages between the engine and the grammar process, framed as in engine/ipc.py.
 
-There are two connections. The first carries Compile and a reply to each. The second carries Fill
-before a step and its reply, so that no compilation delays the bitmasks.
+There are two connections. The first one is for Compile and its reply. The second one is for Fill
+before a step and its reply, so that compiling grammars does not delay bitmasks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ALIVE_S = 0.5
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """The first message: where the tokenizer is, and the shape of the memory of the bitmasks.
+    """The first message: the place of the tokenizer, and the shape of the memory for bitmasks.
 
     vocab: the number of token ids of the model.
-    eos_ids: tokens that end a response.
+    eos_ids: ids of tokens that end a response.
     num_masks: how many bitmasks there are, each of mask_words int32 words.
-    cpus, threads: the CPUs (None = all) and the number of threads that fill bitmasks.
-    background_cpus: the CPUs that compile grammars, None = all.
+    cpus, threads: the CPUs (None = all CPUs) and the number of threads that fill bitmasks.
+    background_cpus: the CPUs that compile grammars, None = all CPUs.
     """
 
     tokenizer_path: str
@@ -36,7 +36,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
 
 class Compile(msgspec.Struct, tag="compile", array_like=True):
-    """Compile a grammar and keep it under `number`. kind, text: see StructuredOutputs.key."""
+    """Compile a grammar and store it under `number`. kind, text: see StructuredOutputs.key."""
 
     number: int
     kind: str
@@ -44,7 +44,7 @@ class Compile(msgspec.Struct, tag="compile", array_like=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True):
-    """Forget the grammars `numbers`, even while one compiles, and the matchers of requests `gone`.
+    """Delete the grammars `numbers`, also during their compilation, and the matchers of `gone`.
 
     There is no reply.
     """
@@ -54,11 +54,11 @@ class Drop(msgspec.Struct, tag="drop", array_like=True):
 
 
 class Alive(msgspec.Struct, tag="alive", array_like=True):
-    """The process runs: sent after its start, and every ALIVE_S while a grammar compiles."""
+    """The process runs: sent after its start, and every ALIVE_S s while a grammar compiles."""
 
 
 class Compiled(msgspec.Struct, tag="compiled", array_like=True):
-    """The reply to Compile. error: why it failed; "" = it is ready. memory: as in Filled."""
+    """The reply to Compile. error: why it failed, "" = it is ready. memory: as in Filled."""
 
     number: int
     error: str
@@ -69,7 +69,7 @@ class Row(msgspec.Struct, array_like=True):
     """A request that will sample: fill bitmask `mask` after its matcher has consumed `tokens`.
 
     grammar: the number of the request's grammar.
-    begins: make a new matcher.
+    begins: whether to create a new matcher for the request.
     stop_ids: further tokens that may end the text where the grammar allows an end; only the first
       Row of a request has them.
     """
@@ -83,7 +83,7 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Fill(msgspec.Struct, tag="fill", array_like=True):
-    """Fill the bitmasks of these rows; forget the matchers of the requests in `gone`."""
+    """Fill the bitmasks of these rows; delete the matchers of the requests in `gone`."""
 
     rows: list[Row]
     gone: list[int]
@@ -92,9 +92,9 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The reply to Fill.
 
-    failed: error messages by request id; the bitmasks of these requests allow nothing.
-    ended: requests with a complete text, after which only an end may follow.
-    memory: bytes of all grammars and matchers, 0 = not known.
+    failed: error messages by request id; the bitmasks of these requests allow no token.
+    ended: the requests with a complete text, which only an end token may follow.
+    memory: bytes that all grammars and matchers take, 0 = unknown.
     """
 
     failed: dict[int, str]
@@ -110,22 +110,22 @@ _outbound = msgspec.msgpack.Decoder(Outbound)
 
 
 class Frames:
-    """The messages in a stream of bytes."""
+    """Decodes a stream of bytes to messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._reader = FrameReader()
         self._decoder = decoder
 
     def feed(self, data: bytes) -> list[Any]:
-        """Return the messages that `data` completes."""
+        """Return the messages that are complete after these bytes."""
         return [self._decoder.decode(body) for body in self._reader.feed(data)]
 
 
 def inbound_frames() -> Frames:
-    """Return a decoder of messages to the process."""
+    """Return a decoder of messages that the engine sends to the grammar process."""
     return Frames(_inbound)
 
 
 def outbound_frames() -> Frames:
-    """Return a decoder of messages to the engine."""
+    """Return a decoder of messages that the grammar process sends to the engine."""
     return Frames(_outbound)

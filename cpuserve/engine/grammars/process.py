@@ -1,4 +1,4 @@
-"""The engine's end of the process for grammars: its connections, and the memory of the bitmasks."""
+"""The engine's end of the connections to the grammar process, and the memory of the bitmasks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from cpuserve.engine.ipc import encode_frame
 from cpuserve.runtime.executor import Int32
 
 MODULE = "cpuserve.engine.grammars.worker"
-# The first request with a grammar waits for this start, so the start has normal priority. With the
-# lowest priority, it took at least twice as long while streams ran.
+# The first request with a grammar waits for the start of this process, so it has normal priority.
+# With the lowest priority, the start took at least twice as long while streams ran.
 BOOTSTRAP = """
 import importlib, json
 cpus = json.loads(sys.argv.pop(1))
@@ -42,27 +42,27 @@ importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())
 """
 RECEIVE_BYTES = 1 << 16
-# A bitmask takes 50 us, and at most 10 ms; during a compilation, Alive comes every ALIVE_S. After
-# REPLY_S without a message, the process does not run at all.
+# A bitmask takes 50 us, and at most 10 ms. During a compilation, Alive comes every ALIVE_S seconds.
+# After REPLY_S seconds without a message, the process does not run at all.
 REPLY_S = 2.0
-START_S = 60.0  # the first reply may take so long: imports, and loading a tokenizer
+START_S = 60.0  # for the first reply: imports, and loading a tokenizer
 
 ENDED = "the process for grammars has ended"
 SILENT = "the process for grammars does not answer"
 
 
 class GrammarProcessLost(Exception):
-    """The process for grammars has ended or does not reply."""
+    """The grammar process has ended or does not reply."""
 
 
 class GrammarProcessSilent(GrammarProcessLost):
-    """The process has not replied in time."""
+    """The grammar process has not replied in time."""
 
 
 class Process:
-    """The process, its two connections, and the shared memory with the bitmasks.
+    """The grammar process, its two connections, and the shared memory with the bitmasks.
 
-    memory: bytes of its grammars and matchers, from its last reply.
+    memory: bytes of the grammars and matchers of the process, as of its last reply.
     """
 
     def __init__(self, start: Start) -> None:
@@ -107,14 +107,14 @@ class Process:
         return reply.error
 
     def drop(self, numbers: list[int], gone: list[int]) -> None:
-        """Forget these grammars, and the matchers of the requests in `gone`.
+        """Delete these grammars, and the matchers of the requests in `gone`.
 
         Raises GrammarProcessLost if the process does not take the message.
         """
         self._send(self._filling, Drop(numbers, gone), REPLY_S)
 
     def ask(self, fill: Fill) -> None:
-        """Ask for bitmasks; then call `reply`.
+        """Ask for bitmasks; `reply` must be called to get them.
 
         Raises GrammarProcessLost if the process does not take the message.
         """

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from cpuserve.engine.grammars.schema_values import PATTERNS
 
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-DATA = ("const", "enum", "default", "examples")  # values of these keywords contain no schemas
+DATA = ("const", "enum", "default", "examples")  # the values of these keywords are not schemas
 _ANNOTATIONS = {
     "title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
     "writeOnly", "$schema", "$id", "$anchor",
@@ -25,19 +25,19 @@ class SchemaError(Exception):
 
 @dataclass(slots=True)
 class Facts:
-    """Facts about every value that fits a schema, as far as the keywords of the schema state them.
+    """Facts about all values that fit a schema, as far as the keywords of the schema state them.
 
     types: the value has one of these types.
     values: the value is one of these values; None = the schema lists no values.
-    names, patterns: members that the schema describes by name or by pattern.
-    members: the (schema, JSON pointer) pairs for each name.
-    required: members that the value must have.
-    is_open: some part of the schema allows other members (additionalProperties).
-    has_properties: some part has `properties`.
-    closed: the schema itself forbids all members except `names`.
-    closes: the value has no members except `names`, unless another schema describes it too, which
-      the caller checks.
-    branches: the facts of the schemas of each anyOf or oneOf.
+    names, patterns: the members that the schema describes by name, and by pattern.
+    members: the (schema, JSON pointer) pairs for each name of a member.
+    required: the members that the value must have.
+    is_open: whether a part of the schema allows other members (additionalProperties).
+    has_properties: whether a part of the schema has `properties`.
+    closed: whether the schema itself forbids all members except `names`.
+    closes: whether the value has only the members `names`, unless another schema describes it as
+      well, which the caller checks.
+    branches: the facts of the schemas in each anyOf or oneOf.
     """
 
     types: set[str] = field(default_factory=lambda: set(ALL_TYPES))
@@ -54,11 +54,11 @@ class Facts:
 
     @property
     def allowed(self) -> dict[str, None]:
-        """The names of members in a closed object, including those that are only required."""
+        """The members of a closed object, including members that only `required` lists."""
         return self.names | dict.fromkeys(sorted(self.required))
 
     def narrow(self, other: Facts) -> None:
-        """Add the facts of another schema that the same value must fit."""
+        """Add the facts of another schema that the same value must fit as well."""
         self.types = common_types(self.types, other.types)
         if other.values is not None:
             self.list_values(other.values)
@@ -69,7 +69,7 @@ class Facts:
         self.branches += other.branches
 
     def describe(self, other: Facts) -> None:
-        """Add the names of members that another schema of the same value describes."""
+        """Add the members that another schema describes for the same value."""
         self.names |= other.names
         self.patterns |= other.patterns
         self.is_open = self.is_open or other.is_open
@@ -91,12 +91,12 @@ def type_of(value: Any) -> str:
 
 
 def listed(value: Any, values: list[Any]) -> bool:
-    """Whether a JSON value is in `values`, where true does not equal 1."""
+    """Whether a JSON value is in `values`; true does not equal 1 here."""
     return any(value == some and type_of(value) == type_of(some) for some in values)
 
 
 def common_types(left: set[str], right: set[str]) -> set[str]:
-    """Return the types that a value may have to be of both sets; an integer is a number."""
+    """Return the types that are allowed by both sets; an integer is a number as well."""
     found = left & right
     for one, other in ((left, right), (right, left)):
         if "integer" in one and "number" in other:
@@ -105,16 +105,17 @@ def common_types(left: set[str], right: set[str]) -> set[str]:
 
 
 class Reader:
-    """Resolves the references in a document of schemas, and finds facts about its schemas.
+    """Resolves the references in a JSON document, and finds facts about its schemas.
 
-    closed: objects with `properties` have no other members, unless their schema allows them.
+    closed: whether objects with `properties` have no other members,
+      unless their schema allows them.
     """
 
     def __init__(self, root: Any, closed: bool) -> None:
         self._root = root
         self._closed = closed
-        self._anchors: dict[str, str] = {}  # JSON pointers of schemas by their $id or $anchor
-        self._resources: list[str] = []  # JSON pointers of schemas with an $id
+        self._anchors: dict[str, str] = {}  # the JSON pointers of schemas by their $id or $anchor
+        self._resources: list[str] = []  # the JSON pointers of schemas that have an $id
         self._note_names()
 
     def _note_names(self) -> None:
@@ -190,7 +191,7 @@ class Reader:
     # --- facts --------------------------------------------------------------------------------
 
     def facts(self, schema: Any, at: str, seen: frozenset[str] = frozenset()) -> Facts:
-        """Return the facts in the keywords of a schema; a reference back to itself adds none."""
+        """Return the facts in the keywords of a schema; a reference back to it adds no facts."""
         found = Facts()
         if schema is False:
             found.types = set()
@@ -249,7 +250,7 @@ class Reader:
 
     @staticmethod
     def _conditional(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return (JSON pointer in this schema, subschema) of the subschemas that bind some values.
+        """Return (JSON pointer in this schema, subschema) of subschemas that bind only some values.
 
         These are the subschemas of if, then, else, dependentSchemas and dependencies.
         """
@@ -263,9 +264,9 @@ class Reader:
     # --- exclusions ---------------------------------------------------------------------------
 
     def negated(self, schema: Any, base: Facts, at: str) -> Any:
-        """Return a schema of the values that have the facts `base` but do not fit `schema`.
+        """Return a schema for the values that have the facts `base` but do not fit `schema`.
 
-        None: JSON Schema has no keywords for it that the grammars enforce.
+        None: no keywords of JSON Schema that grammars can enforce express it.
         """
         if isinstance(schema, bool):
             return not schema
@@ -310,7 +311,7 @@ class Reader:
         return {"type": left} if left else False
 
     def _without_members(self, schema: dict[str, Any], base: Facts, at: str) -> list[Any]:
-        """Return a schema for each way to violate `properties` or `required`; None = unknown."""
+        """Return a schema for each way to violate `properties` or `required`; None = not known."""
         found: list[Any] = []
         for name in schema.get("required", ()):
             found.append({"type": "object", "properties": {name: False}})
@@ -328,9 +329,10 @@ class Reader:
     # --- propertyNames -----------------------------------------------------------------------
 
     def names(self, schema: Any, at: str) -> bool | list[str] | dict[str, Any]:
-        """Return which names fit the schema of propertyNames.
+        """Return which keys of an object fit the schema of propertyNames.
 
-        True = all, False = none, a list = these names, a dict = those that fit its keywords.
+        True = all keys, False = no key, a list = these keys,
+        a dict = the keys that fit its keywords.
         """
         if isinstance(schema, bool):
             return schema
@@ -372,7 +374,7 @@ class Reader:
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
     """Whether these facts prove that no value fits both `left` and `right`.
 
-    beside: if both are closed, the members that both may have in addition; None = not closed.
+    beside: members that both may have in addition if both are closed; None = not closed.
     """
     for one, other in ((left, right), (right, left)):
         for group in one.branches:
@@ -405,7 +407,7 @@ def _values_differ(left: Facts, right: Facts) -> bool:
 
 
 def escaped(part: object) -> str:
-    """Return one key or index, escaped for a JSON pointer."""
+    """Return a key or an index, escaped as a part of a JSON pointer."""
     return str(part).replace("~", "~0").replace("/", "~1")
 
 

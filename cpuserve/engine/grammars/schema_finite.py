@@ -1,4 +1,4 @@
-"""Finds the schemas that have a finite value; a schema that requires itself has none."""
+"""Finds the schemas with a finite value: a schema that requires itself has only endless ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ REFERENCE = "#/$defs/"
 
 
 def without_endless(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return `schema` with `definitions`, without the alternatives that only endless text fits.
+    """Return `schema` with `definitions`, without alternatives that only an endless text fits.
 
     Raises:
-        SchemaError: no finite text fits.
+        SchemaError: no finite text fits the schema.
     """
     finite = _Finite(definitions)
     if not finite.has_value(schema):
@@ -70,7 +70,7 @@ class _Finite:
         )
 
     def _parts(self, schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-        """Yield this schema and the schemas of its allOf and $ref; a value must fit them all."""
+        """Yield this schema and the schemas in its allOf and $ref; a value must fit all of them."""
         if isinstance(schema, bool) or not depth:
             return
         yield schema

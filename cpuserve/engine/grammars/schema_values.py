@@ -1,4 +1,4 @@
-"""Converts constraints of JSON schemas on numbers and texts to ones that llguidance enforces."""
+"""Converts constraints of JSON schemas on numbers and texts to constraints of llguidance."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import re
 from typing import Any
 
-# llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
+# llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits. LARGEST is the
 # largest double below 2^63.
 LARGEST = 2**63 - 1024
-# digits.py limits integers to 20 digits and numbers to doubles, so larger bounds have no effect.
+# digits.py limits integers to 20 digits, and numbers to doubles: larger bounds have no effect.
 NO_INTEGER, NO_NUMBER = 10**20, 1e308
 EXACT = 2**53
 
@@ -19,9 +19,9 @@ _DAY = (
     "|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
-# Years from 0100 on, and February 29 in leap years only.
+# A pattern for dates: years from 0100 on, and February 29 only in leap years.
 _DATE = f"(([1-9][0-9]|0[1-9])[0-9]{{2}}-{_DAY}|(([1-9][0-9]|0[1-9]){_LEAP}|{_LEAP}00)-02-29)"
-# A second has at most 9 digits after the point, as models may write digits until max_tokens.
+# A pattern for times: at most 9 digits after the point, as models may write digits endlessly.
 _TIME = (
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
@@ -29,9 +29,9 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# llguidance's own pattern for this format has x([x-]*x)? for a label of a domain. Bitmasks then
-# take milliseconds, because llguidance does not see that any x may follow. This pattern matches
-# the same labels.
+# The own pattern of llguidance for this format has x([x-]*x)? for a label of a domain. With it,
+# bitmasks take milliseconds, because llguidance does not see that any x may follow. This pattern
+# matches the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
@@ -54,14 +54,14 @@ _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 def formatted(name: str) -> dict[str, str]:
-    """Return the keywords that enforce a format; {} for a format that is only an annotation."""
+    """Return the keywords that enforce a format; {} if the format is only an annotation."""
     if name in PATTERNS:
         return {"pattern": PATTERNS[name]}
     return {"format": name} if name in KEPT_FORMATS else {}
 
 
 def checked_pattern(pattern: Any, of_format: Any = None) -> str:
-    """Return `pattern` as llguidance can read it; ValueError if it cannot be enforced."""
+    """Return `pattern` as llguidance reads it; ValueError if it cannot be enforced."""
     if not isinstance(pattern, str):
         msg = "must be a text"
         raise ValueError(msg)
@@ -80,7 +80,7 @@ def checked_pattern(pattern: Any, of_format: Any = None) -> str:
 
 
 def names_pattern(names: dict[str, Any]) -> str | None:
-    """Return one pattern for the keywords of propertyNames, None if one pattern is not enough."""
+    """Return one pattern for the keywords of propertyNames; None if this needs several patterns."""
     lengths = {key: names[key] for key in ("minLength", "maxLength") if key in names}
     if lengths and len(lengths) == len(names):
         low, high = lengths.get("minLength", 0), lengths.get("maxLength", "")
@@ -93,7 +93,7 @@ def names_pattern(names: dict[str, Any]) -> str | None:
 
 
 def check_value(value: Any) -> str:
-    """Return why a grammar cannot enforce a value of const or enum exactly, "" if it can."""
+    """Return why a grammar cannot enforce a value of const or enum exactly; "" if it can."""
     left = [value]
     while left:
         some = left.pop()
@@ -114,12 +114,12 @@ def check_value(value: Any) -> str:
 
 
 def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Return the bound `key` as llguidance can enforce it; {} if it has no effect.
+    """Return the bound `key` in keywords that llguidance can enforce; {} if it has no effect.
 
-    whole: the values are integers. A bound that llguidance would round is moved inwards.
+    whole: whether the values are integers. A bound that llguidance would round is tightened.
 
     Raises:
-        ValueError: it cannot be enforced.
+        ValueError: the bound cannot be enforced.
     """
     if isinstance(value, bool) and key.startswith("exclusive"):  # as in JSON Schema draft 4
         bound = schema.get(key[9:].lower())
@@ -152,12 +152,12 @@ def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return False
 
 
 def _inwards(edge: float) -> float:
-    """Return the largest double up to `edge`, as an integer if it is one."""
+    """Return the largest double that is at most `edge`, as an int if it is a whole number."""
     found = float(edge)
     if found > edge:
         found = math.nextafter(found, -math.inf)

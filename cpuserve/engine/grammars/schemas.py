@@ -1,11 +1,11 @@
-"""Converts JSON schemas to the keywords that the grammar library enforces.
+"""Converts JSON schemas to the keywords that llguidance enforces.
 
-All values of the schema that `convert` returns fit the given one. Keywords that llguidance lacks
-are expressed by others. This may exclude some valid values (comments say where), but never admits
-invalid ones. Annotations are left out, and a keyword that cannot be enforced is refused, with its
-JSON pointer. Objects are closed: without additionalProperties, they have only the members that
-their schema declares. Small models invent further members until max_tokens, and vLLM and llama.cpp
-close objects as well.
+All values that fit the result of `convert` fit the client's schema. Keywords that llguidance lacks
+are expressed by other keywords. This may exclude some valid values (comments say where), but never
+admits invalid values. Annotations are left out. A keyword that cannot be enforced is refused, and
+the error has its JSON pointer. Objects are closed: without additionalProperties, they have only the
+members that their schema declares. The reason is that small models invent further members until
+max_tokens, and vLLM and llama.cpp close objects as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cpuserve.engine.grammars.schema_values import (
 )
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# The most members of `dependencies`, and the largest minContains: both enlarge the grammar.
+# The most members of `dependencies`, and the largest minContains, as both enlarge the grammar.
 MAX_DEPENDENCIES = 8
 MAX_CONTAINS = 64
 
@@ -44,13 +44,13 @@ _MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
 
 
 def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
-    """Return the schema for llguidance.
+    """Return the schema in keywords that llguidance enforces.
 
     closed: whether objects without additionalProperties have only the members of their
-    schema, and a schema with properties (or items) means objects (or arrays) alone.
+    schema, and whether a schema with properties (or items) allows only objects (or arrays).
 
     Raises:
-        SchemaError: it is no JSON schema, cannot be enforced, or no finite value fits it.
+        SchemaError: it is not a JSON schema, cannot be enforced, or has no finite value.
     """
     try:
         root = json.loads(text, parse_constant=_no_constant)
@@ -58,7 +58,7 @@ def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
     except RecursionError as error:
         msg = "it is too complex: it nests too deeply"
         raise SchemaError(msg) from error
-    except ValueError as error:  # invalid JSON, or an integer of thousands of digits
+    except ValueError as error:  # invalid JSON, or an integer with thousands of digits
         msg = f"it is no JSON: {error}"
         raise SchemaError(msg) from error
 
@@ -69,10 +69,10 @@ def _no_constant(name: str) -> None:
 
 
 class _Converter:
-    """Converts the schemas of one document.
+    """Converts the schemas of one JSON document.
 
-    A schema that is referenced becomes one or two definitions: one is closed by itself, the other
-    is a part of another schema that is closed as a whole.
+    A schema with references to it becomes one or two definitions. One definition is closed by
+    itself, and the other one is a part of another schema that is closed as a whole.
     """
 
     def __init__(self, root: Any, closed: bool) -> None:
@@ -92,11 +92,11 @@ class _Converter:
 
     @property
     def rest(self) -> Schema | None:
-        """The schema for members that a complete schema does not describe; None = any member."""
+        """The schema for members that a complete schema does not describe; None = all fit."""
         return False if self.closed else None
 
     def reference(self, to: Any, at: str, whole: bool) -> Schema:
-        """Return a reference to the converted schema that the reference `to` at `at` points to."""
+        """Return a reference to the converted target of the reference `to` at pointer `at`."""
         place, schema = self.reader.find(to, at)
         if isinstance(schema, bool):
             return schema
@@ -109,9 +109,9 @@ class _Converter:
     def place(
         self, schema: Any, at: str, rest: Schema | None, beside: tuple[str, ...] = ()
     ) -> Schema:
-        """Convert `schema`, which is at the JSON pointer `at` of the document, and return it.
+        """Return the converted `schema`, which is at the JSON pointer `at` of the document.
 
-        rest: the schema for members that this schema does not describe; None: this schema is a part
+        rest: the schema for members that this schema does not describe. None: this schema is a part
           of another schema, which determines these members.
         beside: the members that the other parts of that schema describe.
         """
@@ -124,7 +124,7 @@ class _Converter:
 
 
 class _Place:
-    """Converts one schema. _out: its converted keywords; _more: further schemas that must hold."""
+    """Converts a schema. _out: its converted keywords; _more: schemas that must hold as well."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Place:
         return bool(self._schema[key])
 
     def _rest_of(self, rest: Schema | None) -> Schema | None:
-        """Return the schema for members not described here, or None if this one is not closed."""
+        """Return the schema for members not described here; None if this schema is not closed."""
         schema, facts = self._schema, self._facts
         asked = schema.get(_UNEVALUATED, True)
         if "additionalProperties" in schema or "object" not in facts.types:
@@ -170,12 +170,12 @@ class _Place:
 
     @property
     def _branches(self) -> bool:
-        """Whether to close each alternative of the only anyOf or oneOf, instead of this schema."""
+        """Whether to close the alternatives of the only anyOf or oneOf instead of this schema."""
         return self._parts in (["anyOf"], ["oneOf"])
 
     @property
     def _is_one_part(self) -> bool:
-        """Whether only one other schema (by $ref, or an allOf of one) describes the members."""
+        """Whether exactly one other schema (by $ref, or an allOf of one) describes the members."""
         if (
             len(self._parts) != 1
             or self._beside
@@ -186,7 +186,7 @@ class _Place:
         return not isinstance(part, list) or len(part) == 1
 
     def converted(self) -> Schema:
-        """Return the schema for llguidance."""
+        """Return this schema in keywords that llguidance enforces."""
         out = self._out
         for key, value in self._schema.items():
             keep = _KEYWORDS.get(key)
@@ -199,7 +199,7 @@ class _Place:
         self._count_members()
         if self._more:
             out["allOf"] = [*out.get("allOf", ()), *self._more]
-        # A list of one schema is replaced by the schema, because llguidance has problems with
+        # A list with one schema is replaced by this schema, because llguidance has problems with
         # references to recursive schemas in lists.
         if list(out) == ["allOf"] and len(out["allOf"]) == 1:
             only: Schema = out["allOf"][0]
@@ -221,7 +221,7 @@ class _Place:
         self._out["additionalProperties"] = rest
 
     def _count_members(self) -> None:
-        """Drop minProperties and maxProperties if they have no effect.
+        """Remove minProperties and maxProperties if they have no effect.
 
         Raises:
             SchemaError: one of them has an effect that a grammar cannot enforce.
@@ -245,11 +245,11 @@ class _Place:
             raise self._refuse(key, why)
 
     def _child(self, value: Any, *path: object) -> Schema:
-        """Convert the schema of a member or an item, which is at `path` in this schema."""
+        """Convert the schema of a member or an item; `path` leads to it from this schema."""
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), self._of.rest)
 
     def _part(self, value: Any, *path: object) -> Schema:
-        """Convert a further schema for the same value, which is closed only as a part of this."""
+        """Convert another schema for the same value; it is closed only as a part of this schema."""
         rest = self._given if self._is_one_part else None
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), rest)
 
@@ -257,7 +257,7 @@ class _Place:
         return SchemaError(f"{key} at {self._at} {why}")
 
     def _object(self, members: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema with the keywords `members`, and the type if only objects fit."""
+        """Return a schema with the keywords `members`; of type "object" if only objects fit."""
         return {"type": "object", **members} if self._facts.types == {"object"} else members
 
     def _imply_type(self) -> None:
@@ -342,7 +342,7 @@ class _Place:
         self._more.append(kept)
 
     def _if(self, key: str, value: Any) -> None:
-        """Express if, then, else as an anyOf: `if` and `then`, or `else` and not `if`."""
+        """Express if, then, else as an anyOf: (`if` and `then`), or (`else` and not `if`)."""
         then, other = self._schema.get("then", True), self._schema.get("else", True)
         if then is True and other is True:
             return
@@ -386,7 +386,7 @@ class _Place:
             self._out[key] = self._child(value, key)
 
     def _property_names(self, key: str, value: Any) -> None:
-        """Allow other members only if propertyNames permits them: by a pattern, or one by one."""
+        """Allow other members only if propertyNames permits them: by a pattern, or by name."""
         other = self._schema.get(
             "additionalProperties", self._schema.get("unevaluatedProperties", True)
         )
@@ -421,7 +421,7 @@ class _Place:
         raise self._refuse(key, "must be a list of names")
 
     def _dependent(self, key: str, value: Any) -> None:
-        """Express each dependency as an anyOf: the requirements hold, or the member is absent."""
+        """Express a dependency as an anyOf: its requirements hold, or its member is absent."""
         needs = self._dict(key, value)
         if len(needs) > MAX_DEPENDENCIES:
             raise self._refuse(
@@ -488,7 +488,7 @@ class _Place:
             raise self._refuse(key, "cannot be kept: a grammar does not compare values")
 
     def _contains(self, key: str, value: Any) -> None:
-        """Require the contained items at the beginning, which excludes arrays with later ones."""
+        """Require the contained items at the beginning; arrays with later ones are not allowed."""
         least, most = self._schema.get(_MIN_CONTAINS, 1), self._schema.get(_MAX_CONTAINS)
         if most is not None and not (value is True and "maxItems" not in self._schema):
             raise self._refuse(_MAX_CONTAINS, "cannot be kept")
@@ -522,7 +522,7 @@ class _Place:
         raise self._refuse(key, "must be an object")
 
 
-# Keywords with further schemas for the same value, and keywords about the members of an object.
+# Keywords with more schemas for the same value, and keywords about the members of an object.
 _APPLICATORS = {
     "allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas",
     "dependencies",
@@ -531,7 +531,7 @@ _MEMBERS = _APPLICATORS | {
     "properties", "patternProperties", _UNEVALUATED, "required", "minProperties", "maxProperties",
 }  # fmt: skip
 
-# Other keywords have no effect on values, or are read with another keyword.
+# All other keywords have no effect on values, or are read together with another keyword.
 _KEYWORDS: dict[str, Callable[[_Place, str, Any], None]] = {
     "type": _Place._type,
     "const": _Place._values,

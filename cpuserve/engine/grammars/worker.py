@@ -1,13 +1,13 @@
-"""The process for grammars: `python -m cpuserve.engine.grammars.worker`, with inherited sockets.
+"""The grammar process: `python -m cpuserve.engine.grammars.worker`, with inherited sockets.
 
-It is a process of its own because a grammar comes from a client. A schema can make llguidance use
-all memory, compute for hours or overflow its stack, and loading a tokenizer holds the GIL for
-seconds. Inside an engine, this would stop all streams or end the engine.
+It is a separate process because a grammar comes from a client. A schema can make llguidance use all
+memory, compute for hours or overflow its stack. Loading a tokenizer holds the GIL for seconds.
+Inside an engine, this would stop all streams or end the engine.
 
-Each grammar is compiled twice: first in a fork, which ends at a limit of CPU time or memory. A
-grammar that passes is compiled again on a thread of this process, and kept. Meanwhile the main
-thread fills bitmasks. This process forks only while its other threads do nothing: llguidance's
-threads, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
+Each grammar is compiled twice, first in a fork with limits of CPU time and memory. A grammar that
+stays below these limits is compiled again on a thread of this process, and kept. Meanwhile the main
+thread fills bitmasks. This process forks only while its other threads do nothing: the threads of
+llguidance, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from cpuserve.engine.ipc import encode_frame
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
 # Limits for the compilation of one grammar; a schema of 200 properties takes 50 ms. The time is
-# limited because other clients wait, and the memory so that containers of 1 GiB suffice.
+# limited because other clients wait, and the memory so that containers of 1 GiB are enough.
 MAX_CPU_S = 3
-MAX_WAIT_S = 30.0  # of wall-clock time, because other processes may use the CPU
-MAX_GROWTH_BYTES = 512 << 20  # of address space, while the fork compiles
-MAX_GRAMMAR_BYTES = 128 << 20  # of resident memory, after the fork has compiled
+MAX_WAIT_S = 30.0  # seconds of wall-clock time, as other processes may use the CPU
+MAX_GROWTH_BYTES = 512 << 20  # bytes of address space, while the fork compiles
+MAX_GRAMMAR_BYTES = 128 << 20  # bytes of resident memory, after the fork has compiled
 NOT_WANTED = "nobody waits for it"
-# The fork compiles with a smaller stack than STACK_BYTES, so that a grammar that does not overflow
-# the stack of the fork does not overflow the stack of this process.
+# The stack of the fork is smaller than STACK_BYTES. A grammar that does not overflow the stack of
+# the fork therefore does not overflow the stack of this process.
 TRIAL_STACK_BYTES = 8 << 20
 
 
@@ -77,12 +77,12 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._in_json: set[int] = set()  # numbers of the grammars of texts with JSON values
+        self._in_json: set[int] = set()  # numbers of grammars for texts with JSON values
         self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Serve until the engine has ended."""
+        """Serve the engine until it has ended."""
         frames = {self._compiling: inbound_frames(), self._filling: inbound_frames()}
         for sock in frames:
             self._selector.register(sock, selectors.EVENT_READ)
@@ -118,11 +118,11 @@ class Worker:
         self._error = ""
         self._background_cpus = start.background_cpus
 
-        move_to(start.background_cpus)  # normal priority: the first request waits for this
+        move_to(start.background_cpus)  # normal priority, because the first request waits for it
         path = Path(start.tokenizer_path)
         try:
             self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
-        except Exception as error:  # it becomes the reply to every Compile
+        except Exception as error:  # the error becomes the reply to every Compile
             self._error = str(error)
         move_to(start.cpus)
         self._memory_of = Memory()
@@ -148,7 +148,7 @@ class Worker:
     # --- compilation --------------------------------------------------------------------------
 
     def _advance_job(self) -> None:
-        """Continue with the grammar that is being compiled, or begin with the next one."""
+        """Continue to compile the current grammar, or begin with the next one."""
         job = self._job
         if isinstance(job, _Trial) and job.is_over():
             self._unwatch(job.pipe)
@@ -212,7 +212,7 @@ class Worker:
         return reply
 
     def _fail(self, row: Row, error: Exception, reply: Filled) -> None:
-        """Report the error of this request alone; its bitmask allows nothing."""
+        """Report an error for this request only; its bitmask allows no token."""
         self._masks[row.mask] = 0
         reply.failed[row.request] = str(error)
 
@@ -231,7 +231,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The matcher of one request. tail: the number that ends its text; None = it is not JSON."""
+    """The matcher of a request. tail: the number at the end of its text; None = it is not JSON."""
 
     matcher: Any
     stop_ids: list[int]
@@ -239,10 +239,10 @@ class _Matcher:
 
 
 class _Trial:
-    """The first compilation, in a fork that ends at a limit.
+    """The first compilation of a grammar, in a fork that ends at a limit of time or memory.
 
-    number: the grammar.
-    pipe: readable when there is a result.
+    number: the number of the grammar.
+    pipe: a pipe that is readable when there is a result.
     """
 
     def __init__(
@@ -261,14 +261,14 @@ class _Trial:
         self._child = os.fork()
         if self._child == 0:
             os.close(self.pipe)
-            for sock in held:  # or the engine would not notice that the parent has ended
+            for sock in held:  # or the engine would not notice the end of the parent
                 sock.close()
             _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
 
     def cancel(self) -> None:
-        """End the fork: nobody waits for this grammar."""
+        """End the fork, because nobody waits for this grammar any more."""
         self._cancelled = True
         os.kill(self._child, signal.SIGKILL)
 
@@ -284,7 +284,7 @@ class _Trial:
         return False
 
     def result(self) -> tuple[str, str]:
-        """Return (why it failed or "", the prepared grammar)."""
+        """Return (why the compilation failed or "", the prepared grammar)."""
         os.close(self.pipe)
         _, status = os.waitpid(self._child, 0)
         if self._cancelled:
@@ -306,7 +306,7 @@ class _Trial:
 def _try_grammar(
     compiler: Compiler, wanted: Compile, pipe: int, cpus: list[int] | None
 ) -> NoReturn:
-    """Compile in the forked process; write "+" and the prepared grammar, or "-" and the error."""
+    """Compile in the fork; write "+" and the prepared grammar, or "-" and the error."""
     said = b""
     try:
         os.nice(NICE)
@@ -341,10 +341,10 @@ def _try_grammar(
 
 
 class _Compilation:
-    """The compilation after a trial has succeeded, on a thread, because llguidance frees the GIL.
+    """The second compilation of a grammar, on a thread, because llguidance releases the GIL.
 
-    matcher: the result, or None and `error`.
-    pipe: readable when it is over.
+    matcher: the result; None if there is an `error`.
+    pipe: a pipe that is readable when the compilation is over.
     """
 
     def __init__(
@@ -364,13 +364,13 @@ class _Compilation:
             # Filling the first bitmask builds most of the automaton, which all copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
             self.matcher, self.error = matcher, ""
-        except Exception as error:  # it becomes the reply to Compile
+        except Exception as error:  # the error becomes the reply to Compile
             self.error = str(error)
         finally:
             os.close(self._theirs)
 
     def cancel(self) -> None:
-        """Drop the result, which nobody needs. (The fork has shown that the compilation ends.)"""
+        """Drop the result, which nobody needs. The compilation ends, as the fork has shown."""
         self._cancelled = True
 
     def is_over(self) -> bool:
@@ -390,7 +390,7 @@ def main() -> int:
     for name in ("--compiling", "--filling", "--memory"):
         parser.add_argument(name, type=int, required=True)
     given = parser.parse_args()
-    # These signals reach the whole process group, but the engine decides when this process ends.
+    # Ctrl-C sends these signals to the whole process group, but the engine ends this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
