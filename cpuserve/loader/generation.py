@@ -1,4 +1,4 @@
-"""Default sampling parameters of a model: from generation_config.json or the built-in model."""
+"""Default sampling parameters of a model, from generation_config.json or the built-in model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class GenerationDefaults:
 def recommended(source: str, name: str, path: Path) -> GenerationDefaults:
     """Return the default sampling parameters of the model called `name` at `path`.
 
-    source: "auto" (defaults of the model), "cpuserve" (no defaults of the model), or a directory or
-    JSON file with the defaults.
+    source: "auto" (the model's defaults), "cpuserve" (not the model's defaults), or a directory or
+    JSON file with defaults.
 
     Raises:
-        ConfigError: `source` is a path that holds no generation_config.json.
+        ConfigError: `source` is a path without a generation_config.json.
         ModelError: the file is broken or a value is out of range.
     """
     if source == "cpuserve":

@@ -1,4 +1,4 @@
-"""Output heads that are tied to the embeddings by the config, but stored separately in the file."""
+"""Finds output heads that the config calls tied to the embeddings, but that the file stores."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from cpuserve.models.spec import ModelSpec
     from cpuserve.quant.base import QuantTensor, Weights
 
-OWN_HEAD = "own_head"  # a key that only configs in memory have
-ROWS_AT_ONCE = 4096  # rows of both matrices that are compared at a time
+OWN_HEAD = "own_head"  # a key that only the config in memory can have
+ROWS_AT_ONCE = 4096  # rows of both matrices that are compared in one piece
 
 
 def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Return the config, with tie_word_embeddings false if the files have a head of their own.
+    """Return the config, with tie_word_embeddings false if the files store another head.
 
-    In merged fine-tunes, the config may say that the head is tied although a trained head is
+    The config of a merged fine-tune may say that the head is tied although a trained head is
     stored. As in transformers, a stored head is used if it differs from the embeddings.
 
     Raises:
@@ -44,20 +44,20 @@ def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
 
 
 def _names_family(config: Mapping[str, Any]) -> bool:
-    """Whether cpuserve has a family for the config; models without one run through transformers."""
+    """Whether cpuserve has a family for this config; all other models run through transformers."""
     from cpuserve.models import architecture_of
 
     return bool(read_architectures(config)) and find_model(architecture_of(config)) is not None
 
 
 def _head(spec: ModelSpec) -> str | None:
-    """The name of the matrix of the logits; None if the model has no logits."""
+    """Return the name of the matrix that computes the logits; None if the model has no logits."""
     last = build_program(spec).ops[-1]
     return last.weight if isinstance(last, Logits) else None
 
 
 def _equal(head: QuantTensor, table: QuantTensor) -> bool:
-    """Whether two matrices have the same values; False if only one of them is quantized."""
+    """Whether two matrices have equal values; False if only one of them is quantized."""
     if head.shape != table.shape or head.source != table.source:
         return False
     rows = head.shape[0]

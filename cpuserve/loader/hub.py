@@ -1,4 +1,4 @@
-"""Finds or downloads the files of a model: by path, built-in name, or Hugging Face id."""
+"""Finds or downloads the files of a model by its path, built-in name, or Hugging Face id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger("loader")
 T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
-# Prefixes of a repository on the hub: in Ollama, and in a browser.
+# The ways to begin a repository's name: as in Ollama, or copied from a browser.
 _HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
@@ -39,8 +39,8 @@ _PATTERNS = (
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
 )
-# The hub library tries twice, and its timeout does not limit name resolution. So each query also
-# has a deadline.
+# The hub library tries twice, and its timeout does not include name resolution. Each query
+# therefore also has a deadline.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5
 CONVERTED = "%s has only pickles, which cpuserve never reads; using its safetensors conversion, %s"
@@ -55,12 +55,12 @@ def resolve_model(
     paths: bool = True,
     local: bool = True,
 ) -> Path:
-    """Return the model directory or .gguf file of `name`; a missing model is downloaded.
+    """Return the model directory or .gguf file for `name`; download the model if it is missing.
 
     name: a path, a built-in name, "owner/model" or "hf.co/owner/model" on the Hugging Face hub, or
       "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type).
     cache: directory of built-in models.
-    paths: whether an error may advise to pass a path.
+    paths: whether error messages may advise to pass a path.
     local: whether the name may be a path.
 
     Raises:
@@ -79,9 +79,9 @@ def resolve_model(
 
 
 def resolve_config(name: str, revision: str | None = None) -> Path:
-    """Return a path from which `read_config` reads the configuration of `name`; see resolve_model.
+    """Return a path where `read_config` finds the configuration of `name` (see resolve_model).
 
-    Of a model on the hub, only config.json is downloaded.
+    If the model is on the hub, only its config.json is downloaded.
 
     Raises:
         ModelError: there is no such model, or its config.json cannot be downloaded.
@@ -112,7 +112,7 @@ def resolve_config(name: str, revision: str | None = None) -> Path:
 
 
 def may_be_model(name: str) -> bool:
-    """Whether `name` has the form of a model: a path, a built-in name, or an id on the hub."""
+    """Whether `name` looks like a model: a path, a built-in name, or an id on the hub."""
     try:
         if _local(name) is not None:
             return True
@@ -122,7 +122,7 @@ def may_be_model(name: str) -> bool:
 
 
 def has_model_form(name: str) -> bool:
-    """Whether `name` is a built-in name, or has the form of an id on the hub."""
+    """Whether `name` is a built-in name, or looks like an id on the hub."""
     return name in BUILTIN or _REPO.fullmatch(_repo_and_file(name)[0]) is not None
 
 
@@ -150,7 +150,7 @@ def _check_revision(revision: str | None) -> None:
 
 
 def _local(name: str) -> Path | None:
-    """The path if `name` is an existing path; None if it can only be a model name."""
+    """Return the path if `name` is an existing path; None if it can only be a model name."""
     why_not = "does not exist"
     try:
         path = Path(name).expanduser()
@@ -170,7 +170,7 @@ def _local(name: str) -> Path | None:
 
 
 def _repo_and_file(name: str) -> tuple[str, str]:
-    """Split a name on the hub into ("owner/model", the text after a colon)."""
+    """Split the name of a model on the hub into ("owner/model", the text after a colon)."""
     host = next((host for host in _HOSTS if name.startswith(host)), "")
     repo, _, file = name.removeprefix(host).partition(":")
     return repo, file
@@ -191,7 +191,7 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: ProgressFn |
     if file and not _FILE.fullmatch(file):
         msg = f"{file[:100]!r} is not a file or quantization of {repo}"
         raise ModelError(msg)
-    # huggingface_hub takes 0.3 s to import; local models never need it.
+    # Importing huggingface_hub takes 0.3 s, and local models do not need it.
     from huggingface_hub import snapshot_download
 
     try:
@@ -213,8 +213,9 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: ProgressFn |
 
 
 def _cached_snapshot(repo: str, revision: str | None) -> Path:
-    """The copy of an earlier download: models--OWNER--NAME/{refs/REVISION, snapshots/COMMIT}.
+    """Return the copy of an earlier download.
 
+    It is models--OWNER--NAME/snapshots/COMMIT, and models--OWNER--NAME/refs/REVISION has COMMIT.
     snapshot_download(local_files_only=True) refuses such a copy, because it lacks files that
     cpuserve never downloads (pickles). Opening the checkpoint reports missing weights.
     """
@@ -223,7 +224,7 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
     home = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     found = [folder for folder in [_snapshot(home, revision or "main")] if folder.is_dir()]
     if revision is None and not any(_has_weights(folder) for folder in found):
-        # Look for a conversion that an earlier start downloaded instead of main (find_conversion).
+        # Look for a conversion that an earlier start has downloaded (find_conversion).
         for pull in sorted((home / "refs" / "refs" / "pr").glob("*")):
             folder = _snapshot(home, f"refs/pr/{pull.name}")
             if _has_weights(folder):
@@ -239,7 +240,7 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
 
 
 def _snapshot(home: Path, revision: str) -> Path:
-    """The directory of a revision in the cache, which may not exist."""
+    """Return the directory of a revision in the cache; it may not exist."""
     reference = home / "refs" / revision
     return home / "snapshots" / (reference.read_text().strip() if reference.is_file() else revision)
 
@@ -250,16 +251,16 @@ def _has_weights(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """The files to download, and their revision (None: main)."""
+    """The files to download, and the revision that they belong to (None: main)."""
 
     names: list[str]
     revision: str | None
 
 
 def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | None:
-    """Return the files of the repository that cpuserve reads; None without a connection.
+    """Return the files of a repository that cpuserve reads; None without a connection.
 
-    The hub is queried with a deadline, as snapshot_download has no deadline and could wait forever.
+    The query has a deadline, because snapshot_download has none and could wait forever.
     """
     try:
         names = _within_deadline(lambda: _file_names(repo, revision))
@@ -279,7 +280,7 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | N
         if any(n.endswith((".bin", ".pt")) for n in names):
             msg += " (only pickles, which are never read); use a revision that has safetensors"
         raise ModelError(msg)
-    # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
+    # Mistral repositories have the same weights a second time, in consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     others = [n for n in kept if not n.startswith("consolidated")]
     return _Download(others if has_safetensors(others) else kept, revision)
@@ -291,7 +292,7 @@ def _only_pickles(names: list[str]) -> bool:
 
 
 def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
-    """Return (revision, files) of a safetensors conversion on the hub; (None, `names`) if none."""
+    """Return (revision, files) of a safetensors conversion on the hub, or (None, `names`)."""
     try:
         found = _within_deadline(
             lambda: find_conversion(repo, lambda revision: _file_names(repo, revision))
@@ -307,7 +308,7 @@ def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
-    """Names of the files in the top folder, of GGUF files, and of sentence-transformers modules."""
+    """Return the files in the top folder, all GGUF files, and sentence-transformers modules."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
@@ -316,9 +317,9 @@ def _file_names(repo: str, revision: str | None) -> list[str]:
 
 
 def _within_deadline(ask: Callable[[], T]) -> T:
-    """The result of ask(), run in a thread; TimeoutError after PROBE_DEADLINE_S.
+    """Return the result of ask(), which runs in a thread; TimeoutError after PROBE_DEADLINE_S.
 
-    The thread then continues in the background, since it cannot be stopped.
+    After a timeout, the thread continues in the background, because it cannot be stopped.
     """
     answers: Queue[T | Exception] = Queue()
 
@@ -348,7 +349,7 @@ def _pick(folder: Path, repo: str, file: str) -> Path:
 
 
 def _model_directory(path: Path, name: str) -> Path:
-    """find_model(path); ModelError if the path contains no model."""
+    """Return find_model(path); ModelError if the path contains no model."""
     found = find_model(path)
     if found.is_dir() and not (found / "config.json").exists():
         msg = f"{name} holds no config.json and no .gguf file, so it is not a model"
@@ -362,12 +363,12 @@ _NO_CONNECTION = frozenset(
 
 
 def _kinds(error: Exception) -> set[str]:
-    """The classes of the error by name, which are stable across versions of the hub library."""
+    """Return the class names of an error; they are the same in all versions of the hub library."""
     return {c.__name__ for c in type(error).__mro__}
 
 
 def _explained(repo: str, revision: str | None, error: Exception) -> ModelError:
-    """A ModelError of one line for an exception of the hub library, by its class names."""
+    """Return a ModelError of one line for an error of the hub library, by its classes."""
     kinds = _kinds(error)
     where = f"{repo} at revision {revision}" if revision else repo
     if "GatedRepoError" in kinds:
@@ -384,7 +385,7 @@ def _explained(repo: str, revision: str | None, error: Exception) -> ModelError:
 
 
 def _bar_class(repo: str, progress: ProgressFn | None) -> Any:
-    """A tqdm class that reports bytes to `progress` and draws nothing."""
+    """Return a tqdm class that reports bytes to `progress` and draws nothing."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -402,7 +403,7 @@ def _bar_class(repo: str, progress: ProgressFn | None) -> Any:
 
 
 class _Nowhere:
-    """A text file that discards everything written to it."""
+    """A text file that discards all text that is written to it."""
 
     def write(self, _text: str) -> int:
         return 0

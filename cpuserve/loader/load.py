@@ -1,4 +1,4 @@
-"""Opens a model path: its config dict and its named tensors."""
+"""Opens a model by its path: its config dict and its named tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened model: Hugging Face config, tensors (mapped, not read yet), path, and GGUF file."""
+    """An opened model: config, tensors (mapped, not read yet), path, and GGUF file if any."""
 
     config: dict[str, Any]
     weights: Weights
@@ -41,7 +41,7 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a model directory or a .gguf file; ModelError (one line) if it is broken."""
     path = find_model(path)
-    # Imported late: the format modules import numpy, which reading a config.json does not need.
+    # These modules are imported late: they need numpy, which reading a config.json does not.
     from cpuserve.quant import open_weights
 
     if path.is_dir():
@@ -62,9 +62,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
-    """The weights for a Program of this config, with tensors that are built from stored ones.
+    """Return the weights for a Program of this config, with tensors that are built from others.
 
-    These are the tables of models with types of tokens (BERT) and the experts of nomic-bert.
+    Such tensors are the tables of models with token types (BERT), and the experts of nomic-bert.
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
@@ -79,10 +79,10 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json as a dict, or its equivalent for a GGUF file; reads no tensor data.
+    """Return the config.json of a model as a dict, or its equivalent for a GGUF file.
 
-    eos_token_id is merged with the one of generation_config.json. auto_map and custom code are
-    treated as plain data and never executed.
+    No tensor data is read. The eos_token_id of generation_config.json is merged into it. auto_map
+    and custom code are treated as plain data and never executed.
     """
     path = find_model(path)
     if path.is_dir():
@@ -96,13 +96,13 @@ def read_config(path: Path) -> dict[str, Any]:
 def find_model(path: Path) -> Path:
     """Return the directory with config.json, or the .gguf file, at `path`; ModelError if none.
 
-    For a model in several GGUF files, the first file is returned.
+    Of a model in several GGUF files, the first file is returned.
     """
     path = path.expanduser()
     if path.is_dir():
         check_folder(path, "model directory")
         found = model_files(file.name for file in path.glob("*.gguf"))
-        # Repositories of GGUF files often have the original's config.json, without its weights.
+        # Repositories of GGUF files often have the config.json of the original, without weights.
         original = (path / "config.json").exists() and any(path.glob("*.safetensors"))
         if original or not found:
             return path
@@ -125,10 +125,10 @@ def find_model(path: Path) -> Path:
 
 
 def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None = None) -> int:
-    """Return the bytes of the tensors of a directory after packing, without quantization at load.
+    """Return the bytes of a directory's tensors after packing, without quantization at load.
 
-    Formats without kernels count with their size after conversion. For an unknown format, the size
-    of the files is returned.
+    Formats without kernels count with their size after conversion. For an unknown format, the
+    size of the files is returned.
 
     tensors: a function that returns the opened tensors of the directory.
     """
@@ -145,7 +145,7 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:
-    """The size of the table of word embeddings, if it is packed a second time; see with_built."""
+    """Return the size of the table of word embeddings if it is packed twice (see with_built)."""
     from cpuserve.models.bert import WORDS, reads_types
 
     if not reads_types(config):
@@ -158,9 +158,9 @@ def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None
 
 
 def check_weights(program: Program, weights: Weights) -> None:
-    """Raise a ModelError with the numbers of missing, wrongly shaped and unused tensors, if any.
+    """Raise a ModelError if tensors are missing, have a wrong shape, or are not used.
 
-    The message has the first few names of each: with files of another model there may be thousands.
+    The message has their numbers and a few examples: files of another model may have thousands.
     """
     needs = {need.name: need.shape for need in stored_needs(program.weights)}
     names = weights.names()
@@ -170,9 +170,9 @@ def check_weights(program: Program, weights: Weights) -> None:
         for name, shape in sorted(needs.items())
         if name in names and weights.get(name).shape != shape
     ]
-    # A tied checkpoint may store the output matrix again; that copy is not reported as unused. The
-    # last layers may be for multi-token prediction (DeepSeek), and are not reported either: only
-    # such layers have an eh_proj.
+    # A checkpoint with a tied head may store the output matrix again; this copy is not reported as
+    # unused. The last layers may be for multi-token prediction (DeepSeek). They are not reported
+    # either, and are recognized by their eh_proj.
     last = ".eh_proj.weight"
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(
@@ -201,9 +201,9 @@ def read_json(
     *,
     hook: Callable[[dict[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object in a regular file; ModelError if the file contains anything else.
+    """Return the JSON object in a regular file; ModelError if the file contains anything else.
 
-    hook: returns the value to use for each JSON object in the file.
+    hook: a function that is called with each JSON object in the file and returns its value.
     """
     value = read_any_json(path, what, max_bytes, hook=hook)
     if not isinstance(value, dict):
@@ -219,7 +219,7 @@ def read_any_json(
     *,
     hook: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """The JSON value in a regular file; ModelError if there is none. hook: as in read_json."""
+    """Return the JSON value in a regular file; ModelError if there is none. hook: see read_json."""
     try:
         return json.loads(read_small(path, what, max_bytes), object_hook=hook)
     except (ValueError, RecursionError) as error:
@@ -228,7 +228,7 @@ def read_any_json(
 
 
 def token_ids(value: Any) -> list[int]:
-    """A token id field of a config (an id, a list of ids or null) as a list."""
+    """Return the token ids in a config field (an id, a list of ids or null) as a list."""
     listed = value if isinstance(value, list) else [value]
     return [v for v in listed if type(v) is int and v >= 0]
 
@@ -248,14 +248,14 @@ def _directory_config(path: Path) -> dict[str, Any]:
 
 
 def _special_float(value: dict[str, Any]) -> Any:
-    """The number that transformers 5 writes as an object, because JSON has no word for it."""
+    """Return the number that transformers 5 stores as an object, as JSON cannot express it."""
     if value.keys() == {"__float__"} and value["__float__"] in SPECIAL_FLOATS:
         return float(value["__float__"])
     return value
 
 
 def quant_method(config: dict[str, Any]) -> str:
-    """The weight format in a config; "dense" if it has none."""
+    """Return the name of the weight format in a config; "dense" if it has none."""
     quant = config.get("quantization_config")
     if not quant:
         return "dense"

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model: whether they fit it, and their matrices as a Program has them."""
+"""LoRA adapters of a model: checks that they fit it, and their matrices as a Program has them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     from cpuserve.models.spec import ModelSpec
 
-# Bytes of an adapter file in addition to its matrices: keys, and padding between tensors.
+# The most bytes of an adapter file besides its matrices: keys, and padding between tensors.
 MOST_HEADER_BYTES = 16 << 20
-_DELTA = ".linear_attn."  # in the linears of gated delta nets
+_DELTA = ".linear_attn."  # a part of the names of linears in gated delta nets
 
 
 class AdapterReader:
-    """Opens adapters of one model; `program` is its Program without adapters."""
+    """Opens the adapters of one model; `program` is the Program of the model without adapters."""
 
     def __init__(self, spec: ModelSpec, program: Program, most_rank: int | None = None) -> None:
-        """most_rank: the largest rank that an adapter may have; None = any that is supported."""
+        """most_rank: the largest rank that an adapter may have; None = any supported rank."""
         self._spec = spec
         self._most_rank = most_rank
         self.linears = {n for op in program.ops if isinstance(op, Linear) for n in op.weights}
@@ -56,30 +56,30 @@ class AdapterReader:
         needs = stored_needs(need for need in program.weights if need.name in self.linears)
         parts = filter(None, map(parse_part, self.linears))
         transposed = {part.tensor for part in parts if part.columns}
-        self._shapes = {  # [outputs, inputs] of each linear that a checkpoint stores
+        self._shapes = {  # [outputs, inputs] of each linear in a checkpoint
             need.name: need.shape[::-1] if need.name in transposed else need.shape for need in needs
         }
 
     def room(self, slots: int, rank: int, opened: Sequence[Adapter] = ()) -> Adapters:
-        """Return the `Adapters` for a Program with `slots` slots, for any adapter up to `rank`.
+        """Return the `Adapters` of a Program with `slots` slots for adapters up to rank `rank`.
 
-        opened: the adapters that are loaded at the start, the only ones that may change tables.
+        opened: the adapters that are loaded at the start; only these may change tables.
         """
         linears = {name.removesuffix(".weight") for name in self.linears}
         modules = frozenset(linears.union(*(adapter.modules for adapter in opened)))
         return Adapters(slots, rank, modules, len(opened) if modules - linears else 0)
 
     def summary(self, opened: Sequence[Adapter]) -> Adapters:
-        """The `Adapters` of a Program for these adapters (at least one)."""
+        """Return the `Adapters` of a Program for exactly these adapters (at least one)."""
         rank = max(adapter.rank for adapter in opened)
         changed = frozenset().union(*(adapter.modules for adapter in opened))
         return replace(self.room(len(opened), rank, opened), modules=changed)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
-        """The adapter at `path`, a directory or a GGUF file; copy: as in read_adapter.
+        """Return the adapter at `path`, a directory or a GGUF file; copy: see read_adapter.
 
         Raises:
-            ModelError: it is broken, not supported, or made for another model; one line.
+            ModelError: it is broken, not supported, or made for another model.
         """
         path = path.expanduser()
         if copy is None and has_own_tasks(path):
@@ -112,7 +112,7 @@ class AdapterReader:
         """Return the adapter with its change of token types as a part of its change of words.
 
         Raises:
-            ModelError: it changes the table of token types, and not the table of words.
+            ModelError: the adapter changes the table of token types but not the table of words.
         """
         types = [m for m, _ in adapter.matrices if f"{m}.weight" in self._types]
         if not types:
@@ -125,23 +125,23 @@ class AdapterReader:
     def copy(self, name: str, path: Path) -> Generator[None, None, Adapter]:
         """Copy an adapter to memory, with pauses, and return it; ModelError as in `open`.
 
-        A file may therefore change while the adapter is served, or shrink while it is read.
+        Its file may then change while the adapter is served, or shrink while it is being read.
         """
         path = path.expanduser()
-        if path.suffix != ".gguf":  # before megabytes are copied in vain
+        if path.suffix != ".gguf":  # check this before megabytes are copied
             regular_file(path / CONFIG, f"adapter {name}: config")
         file = yield from copy_file(weights_file(path), f"adapter {name}:", self._most_bytes)
         return self.open(name, path, file)
 
     @property
     def _most_bytes(self) -> int:
-        """The size of a file with an fp32 adapter of all modules, of the largest rank."""
+        """Return the most bytes of an fp32 adapter's file: all modules, with the largest rank."""
         shapes = [*self._shapes.values(), *self._tables.values()]
         widths = sum(map(sum, shapes))
         return MOST_HEADER_BYTES + 4 * widths * (self._most_rank or 0)
 
     def _check_fit(self, adapter: Adapter) -> None:
-        """Raise ModelError unless the model has every module of the adapter, in the same shape."""
+        """Raise ModelError unless the model has every module of the adapter in the same shape."""
         for (module, side), matrix in adapter.matrices.items():
             weight = f"{module}.weight"
             if weight in self._heads and weight not in self._tables:
@@ -173,7 +173,7 @@ class AdapterReader:
         return (rank, inputs) if side == "A" else (outputs, rank)
 
     def _stored(self, adapter: Adapter) -> dict[str, str]:
-        """Return the module of the adapter for each linear and table that the adapter changes."""
+        """Return, for each linear and table that the adapter changes, the adapter's module."""
         changed = {module for module, _ in adapter.matrices}
         found = {module: module for module in changed & self._table_modules}
         for name in self.linears:
@@ -185,20 +185,20 @@ class AdapterReader:
 
 
 def adapter_weights(program: Program) -> int:
-    """The number of weights in the matrices of all adapters of a Program."""
+    """Return the number of weights in the matrices of all adapters of a Program."""
     return sum(math.prod(n.shape) for n in program.weights if _is_adapted(n.name))
 
 
 def _is_adapted(name: str) -> bool:
-    """Whether a tensor of a Program consists of matrices of adapters."""
+    """Whether a tensor of a Program has the matrices of adapters."""
     return parse(name) is not None or module_of_table(name) is not None
 
 
 class AdaptedWeights:
-    """The weights of a model and of its adapters, by their names in the Program.
+    """The weights of a model and of its adapters, under their names in the Program.
 
-    The matrices of adapters are zeros until an executor loads an adapter (`AdapterMatrices`), but
-    their tables are complete: they have the columns of the adapters that are loaded at the start.
+    The matrices of adapters are zeros until an executor loads an adapter (`AdapterMatrices`). But
+    the tables of adapters are complete: they have the columns of all adapters loaded at the start.
     """
 
     def __init__(self, base: Weights, program: Program, opened: Sequence[Adapter]) -> None:
@@ -209,20 +209,20 @@ class AdaptedWeights:
             for need in program.weights
             if need.name == SCALES or _is_adapted(need.name)
         }
-        # The weights of all slots are views of one array of zeros.
+        # The matrices of all slots are views of one array of zeros.
         sizes = [math.prod(shape) for name, shape in self._own.items() if not module_of_table(name)]
         self._zeros = np.zeros(max(sizes, default=0), np.float32)
 
     def names(self) -> set[str]:
-        """Every tensor name."""
+        """Return the names of all tensors."""
         return self._base.names() | self._own.keys()
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind of a matrix; matrices of adapters are never quantized."""
+        """Return the weight kind of a matrix; matrices of adapters are never quantized."""
         return DENSE_KINDS[dtype] if name in self._own else self._base.kind(name, dtype)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; zeros for a weight of a slot."""
+        """Return the tensor; a matrix of an adapter slot is all zeros."""
         if name not in self._own:
             return self._base.get(name)
         shape, module = self._own[name], module_of_table(name)
@@ -233,7 +233,7 @@ class AdaptedWeights:
             found, first = adapter.matrix(module, "A"), i * shape[1] // len(self._opened)
             if found is None:
                 continue
-            # Rows have the columns of all adapters, and 0 x NaN is NaN.
+            # A row has the columns of all adapters: a NaN of one would reach all (0 x NaN is NaN).
             if not np.isfinite(found).all():
                 fail(adapter.name, f"A of {module} has numbers that are not finite")
             table[:, first : first + found.shape[1]] = found
@@ -250,7 +250,7 @@ class AdapterMatrices:
         self._shapes: Mapping[str, tuple[int, ...]] = {n.name: n.shape for n in program.weights}
 
     def get(self, name: str) -> QuantTensor:
-        """This adapter's matrix for the tensor `name` of the Program, for any slot."""
+        """Return this adapter's matrix for the tensor `name` of the Program, in any slot."""
         shape, matrix = self._shapes[name], parse(name)
         assert matrix is not None
         values = np.zeros(shape, np.float32)
@@ -263,19 +263,19 @@ class AdapterMatrices:
         return _as_rows(name, values, shape)
 
     def _fill_a(self, values: Float32, module: str) -> None:
-        """Put A of a module into the first rows."""
+        """Copy matrix A of a module into the first rows of `values`."""
         found = self._adapter.matrix(module, "A")
         if found is not None:
             values[: len(found)] = found
 
     def _fill_columns(self, values: Float32, module: str, first: int) -> None:
-        """Put B of a table into the columns of this adapter, from `first` on."""
+        """Copy matrix B of a table into the columns of this adapter, which begin at `first`."""
         found = self._adapter.matrix(module, "B")
         if found is not None:
             values[:, first : first + found.shape[1]] = found
 
     def _fill_b(self, values: Float32, modules: Iterable[str]) -> None:
-        """Put B of each module into its block on the diagonal."""
+        """Copy matrix B of each module into its block on the diagonal of `values`."""
         row = 0
         for i, module in enumerate(modules):
             found, column = self._adapter.matrix(module, "B"), i * self._rank

@@ -1,9 +1,8 @@
-"""Reads the files of LoRA adapters: directories of PEFT, and GGUF files of the converter of
-llama.cpp.
+"""Reads the files of LoRA adapters: PEFT directories and GGUF files.
 
-PEFT directories have adapter_config.json and adapter_model.safetensors. GGUF files have
-general.type "adapter"; the name of a matrix is the name of the tensor that it changes with a
-suffix, "blk.0.attn_q.weight.lora_a" (convert_lora_to_gguf.py).
+A PEFT directory has adapter_config.json and adapter_model.safetensors. A GGUF file has the
+general.type "adapter". The name of its matrix is the name of the tensor that it changes, with a
+suffix: "blk.0.attn_q.weight.lora_a" (convert_lora_to_gguf.py).
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MAX_RANK = 512
-# The types that the converter writes, by --outtype.
+# The tensor types that the converter of llama.cpp writes (its option --outtype).
 GGUF_SOURCES: dict[str, SourceType] = {**SOURCES, "Q8_0": "gguf_q8_0"}
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])"
     r"(?:\.default)?(?:\.weight)?"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
-# Settings of PEFT that change the result of an adapter, with the only value that is supported.
-# fan_in_fan_out (the model stores linears transposed, as GPT-2) is not checked, because it changes
-# neither A nor B.
+# Settings of PEFT that change the result of an adapter, each with the only value that is supported.
+# fan_in_fan_out (the model stores linears transposed, as GPT-2 does) is not checked, because it
+# changes neither A nor B.
 PLAIN: dict[str, object] = {
     "bias": "none",
     "use_dora": False,
@@ -59,7 +58,7 @@ PLAIN: dict[str, object] = {
     "layer_replication": None,
     "lora_bias": False,
 }
-# Families that have the GGUF architecture name of another family.
+# The GGUF architecture of adapters, for model families that use the one of another family.
 _ALSO = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -71,11 +70,11 @@ _ALSO = {
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix A [rank, inputs] or B [outputs, rank] of a linear, or A [vocab, rank] of a table.
+    """Matrix A [rank, inputs] or B [outputs, rank] of a linear, or A [vocab, rank] of a table.
 
-    tensor: its name in the file.
+    tensor: the name of the matrix in the file.
     row_order: as in QuantTensor.
-    transposed: the file has the transpose of the matrix.
+    transposed: whether the file has the transpose of the matrix.
     """
 
     tensor: str
@@ -87,7 +86,7 @@ class StoredMatrix:
     transposed: bool = False
 
     def values(self, file: AnyFile) -> Float32:
-        """The matrix in fp32; ModelError if the file has changed."""
+        """Return the matrix in fp32; ModelError if the file has changed."""
         file.check_unchanged()
         shape = self.shape[::-1] if self.transposed else self.shape
         data = file.view(self.offset, self.size).reshape(shape[0], -1)
@@ -101,12 +100,13 @@ class StoredMatrix:
 class Adapter:
     """One adapter: its rank and scale, and where the matrices A and B of each module are.
 
-    matrices: by (module, "A" or "B").
-    tiled: value heads of gated delta nets are in the order of llama.cpp.
-    stored: the module of the checkpoint with the rows of each linear and table of the Program.
-    task: one of several tasks that share the file.
-    types: (table of words, table of token types), if the adapter changes both. All tokens have type
-      0. Its change is one more column of matrix B of the words, and their table A has ones for it.
+    matrices: the stored matrices by (module, "A" or "B").
+    tiled: whether the value heads of gated delta nets are in the order of llama.cpp.
+    stored: for each linear and table of the Program, the module of the checkpoint with its rows.
+    task: the name of the task, if several tasks share the file.
+    types: (table of words, table of token types), if the adapter changes both. All tokens have
+      type 0. The change of type 0 is one more column of matrix B for words, and matrix A for words
+      has ones in this column.
     """
 
     name: str
@@ -122,14 +122,14 @@ class Adapter:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The linears and tables that the adapter changes: their weights without ".weight"."""
+        """The linears and tables that the adapter changes: weight names without ".weight"."""
         return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:
-        """Matrix A or B of a linear or table in fp32; None if it is not changed.
+        """Return matrix A or B of a linear or table in fp32; None if the adapter has none.
 
-        A is [rank, inputs] for a linear and [vocab, rank] for a table, B is [outputs, rank]. The
-        rank may be smaller than the adapter's.
+        A is [rank, inputs] for a linear and [vocab, rank] for a table; B is [outputs, rank]. The
+        rank of a matrix may be smaller than the rank of the adapter.
         """
         if module not in self.stored:
             return None
@@ -142,7 +142,7 @@ class Adapter:
         return values
 
     def _column_of_types(self, side: str, rows: int) -> Float32:
-        """The last column [rows, 1] of A or B of the words: the change of token type 0."""
+        """Return the last column [rows, 1] of A or B for words: the change of token type 0."""
         assert self.types is not None
         if side == "A":
             return np.ones((rows, 1), np.float32)
@@ -151,7 +151,7 @@ class Adapter:
         return change[:, None]
 
     def fingerprint(self) -> str:
-        """A hash of the adapter, which separates the cached prefixes of different adapters."""
+        """A hash of the adapter; it separates the cached prefixes of different adapters."""
         found = hashlib.sha256(f"{self.scale!r} {self.rank} ".encode())
         if not self.task:
             found.update(self.file.digest)
@@ -161,17 +161,17 @@ class Adapter:
 
 
 def weights_file(path: Path) -> Path:
-    """The file with the matrices of the adapter at `path`."""
+    """Return the file with the matrices of the adapter at `path`."""
     return path if path.suffix == ".gguf" else path / FILE
 
 
 def read_adapter(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None = None) -> Adapter:
-    """The adapter at `path`; its matrices are not read yet.
+    """Return the adapter at `path`; its matrices are not read yet.
 
     copy: a copy of its weights_file, if there is one.
 
     Raises:
-        ModelError: the adapter is broken or not supported; one line.
+        ModelError: the adapter is broken or not supported.
     """
     read = _read_gguf if path.suffix == ".gguf" else _read_peft
     adapter = read(name, path, spec, copy)
@@ -227,7 +227,7 @@ def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Ada
         if tensor.shape[0 if match["side"] == "A" else 1] != rank:
             fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
         module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
-        # PEFT stores table A of embeddings as its transpose.
+        # PEFT stores the transpose of matrix A for a table of embeddings.
         flip = match["table"] is not None and match["side"] == "A"
         matrices[module, match["side"]] = StoredMatrix(
             tensor.name,
@@ -257,10 +257,10 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
             fail(name, f"tensor {tensor.name} is not a matrix of {', '.join(GGUF_SOURCES)}")
         weight = gguf_to_hf(match["tensor"], arch.blocks, arch.top, arch.layers)
         side, rows = match["side"].upper(), tensor.shape[0]
-        # B has the rows of the matrix that it changes; the converter reorders both the same way.
+        # B has the rows of the matrix that it changes, and the converter reorders both equally.
         heads = spec.q_heads, spec.kv_heads
         order = row_order(arch, weight, rows, *heads) if side == "B" else None
-        # A of a linear is [rank, inputs], and A of the table of words is [vocab, rank].
+        # A is [rank, inputs] for a linear, and [vocab, rank] for the table of words.
         linear = match["tensor"] != "token_embd.weight"
         ranks.add(check_rank(name, tensor.shape[0 if side == "A" and linear else 1]))
         matrices[weight.removesuffix(".weight"), side] = StoredMatrix(
@@ -270,13 +270,13 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
         fail(name, f"its matrices have the ranks {sorted(ranks)}, but all must have one")
     rank = next(iter(ranks), 1)
     alpha = check_alpha(name, "adapter.lora.alpha", file.value("adapter.lora.alpha"))
-    # As in llama.cpp, where 0 means an unknown alpha.
+    # As in llama.cpp, an alpha of 0 means that alpha is unknown.
     scale = alpha / rank if alpha else 1.0
     return Adapter(name, path, rank, scale, file.file, matrices, arch.tiled)
 
 
 def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
-    """The entry for the architecture of the file; ModelError unless it is one of the model's."""
+    """Return the entry for the architecture of the file; ModelError unless it fits the model."""
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if file.value(key) != wanted:
             fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")

@@ -1,7 +1,7 @@
 """Reads the adapters for tasks in the published checkpoint of jina-embeddings v3.
 
-The file with the weights also has the adapters. Its tensors are stacks with a matrix of each task,
-in the order of `lora_adaptations` of config.json. The task is the name of its adapter.
+The file with the weights has the adapters as well. Each of their tensors stacks one matrix per
+task, in the order of `lora_adaptations` in config.json. An adapter has the name of its task.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _UNREAD = "pooler.dense"  # embeddings do not use this linear
 
 
 def has_own_tasks(path: Path) -> bool:
-    """Whether `path` is a checkpoint with adapters for tasks in the file of its weights."""
+    """Whether `path` is a checkpoint that has adapters for tasks in the file of its weights."""
     config = path / "config.json"
     return config.is_file() and OWN in read_json(config, "config")
 
 
 def read_task(name: str, path: Path) -> Adapter:
-    """The adapter for task `name` of the checkpoint at `path`.
+    """Return the adapter for the task `name` of the checkpoint at `path`.
 
     Raises:
-        ModelError: the checkpoint has no such task, or its adapters are broken; one line.
+        ModelError: the checkpoint has no such task, or its adapters are broken.
     """
     config = read_json(path / "config.json", "config")
     tasks = own_tasks(path, config)
@@ -54,7 +54,7 @@ def read_task(name: str, path: Path) -> Adapter:
 
 
 def _matrix(name: str, tensor: SafeTensor, tasks: int, index: int, *, flip: bool) -> StoredMatrix:
-    """The matrix of one task in a stack; flip: the stack has transposes."""
+    """Return the matrix of one task in a stack; flip: whether the stack has transposed matrices."""
     if tensor.dtype not in SOURCES or len(tensor.shape) != 3 or tensor.shape[0] != tasks:
         fail(name, f"tensor {tensor.name} is no stack of {tasks} matrices of F32, F16 or BF16")
     size = tensor.size // tasks

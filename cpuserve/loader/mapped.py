@@ -1,4 +1,4 @@
-"""Weight files: read-only memory mappings that notice a change of the file, and copies."""
+"""Weight files: read-only memory mappings that notice a change of their file, and copies."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-FAULT_AROUND = 1 << 16  # bytes that Linux maps around a page fault if they are cached
-PART_BYTES = 1 << 20  # a file is copied in parts of this size: 0.25 ms each if it is cached
+FAULT_AROUND = 1 << 16  # bytes around a page fault that Linux maps if they are cached
+PART_BYTES = 1 << 20  # a file is copied in such parts: 0.25 ms each if cached
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:
-    """The stat of `path`; ModelError unless it is a regular file; never blocks on a FIFO."""
+    """Return the stat of `path`; ModelError unless it is a regular file. Never blocks on a FIFO."""
     try:
         found = path.stat()
     except FileNotFoundError as error:
-        # "not found" would confuse for a dangling link, which exists.
+        # The words "not found" would confuse for a dangling link, because the link exists.
         lost = " is a link to a file that does not exist" if path.is_symlink() else " not found"
         msg = f"{what} {path}{lost}"
         raise ModelError(msg) from error
@@ -42,8 +42,8 @@ def regular_file(path: Path, what: str) -> os.stat_result:
 def check_folder(path: Path, what: str) -> None:
     """Raise ModelError unless this user may list directory `path` and open its files.
 
-    Without this check, a file in the directory would be reported as missing, or its error would end
-    the start with a traceback.
+    Without this check, a file in the directory would be reported as missing, or the start would
+    end with a traceback.
     """
     if not os.access(path, os.R_OK | os.X_OK):
         msg = f"{what} {path} {not_permitted()}"
@@ -51,7 +51,7 @@ def check_folder(path: Path, what: str) -> None:
 
 
 def not_permitted() -> str:
-    """The end of a message about a path that this user may not read, with the remedy."""
+    """Return the end of a message about a path that this user may not read, with the remedy."""
     return (
         f"cannot be read: Permission denied; let user {os.geteuid()}, who runs cpuserve, read it "
         "and enter the directories above it"
@@ -59,7 +59,7 @@ def not_permitted() -> str:
 
 
 def read_small(path: Path, what: str, max_bytes: int) -> bytes:
-    """The content of a file; ModelError unless it is regular and has at most `max_bytes`."""
+    """Return the content of a regular file; ModelError if it has more than `max_bytes`."""
     size = regular_file(path, what).st_size
     if size > max_bytes:
         msg = f"{what} {path} has {size} bytes; at most {max_bytes} are accepted"
@@ -72,10 +72,10 @@ def read_small(path: Path, what: str, max_bytes: int) -> bytes:
 
 
 class MappedFile:
-    """Read-only mapping of one weight file.
+    """A read-only mapping of one weight file.
 
     If the file shrinks, a read beyond its end kills the process (SIGBUS). Therefore call
-    `check_unchanged`, which compares size and mtime with the values at opening, before each tensor.
+    `check_unchanged` before each tensor. It compares size and mtime with their values at opening.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -84,7 +84,7 @@ class MappedFile:
         self._what = what
         self._fd = -1
         try:
-            # O_NONBLOCK: open() does not block even if the path became a FIFO after the check.
+            # O_NONBLOCK: open() does not block if the path has become a FIFO after the check.
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stat = os.fstat(self._fd)
             if not stat.S_ISREG(self._stat.st_mode) or self._stat.st_size == 0:
@@ -97,14 +97,14 @@ class MappedFile:
         self.size = self._stat.st_size
 
     def __del__(self) -> None:
-        """Close the file descriptor; views keep the mapping itself alive."""
+        """Close the file descriptor; views of the file keep the mapping alive."""
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """A uint8 array [size] at `offset`, not read yet."""
-        # Imported here because the front end only reads metadata, which needs no numpy.
+        """Return a uint8 array [size] at `offset`; its bytes are not read yet."""
+        # Imported here, because the front end reads only metadata and does not need numpy.
         import numpy as np
 
         return np.frombuffer(self.map, np.uint8, size, offset)
@@ -118,13 +118,13 @@ class MappedFile:
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of the content, which this reads."""
+        """Return the SHA-256 of the content, which is read for it."""
         return hashlib.sha256(self.map).digest()
 
     def release(self, offset: int, size: int) -> None:
         """Remove these pages from this process; the page cache keeps them for the next start.
 
-        Up to FAULT_AROUND bytes on both sides are removed too, because the kernel maps them
+        Up to FAULT_AROUND bytes on both sides are removed as well, because the kernel maps them
         together with these pages; a later read maps them again.
         """
         start = max(0, offset - FAULT_AROUND) & -mmap.PAGESIZE
@@ -133,7 +133,7 @@ class MappedFile:
 
 
 class FileCopy:
-    """The content of one weight file in memory, unaffected by later changes of the file."""
+    """The content of a weight file in memory; later changes of the file do not affect it."""
 
     def __init__(self, path: Path, content: bytearray, digest: bytes) -> None:
         self.path = path
@@ -142,7 +142,7 @@ class FileCopy:
         self.digest = digest
 
     def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """A uint8 array [size] at `offset`."""
+        """Return a uint8 array [size] at `offset`."""
         import numpy as np
 
         return np.frombuffer(self.map, np.uint8, size, offset)
@@ -162,7 +162,7 @@ def copy_file(path: Path, what: str, most_bytes: int) -> Generator[None, None, F
 
     Raises:
         ModelError: it is not a regular file, is empty or larger than `most_bytes`, cannot be read,
-            or changes meanwhile.
+            or changes while it is copied.
     """
     size = regular_file(path, what).st_size
     if not 0 < size <= most_bytes:

@@ -28,10 +28,10 @@ _GGUF_BLOCK = {
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
-# Hugging Face tensors that end in one of these have no suffix ".weight" or ".bias".
+# Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
 _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
-# Tensors that no Program reads: buffers that some exporters store, although they follow from the
+# Tensors that no Program reads: buffers that some exporters store although they follow from the
 # config, layers for multi-token prediction, the parts for images and audio, and the adapters in the
 # checkpoint of jina-embeddings v3.
 _IGNORED = re.compile(
@@ -43,13 +43,13 @@ _IGNORED = re.compile(
 )
 
 
-# Published files of OLMo hybrid have other names of norms than transformers.
+# Published files of OLMo hybrid name their norms differently than transformers does.
 _NORMS = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
 _NOMIC_STACK = re.compile(r"\.mlp\.experts\.mlp\.w[12]$")  # nomic-bert's experts
-# Names of ModernBERT outside of its layers, as checkpoints without "model." have them.
+# Tensor names of ModernBERT outside of its layers, in checkpoints without the prefix "model.".
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
 
@@ -59,10 +59,10 @@ def gguf_to_hf(
     top: Mapping[str, str] = MappingProxyType({}),
     layers: str = "model.layers",
 ) -> str:
-    """The Hugging Face name of a GGUF tensor; an unknown name is unchanged.
+    """Return the Hugging Face name of a GGUF tensor; an unknown name is returned unchanged.
 
-    blocks, top: names of a block's tensors in this architecture, and of tensors outside of blocks,
-      where they differ from Llama.
+    blocks, top: the tensor names inside and outside of blocks that differ from Llama in this
+      architecture.
     layers: the part of a name before the number of a block.
     """
     match = _GGUF_NAME.fullmatch(name)
@@ -80,11 +80,11 @@ def gguf_to_hf(
 
 
 def checkpoint_to_hf(name: str) -> str:
-    """The name in a Program of a safetensors tensor.
+    """Return the name that Programs use for a tensor in a safetensors file.
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.", and
-    GPT-2 checkpoints omit "transformer.". Models of images and text have "language_model" in the
-    names of the part for text. Tensors of BERT and its relatives begin with "bert.", "roberta."
+    GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model" in the
+    names of their text tensors. Tensors of BERT and its relatives begin with "bert.", "roberta."
     or "distilbert." if the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
@@ -103,5 +103,5 @@ def checkpoint_to_hf(name: str) -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Whether no Program reads the tensor: it is a buffer, or belongs to a part not served."""
+    """Whether no Program reads the tensor: it is a buffer, or for a part that is not served."""
     return _IGNORED.fullmatch(name) is not None

@@ -1,16 +1,16 @@
-"""Files of packed weights in the cache directory, which make a later start fast.
+"""Files of packed weights in the cache directory, which make later starts faster.
 
 FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed matrices
-                               (csrc/runtime/weights.h). LAYOUT is the start of a digest that
-                               describes the matrices (layout, kinds, level, ranks, version), SOURCE
-                               the start of the digest of the files that they were made from
-FOLDER/.LAYOUT-SOURCE.tmp      a file that is being made
-FOLDER/*.source.json           digests of models' files (source_digest.py)
+                               (csrc/runtime/weights.h). LAYOUT begins the digest that describes
+                               the matrices (layout, kinds, level, ranks, version), and SOURCE
+                               begins the digest of the files that they were made from
+FOLDER/.LAYOUT-SOURCE.tmp      a file that is being written
+FOLDER/*.source.json           the digests of models' files (source_digest.py)
 
-The header has both digests in full, and a digest of the matrices, which is compared when they are
-read. The process that makes a file locks it exclusively and renames it when it is complete. A
+The header has both complete digests, and a digest of the matrices that is compared when they are
+read. The process that writes a file locks it exclusively, and renames it when it is complete. A
 process that reads a file holds a shared lock, and a locked file is not removed. The least recently
-used files are removed when the limit would be exceeded.
+used files are removed when the size limit would be exceeded.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from pathlib import Path
 from cpuserve.config.values import format_bytes, format_gib_up
 
 MAGIC = b"cpuserve weights 1\n"
-HEADER_BYTES = 2 << 20  # csrc/base/buffer.h: Buffer::kPage, at which the first arena begins
+HEADER_BYTES = 2 << 20  # Buffer::kPage (csrc/base/buffer.h): the first arena begins there
 MOST_JSON = 4096
-FREE_BYTES = 1 << 30  # so many bytes stay free on the disk
+FREE_BYTES = 1 << 30  # bytes that must stay free on the disk
 MOST_RECORDS = 500
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{24}\.weights")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-[0-9a-f]{24}\.tmp")
 
 
 class NoRoom(OSError):
-    """A file cannot be kept because of a limit, which the message describes."""
+    """The limits leave no room for a file; the message says which limit."""
 
 
 @dataclass(slots=True)
 class PackedFile:
     """An open file of packed weights, locked until it is closed.
 
-    digest: a hash of its matrices, which readers compare; -1 while it is being made.
+    digest: a hash of its matrices, which readers compare; -1 while the file is being written.
     """
 
     path: Path
@@ -65,10 +65,10 @@ class PackedFile:
 
 
 class PackedFiles:
-    """The files of packed weights in `folder`, of at most `most_bytes` together.
+    """The files of packed weights in `folder`; together they have at most `most_bytes`.
 
     layout: the digest that describes the matrices.
-    size: bytes of a file with these matrices.
+    size: size in bytes of a file with these matrices.
     """
 
     def __init__(self, folder: Path, most_bytes: int, layout: str, size: int) -> None:
@@ -78,13 +78,13 @@ class PackedFiles:
         self._size = size
 
     def any(self) -> bool:
-        """Whether there is a file of this layout, made from any model."""
+        """Whether there is a file with this layout, made from any model."""
         with suppress(OSError):
             return any(self.folder.glob(f"{self._layout[:24]}-*.weights"))
         return False
 
     def open(self, source: str) -> PackedFile | None:
-        """Return the file made from this source, or None; a truncated or altered file is removed.
+        """Return the file for this source, or None; remove a truncated or altered file.
 
         Raises:
             OSError: the file is damaged; the message says how.
@@ -105,18 +105,18 @@ class PackedFiles:
         except OSError:
             file.discard()
             raise
-        with suppress(OSError):  # it fails in a read-only folder, where no file is removed either
+        with suppress(OSError):  # this fails in a read-only folder, where no file is removed
             os.utime(path)
         return file
 
     def create(self, source: str, *, wait: bool) -> PackedFile | None:
-        """Create a file of full size without content; call `commit` or `discard` afterwards.
+        """Create a file of full size without content; `commit` or `discard` must follow.
 
-        Returns None if the file exists or another process is making it. With `wait`, the method
+        Returns None if the file exists or another process is writing it. With `wait`, the method
         waits until the other process has finished.
 
         Raises:
-            NoRoom: the limit, or the space on the disk, does not suffice.
+            NoRoom: the size limit, or the space on the disk, is too small.
             OSError: the folder cannot be used.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class PackedFiles:
                 return None
             if _is_at(fd, path):
                 break
-            file.close()  # the process that made it has renamed or removed it meanwhile
+            file.close()  # the process that wrote it has renamed or removed it
             if self._path(source).exists():
                 return None
         try:
@@ -141,8 +141,8 @@ class PackedFiles:
                 return None
             os.ftruncate(fd, 0)
             self._make_room()
-            # Allocate the whole file on the disk. If it were sparse and the disk became full, a
-            # write to its mapping would end the process.
+            # Allocate the whole file on the disk. Otherwise a full disk would end the process when
+            # it writes to the mapping.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, self._size)
             else:  # macOS
@@ -153,7 +153,7 @@ class PackedFiles:
         return file
 
     def commit(self, file: PackedFile, source: str, digest: int) -> None:
-        """Complete a file that has its content, so that later starts find it.
+        """Finish a file that has its content, so that later starts find it.
 
         Raises:
             OSError: the file could not be written, and was removed.
@@ -179,7 +179,7 @@ class PackedFiles:
         return MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(4, "little") + text
 
     def _check(self, fd: int, source: str) -> int:
-        """The digest of the matrices, from the header; OSError if the file does not match it."""
+        """Return the digest of the matrices from the header; OSError if the file is wrong."""
         found = os.pread(fd, len(MAGIC) + 36 + MOST_JSON, 0)
         size = os.fstat(fd).st_size
         head, text = found[: len(MAGIC) + 36], found[len(MAGIC) + 36 :]
@@ -196,7 +196,7 @@ class PackedFiles:
         return int(facts["digest"])
 
     def _make_room(self) -> None:
-        """Remove files until there is room for one more; NoRoom if that does not suffice."""
+        """Remove files until there is room for one more file; NoRoom if there is not enough."""
         if self._size > self._most_bytes:
             msg = (
                 f"the packed weights have {format_bytes(self._size)}, more than "
@@ -230,7 +230,7 @@ class PackedFiles:
             raise NoRoom(msg)
 
     def _fits(self, total: int) -> bool:
-        """Whether one more file fits in addition to `total` bytes of others."""
+        """Whether one more file fits if the existing files have `total` bytes."""
         free = shutil.disk_usage(self.folder).free
         return total + self._size <= self._most_bytes and free >= self._size + FREE_BYTES
 
@@ -243,7 +243,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process has locked it; return whether it is gone."""
+    """Remove a file unless a process has locked it; return whether it was removed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

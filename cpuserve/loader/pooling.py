@@ -1,4 +1,4 @@
-"""Reads how a checkpoint computes embeddings or scores: sentence-transformers files, metadata."""
+"""Reads from files and metadata how a checkpoint computes embeddings or scores."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Dense, Head
 
 MAX_BYTES = 1_000_000
-# A file that a module of sentence-transformers consists of, such as 1_Pooling/config.json.
+# A file of a sentence-transformers module, such as 1_Pooling/config.json.
 MODULE_FILE = re.compile(r"(document_)?\d+_\w+/[\w.-]+\.(json|safetensors)")
-# Keys of a Pooling module's config.json; newer files have "pooling_mode": "lasttoken" instead.
+# Keys in the config.json of a Pooling module; newer files have "pooling_mode": "lasttoken".
 MODES = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
 }
-# Activations of Dense modules, by the torch class that their config has.
+# The activations of Dense modules, by the torch class in their config.
 ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
-# Head.pooling for each pooling_strategy of SpladePooling.
+# The value of Head.pooling for each pooling_strategy of SpladePooling.
 STRATEGIES = {"max": "splade", "sum": "splade_sum"}
-# Head.logs, how often log(1 + x) is applied, for each activation_function. SpladePooling applies it
-# once after every activation, so the number is one more than the name of the function says.
+# Head.logs (how often log(1 + x) is applied) for each activation_function. SpladePooling applies it
+# once more after the activation, so the number is one more than the function's name says.
 LOGS = {"relu": 1, "log1p_relu": 2}
-# Modules of sentence-transformers that make sparse vectors from others, or without the model.
+# Modules of sentence-transformers that compute sparse vectors from other vectors,
+# or without a model.
 SPARSE = (".SparseAutoEncoder", ".CSRSparsity", ".SparseStaticEmbedding", ".IDF")
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
@@ -46,7 +47,7 @@ GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, str]:
     """Return (pooling, reason as a text); the pooling is "none" if the model generates text.
 
-    file: the GGUF file at `path`, if it is open already; opening one takes 10 ms.
+    file: the GGUF file at `path` if it is open already, because opening one takes 10 ms.
 
     Raises:
         ModelError: the checkpoint is an embedding model with a pooling that is not supported.
@@ -64,10 +65,10 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
 
 
 def splade_head(path: Path) -> Head:
-    """Return the head of a SPLADE model: the largest logits, unless its files say otherwise.
+    """Return the head of a SPLADE model: the maximum of the logits, unless its files say otherwise.
 
     Raises:
-        ModelError: the settings of the pooling are not supported.
+        ModelError: its pooling settings are not supported.
     """
     from cpuserve.loader.dense_module import Head
 
@@ -77,10 +78,10 @@ def splade_head(path: Path) -> Head:
 
 
 def usual_length(path: Path) -> int | None:
-    """Return the number of tokens that sentence-transformers keeps of a text; None = all of them.
+    """Return how many tokens of a text sentence-transformers keeps; None = all tokens.
 
     Raises:
-        ModelError: the setting is no number of tokens.
+        ModelError: the setting is not a number of tokens.
     """
     file = path / "sentence_bert_config.json"
     if not file.exists():
@@ -95,7 +96,7 @@ def usual_length(path: Path) -> int | None:
 
 
 def prompts_of(path: Path) -> dict[str, str]:
-    """The prompts that go before texts, by name; the default one has the name "" as well.
+    """Return the prompts that go before texts, by name; "" is the name of the default prompt.
 
     Raises:
         ModelError: the prompts are not texts, or there is no prompt with the default name.
@@ -107,7 +108,7 @@ def prompts_of(path: Path) -> dict[str, str]:
 
 
 def _own_prompts(path: Path) -> dict[str, str]:
-    """Return the prompts of sentence-transformers; see `prompts_of`."""
+    """Return the prompts in the files of sentence-transformers (see `prompts_of`)."""
     file = path / "config_sentence_transformers.json"
     if not file.exists():
         return {}
@@ -129,13 +130,13 @@ def _own_prompts(path: Path) -> dict[str, str]:
 
 
 def ranker(config: Mapping[str, Any]) -> str | None:
-    """Return the architecture of a reranker's config; None if the model is no reranker.
+    """Return the architecture in a reranker's config; None if the model is not a reranker.
 
     Raises:
         ModelError: a GGUF file has a head that is not supported.
     """
     name = next(iter(read_architectures(config)), "")
-    if config.get("is_ranker"):  # a GGUF file says so
+    if config.get("is_ranker"):  # only the config of a GGUF file has this
         if name in GGUF_RERANKERS:
             return name
         msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(GGUF_RERANKERS)}"
@@ -144,7 +145,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
 
 
 def classifier(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return (pooling, architecture) of a classifier of texts or tokens; None for other models."""
+    """Return (pooling, architecture) of a classifier for texts or tokens; None for other models."""
     name = next(iter(read_architectures(config)), "")
     if name in TAGGERS:
         return "token_classify", name
@@ -152,7 +153,7 @@ def classifier(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def labels_of(config: Mapping[str, Any]) -> list[str]:
-    """The labels of a classifier, in the order of its outputs.
+    """Return the labels of a classifier, in the order of its outputs.
 
     Raises:
         ModelError: the ids of the labels are not 0, 1, 2, ..., or the labels are not texts.
@@ -170,15 +171,15 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def can_judge(config: Mapping[str, Any]) -> bool:
-    """Whether models of this architecture may be rerankers that say "yes" or "no"."""
+    """Whether models with this architecture may be rerankers that say "yes" or "no"."""
     return architecture_of(config) in JUDGES
 
 
 def dense_layers(path: Path) -> tuple[Dense, ...]:
-    """The Dense modules of a checkpoint, which embeddings pass in this order (EmbeddingGemma).
+    """Return the Dense modules of a checkpoint, in the order that embeddings pass through them.
 
     Raises:
-        ModelError: one has an activation that is not supported, or its tensors do not fit.
+        ModelError: an activation is not supported, or the tensors of a module do not fit.
     """
     if not path.is_dir():
         return _gguf_dense(path)
@@ -186,7 +187,7 @@ def dense_layers(path: Path) -> tuple[Dense, ...]:
 
 
 def _gguf_dense(path: Path) -> tuple[Dense, ...]:
-    """The Dense modules in a GGUF file (EmbeddingGemma): matrices without bias or activation."""
+    """Return the Dense modules in a GGUF file (EmbeddingGemma): matrices without activation."""
     from cpuserve.loader.dense_module import Dense
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.models.gemma import DENSE
@@ -228,7 +229,7 @@ def _dense(folder: Path) -> Dense:
 
 
 def _modules_of(path: Path, kind: str) -> Iterator[Path]:
-    """The folder of each module of this kind that modules.json lists, if there is one."""
+    """Yield the folder of each module of this kind in modules.json, if that file exists."""
     file = path / "modules.json"
     for module in _modules(file) if file.exists() else ():
         if str(module.get("type", "")).endswith(kind):
@@ -257,7 +258,7 @@ def _mode(config: dict[str, Any], file: Path) -> str:
 
 
 def _splade_modules(path: Path) -> Iterator[Path]:
-    """The folder of each SpladePooling: of modules.json, and of the documents of a Router."""
+    """Yield the folder of each SpladePooling, in modules.json and in the documents of a Router."""
     yield from _modules_of(path, ".SpladePooling")
     for _ in _modules_of(path, ".Router"):
         types = read_json(path / "router_config.json", "router config").get("types")
@@ -267,7 +268,7 @@ def _splade_modules(path: Path) -> Iterator[Path]:
 
 
 def _splade_settings(folder: Path) -> tuple[str, str]:
-    """Return (pooling_strategy, activation_function) of a SpladePooling."""
+    """Return (pooling_strategy, activation_function) of a SpladePooling module."""
     config, found = read_json(folder / "config.json", "pooling config"), []
     for key, known, usual in (
         ("pooling_strategy", STRATEGIES, "max"),
@@ -282,7 +283,7 @@ def _splade_settings(folder: Path) -> tuple[str, str]:
 
 
 def _check_sparse(path: Path) -> None:
-    """Raise ModelError if a module makes sparse vectors in a way that is not supported."""
+    """Raise ModelError if a module computes sparse vectors in a way that is not supported."""
     for kind in SPARSE:
         for folder in _modules_of(path, kind):
             msg = f"{folder}: modules of the type {kind.removeprefix('.')} are not supported"

@@ -1,9 +1,9 @@
 """Writes a quantized copy of a checkpoint (`cpuserve quantize`).
 
 The copy is written to a temporary directory next to the final one, opened again as a check, and
-renamed, so the final directory is complete or does not exist. Threads quantize blocks of rows from
-the mapping of the source and write each block to its offset in the file. Only these blocks are in
-memory.
+renamed. The final directory is therefore complete or does not exist. Threads quantize blocks of
+rows from the mapped source, and write each block to its offset in the file. Only these blocks
+are in memory.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
     ProgressFn = Callable[[str, int, int], None]
 
 SHARD_BYTES = 4_000_000_000
-# A thread quantizes blocks of this many weights; such a block in fp32 and its codes fit in L2.
+# A thread quantizes this many weights at a time: in fp32 and with their codes they fit in L2.
 BLOCK_WEIGHTS = 1 << 17
-COPY_BYTES = 1 << 22  # tensors that are not quantized are copied in pieces of this many bytes
-# The files that are copied unchanged: they describe the model, and have neither weights nor code.
+COPY_BYTES = 1 << 22  # bytes per piece of a tensor that is copied unchanged
+# The files that are copied unchanged: they describe the model, but have no weights and no code.
 _COPIED = re.compile(
     r"[^.].*\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|(LICENSE|NOTICE).*", re.IGNORECASE
 )
@@ -71,7 +71,7 @@ _NOT_COPIED = re.compile(r"config\.json|.*\.index\.json")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result: bytes of weights before and after, and how its matrices are stored."""
+    """The result: the bytes of weights before and after, and how the matrices are stored."""
 
     source_bytes: int
     bytes: int
@@ -86,7 +86,7 @@ class _Kept:
     tensor: SafeTensor
 
     def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
-        """Return a list with (name, description) of the tensor, which is unchanged in the copy."""
+        """Return a list with (name, description) of the tensor, which the copy has unchanged."""
         return [(self.tensor.name, StoredMatrixTensor("", self.tensor.dtype, self.tensor.shape, 1))]
 
     @property
@@ -95,13 +95,13 @@ class _Kept:
 
     @property
     def looks_linear(self) -> bool:
-        """Whether a reader could take it for the weight of a quantized linear."""
+        """Whether a reader could take this tensor for the weight of a quantized linear."""
         return self.tensor.name.endswith(".weight") and len(self.tensor.shape) >= 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix that is quantized. file: its source; module: its name without ".weight"."""
+    """A matrix to quantize. file: its source file; module: its name without ".weight"."""
 
     file: SafetensorsFile
     module: str
@@ -109,7 +109,7 @@ class _Matrix:
     form: Form
 
     def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
-        """(name, description) of each tensor that stores the matrix in the copy."""
+        """Return (name, description) of each tensor that stores the matrix in the copy."""
         n, k = self.stored.shape
         return [(f"{self.module}.{part.suffix}", part) for part in parts(self.form, n, k)]
 
@@ -122,7 +122,7 @@ _Item = _Kept | _Matrix
 
 
 def _bytes(item: _Item) -> int:
-    """Bytes of the item's tensors in the copy."""
+    """Return the bytes of the item's tensors in the copy."""
     return sum(_size(part) for _, part in item.parts())
 
 
@@ -139,12 +139,12 @@ def quantize_checkpoint(
 
     program: the Program of the model.
     scheme: a value of EngineConfig.quantize except "none".
-    progress: called with ("quantize", done, total) in bytes of the source.
+    progress: called with ("quantize", bytes of the source so far, all bytes of the source).
     shard_bytes: the most bytes of weights in a file, unless a single tensor has more.
 
     Raises:
         ConfigError: `out` is not empty, or cannot be written.
-        ModelError: the source is broken or quantized, or has experts in a layout that files of
+        ModelError: the source is broken or quantized, or its experts have a layout that files of
             compressed-tensors do not have.
     """
     out = out.expanduser().resolve()
@@ -178,7 +178,7 @@ def quantize_checkpoint(
             ],
         )
         if _transposed(program):
-            config["conv1d_transposed"] = True  # GPT-2: every matrix is [out, in] in the copy
+            config["conv1d_transposed"] = True  # GPT-2: the copy has every matrix as [out, in]
         _write_json(folder / "config.json", config)
         check_weights(_program_of(config), open_checkpoint(folder).weights)
     return written
@@ -219,7 +219,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A new directory that becomes `out` unless an error occurs, which removes it."""
+    """Yield a new directory; it becomes `out`, or is removed if an error occurs."""
     folder = out.parent / f".{out.name}.{os.getpid()}"
     try:
         folder.mkdir()
@@ -236,7 +236,7 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 
 def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) -> list[_Item]:
-    """The tensors of a checkpoint in the order of its files; ModelError if it is not complete."""
+    """Return a checkpoint's tensors in the order of its files; ModelError if one is missing."""
     store = SafetensorsStore(source)
     weights = PartWeights(dense_weights(store, config))
     check_weights(program, with_built(weights, config))
@@ -264,7 +264,8 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
                 items.append(_Kept(file, tensor))
             same = len(_common_end(tensor.name, name))
             for each in named:
-                # Replace our prefix of the name by the file's, which other readers expect.
+                # Replace the prefix that Programs use by the prefix in the file,
+                # which readers expect.
                 module = tensor.name[:-same] + each[len(name) - same :].removesuffix(".weight")
                 stored = weights.get(each)
                 stored = transposed(stored) if each in across else stored
@@ -273,7 +274,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
 
 
 def _transposed(program: Program) -> set[str]:
-    """The matrices that the checkpoint of the program stores as [in, out]."""
+    """Return the matrices that the checkpoint of the program stores as [in, out]."""
     parts = [part for need in program.weights if (part := parse(need.name))]
     return {part.tensor for part in parts if part.columns}
 
@@ -283,7 +284,7 @@ def _common_end(one: str, other: str) -> str:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copy tokenizer, templates, generation settings, licenses, and sentence-transformers files."""
+    """Copy the tokenizer, templates, generation settings, licenses, sentence-transformers files."""
     found = [
         path
         for path in source.iterdir()
@@ -300,14 +301,14 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 class _Work:
-    """The number of threads, and their progress in bytes of the source."""
+    """The number of threads, and how many bytes of the source they have processed."""
 
     def __init__(self, threads: int, total: int, progress: ProgressFn) -> None:
         self.threads, self.total, self._progress = threads, total, progress
         self._done = 0
 
     def did(self, size: int) -> None:
-        """Report `size` more bytes of the source."""
+        """Report that `size` more bytes of the source are done."""
         self._done += size
         self._progress("quantize", self._done, self.total)
 
@@ -346,9 +347,9 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
         entry = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, end]}
         header[name], at = entry, end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
-    # The pool must end before the file is closed: a late write could hit another file that has the
-    # same file descriptor by then.
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    # The pool must end before the file is closed: a late write could go to another file that has
+    # got the same file descriptor.
     with path.open("xb") as file, ThreadPoolExecutor(work.threads) as pool:
         _put(file.fileno(), len(text).to_bytes(8, "little") + text, 0)
         start = 8 + len(text)
@@ -363,7 +364,7 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
 
 
 def _keep(item: _Kept, place: int, fd: int, work: _Work) -> None:
-    """Write a tensor unchanged."""
+    """Copy a tensor unchanged."""
     mapped = item.file.file
     for done in range(0, item.tensor.size, COPY_BYTES):
         at, size = item.tensor.offset + done, min(COPY_BYTES, item.tensor.size - done)
@@ -405,7 +406,7 @@ def _size(part: StoredMatrixTensor) -> int:
 
 
 def _put(fd: int, data: bytes | npt.NDArray[Any], at: int) -> None:
-    """Write all of `data` at byte `at`, from any thread."""
+    """Write all bytes of `data` at byte `at` of the file; any thread may call this."""
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     while left:

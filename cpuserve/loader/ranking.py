@@ -1,9 +1,9 @@
 """Reads the heads of rerankers, which score pairs of texts, and of classifiers.
 
-Heads are computed as in the classes ...ForSequenceClassification of transformers. Qwen3-Reranker
-has no such head: as its model card says, the score is the probability that the next token is "yes",
-if only "yes" and "no" are considered. The last activation is the one that CrossEncoder of
-sentence-transformers uses.
+The heads are computed as in the classes ...ForSequenceClassification of transformers.
+Qwen3-Reranker has no such head. As its model card says, the score is the probability that the next
+token is "yes", if only "yes" and "no" are considered. The last activation is the one that
+CrossEncoder of sentence-transformers uses.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Read = Callable[[str], "Float32"]
 
 
 def class_head(checkpoint: Checkpoint) -> Head:
-    """The head of a classifier of texts or of tokens, which computes a logit for each label.
+    """Return the head of a classifier for texts or tokens, which computes a logit for each label.
 
     Raises:
-        ModelError: its tensors are missing, or do not fit together or the labels of the config.
+        ModelError: its tensors are missing, or do not fit each other or the labels in the config.
     """
     name = read_architectures(checkpoint.config)[0]
     make = TAGGER_HEADS.get(name) or HEADS[name]
@@ -47,12 +47,12 @@ def class_head(checkpoint: Checkpoint) -> Head:
 
 
 def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
-    """The head of a reranker.
+    """Return the head of a reranker.
 
-    token_id: the id of a text that is one token.
+    token_id: a function that returns the id of a text that is one token.
 
     Raises:
-        ModelError: its tensors are missing or do not fit together.
+        ModelError: its tensors are missing or do not fit each other.
     """
     config, weights = checkpoint.config, checkpoint.weights
     name = ranker(config)
@@ -107,19 +107,19 @@ def _decoder(read: Read, config: Mapping[str, Any]) -> Head:
 
 
 def _gguf_bert(read: Read, _: Mapping[str, Any]) -> Head:
-    """The head of RoBERTa; GGUF files of BERT rerankers lack the pooler of their head."""
+    """Return the head of RoBERTa; GGUF files of BERT rerankers lack the pooler of their head."""
     return Head("first", (_dense(read, "cls", "tanh"), _dense(read, LAST, "sigmoid")), unit=False)
 
 
 def _gguf_modernbert(read: Read, config: Mapping[str, Any]) -> Head:
-    """The head of ModernBERT. Pooling is the mean, as in llama.cpp: no key of a file states it."""
+    """Return the head of ModernBERT, with mean pooling as in llama.cpp: no key in files says it."""
     norm = VectorNorm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
     layers = _dense(read, "cls", "gelu", bias=False), norm, _dense(read, LAST, "sigmoid")
     return Head("mean", layers, unit=False)
 
 
 def _gguf_decoder(read: Read, _: Mapping[str, Any]) -> Head:
-    """Return a head from one row, or from the difference of the rows for "yes" and "no"."""
+    """Return a head with one row, or with the difference of the rows for "yes" and "no"."""
     weight = read(f"{LAST}.weight")
     row = weight[:1] - weight[1:] if weight.shape[0] == 2 else weight
     return Head("last", (Dense(row, None, "sigmoid"),), unit=False)
@@ -138,7 +138,7 @@ def _decoder_tagger(read: Read, _: Mapping[str, Any]) -> Head:
 
 
 HEADS = {
-    # Configs of GGUF files have the architecture of the model below the head.
+    # The config of a GGUF file has the architecture of the model without its head.
     "BertModel": _gguf_bert,
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
@@ -159,7 +159,7 @@ TAGGER_HEADS = {
     "RobertaForTokenClassification": _tagger,
     "XLMRobertaForTokenClassification": _tagger,
 }
-# Activations of the logits of classifiers, by problem_type of the config.
+# The activation of a classifier's logits, by problem_type in the config.
 BY_PROBLEM = {
     "regression": "none",
     "single_label_classification": "softmax",
@@ -170,8 +170,8 @@ BY_PROBLEM = {
 def class_activation(config: Mapping[str, Any]) -> str:
     """Return the activation of the logits of a classifier: "softmax", "sigmoid" or "none".
 
-    As in vLLM, problem_type decides, then the settings of sentence-transformers, then the number of
-    labels: one label gets a sigmoid, several get a softmax.
+    As in vLLM, problem_type decides first, then the settings of sentence-transformers, then the
+    number of labels: a sigmoid for one label, a softmax for several labels.
     """
     found = BY_PROBLEM.get(str(config.get("problem_type")))
     several = len(labels_of(config)) > 1
@@ -186,7 +186,7 @@ def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dens
 
 
 def _activation(config: Mapping[str, Any]) -> str:
-    """The activation that makes a score: a sigmoid, unless the config has another."""
+    """Return the activation that computes a score: a sigmoid, unless the config has another."""
     named = _named_activation(config)
     if named is None:
         return "sigmoid"
@@ -205,7 +205,7 @@ def _named_activation(config: Mapping[str, Any]) -> object:
 
 
 def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
-    """The softmax over the logits of "yes" and "no": the sigmoid of their difference."""
+    """Return the softmax over the logits of "yes" and "no": the sigmoid of their difference."""
     weights = checkpoint.weights
     stored = [part for part in LOGITS if f"{part}.weight" in weights.names()]
     if not stored:
@@ -218,7 +218,7 @@ def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
 
 
 def _check(checkpoint: Checkpoint, head: Head, outputs: int) -> None:
-    """Raise a ModelError unless each layer fits the next one, and the last has so many outputs."""
+    """Raise a ModelError unless each layer fits the next, and the last has `outputs` outputs."""
     width: int | None = None
     for layer in head.layers:
         shape = layer.weight.shape

@@ -1,8 +1,8 @@
 """Reader of safetensors checkpoints (one file or shards): checks headers and maps the data.
 
-Layout: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. In
-addition to the checks of the reference library, it refuses duplicate keys, and links that lead out
-of a downloaded model.
+The layout is: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. In
+addition to the checks of the reference library, this reader refuses duplicate keys, and links that
+lead out of a downloaded model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.quant.stored import StoredTensor
 
 INDEX = "model.safetensors.index.json"
-# The files of BGE-M3's further heads (loader/token_heads.py), which are no files of the model.
+# The files of the extra heads of BGE-M3 (loader/token_heads.py);
+# the model itself does not use them.
 TOKEN_HEADS = frozenset({"sparse_linear.safetensors", "colbert_linear.safetensors"})
 MAX_HEADER_BYTES = 100_000_000
 MAX_INDEX_BYTES = 100_000_000
@@ -34,7 +35,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safete
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One entry of the header; the offset is from the start of the file."""
+    """An entry of the header; its offset is counted from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +48,7 @@ class SafetensorsFile:
     """An open .safetensors file with a completely checked header."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or `copy` if given; ModelError reports the invalid entry."""
+        """Open and check `path`, or `copy` if passed; ModelError reports the invalid entry."""
         self.path = path
         self.file = copy or MappedFile(path, "safetensors file")
         if self.file.size < 8:
@@ -80,7 +81,7 @@ class SafetensorsFile:
 
     def _entry(self, name: str, entry: Any) -> SafeTensor:
         where = f"tensor {name[:200]!r}"
-        # Names appear in messages, so they must not contain line breaks or terminal commands.
+        # Error messages show this name, so it must not contain line breaks or terminal commands.
         if not name.isprintable():
             self._fail(f"{where} has an unprintable name")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -110,9 +111,9 @@ class SafetensorsFile:
 
 
 class SafetensorsStore:
-    """`TensorStore` of a checkpoint directory: one file, or shards with an index.
+    """TensorStore of a checkpoint directory: one file, or shards with an index.
 
-    only: the name of a file that is read instead of these.
+    only: the name of a single file to read instead of these.
     """
 
     def __init__(self, directory: Path, only: str = "") -> None:
@@ -138,15 +139,15 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """All tensors except the ones that no Program reads."""
+        """Return the names of all tensors, except tensors that no Program reads."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
-        """The safetensors name of the dtype."""
+        """Return the name of the dtype in safetensors."""
         return self._tensors[name][1].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor as a view of the mapping; ModelError if its file changed since opening."""
+        """Return the tensor as a mapped view; ModelError if its file has changed since opening."""
         file, tensor = self._tensors[name]
         file.file.check_unchanged()
         data = file.file.view(tensor.offset, tensor.size)
@@ -172,7 +173,7 @@ def _naturals(values: Any) -> bool:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """The weight files; each is a regular file or a permitted link to one."""
+    """Return the weight files; each is a regular file or a permitted link to one."""
     if (directory / INDEX).exists() or (directory / INDEX).is_symlink():
         names = sorted(set(_weight_map(directory).values()))
     else:
@@ -191,7 +192,7 @@ def _files_of(directory: Path) -> list[Path]:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """Tensor name to file name, from the index; ModelError for a file outside the directory."""
+    """Return {tensor name: file name} of the index; ModelError for a file outside the directory."""
     path = directory / INDEX
     check_file(directory, path)
     try:
@@ -251,7 +252,7 @@ def _no_weights(directory: Path, found: list[str]) -> ModelError:
 def check_file(directory: Path, path: Path) -> None:
     """Raise ModelError unless `path` is a regular file or a permitted link to one.
 
-    In a directory that the user has given, links may lead anywhere, because shared stores, DVC and
+    In a directory that the user has passed, links may lead anywhere, because shared stores, DVC and
     Nix use such links. In a download, links may only lead to files of the same download: in the
     cache of the hub, models--OWNER--NAME/snapshots/COMMIT/FILE is a link to blobs/HASH.
     """
@@ -270,7 +271,7 @@ def check_file(directory: Path, path: Path) -> None:
 
 
 def _check_extra(directory: Path, names: list[str]) -> None:
-    """Raise ModelError for further shards, which are remains of another checkpoint."""
+    """Raise ModelError if there are more shards, which remain from another checkpoint."""
     known = {(m["stem"], m["total"]) for m in map(_SHARD.fullmatch, names) if m}
     stems = {stem for stem, _ in known}
     found = [m for m in map(_SHARD.fullmatch, (p.name for p in directory.iterdir())) if m]
@@ -284,7 +285,7 @@ def _check_extra(directory: Path, names: list[str]) -> None:
 
 
 def _check_index(directory: Path, present: dict[str, str]) -> None:
-    """Raise ModelError unless every tensor is in the file that the index lists."""
+    """Raise ModelError unless every tensor is in the file that the index lists for it."""
     if not (directory / INDEX).exists():
         return
     expected = {n: f for n, f in _weight_map(directory).items() if not is_ignored(n)}

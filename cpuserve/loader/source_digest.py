@@ -1,10 +1,10 @@
-"""The digest of a model's weight files, from which files of packed weights are made.
+"""The digest of a model's weight files; files of packed weights are valid for one digest.
 
-The size and time of a file do not prove its content, and reading all of it takes seconds. So the
-digest of the whole content is computed once and recorded together with the file's identity: device,
-inode, size, the times of its last change (including ctime, which no program can set), and a hash of
-samples. If any of these differs, the content is read again. In the cache of the Hugging Face hub,
-the name of a file is the SHA-256 of its content, which is used as it is.
+The size and time of a file do not prove its content, and reading a whole file takes seconds. The
+digest of the whole content is therefore computed once, and recorded together with the identity of
+the file: device, inode, size, the times of its last change (including ctime, which no program can
+set), and a hash of samples. If any of these differs, the content is read again. In the cache of
+the Hugging Face hub, the name of a file is the SHA-256 of its content, which is used as it is.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 
 from cpuserve.loader.gguf.parts import part_names
 
-# Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
+# Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10
 PART_BYTES = 16 << 20  # bytes of a file that one thread hashes at a time
-# The digest of a file is recorded only if its last change is older than this. After a shorter time,
-# the file could change again and keep the same time of change.
+# The digest of a file is recorded only if its last change is at least this old. Otherwise the file
+# could change again without a new time of change.
 SETTLED_NS = 2_000_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files with the tensors of a model: a directory of safetensors, or a .gguf file."""
+    """Return the files with the tensors of a model: a directory of safetensors, or a .gguf file."""
     if path.is_dir():
         return sorted(path.glob("*.safetensors"))
     return [path.parent / name for name in part_names(path.name)]
 
 
 def sampled(file: Path, size: int) -> str:
-    """Return a hash of samples that are spread evenly over `file`, with some in each layer.
+    """Return a hash of samples that are spread evenly over `file`.
 
-    Samples of a few layers would not do, because a fine-tune may leave most layers unchanged.
+    Each layer has some samples, because a fine-tune may leave most layers unchanged.
     """
     hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
     with file.open("rb", buffering=0) as stream:
@@ -51,10 +51,10 @@ def sampled(file: Path, size: int) -> str:
 
 
 class SourceDigest:
-    """The digest of the weight files of one model, as they are when this is created.
+    """The digest of the weight files of one model, as they are when this object is created.
 
-    records: directory of the recorded digests.
-    threads: the number of threads that hash.
+    records: directory for the recorded digests.
+    threads: the number of threads that hash the files.
     begin: a function that each of these threads calls first.
 
     Raises:
@@ -72,7 +72,7 @@ class SourceDigest:
         self._seen = [_identity(file) for file in self._files]
 
     def known(self) -> str | None:
-        """The digest if it is known without reading the weights; otherwise None."""
+        """Return the digest if it is known without reading the weights; otherwise None."""
         if self._files and all(map(_hub_digest, self._files)):
             return _combined([_hub_digest(file) or "" for file in self._files])
         try:
@@ -84,10 +84,10 @@ class SourceDigest:
         return None
 
     def compute(self, stopped: Callable[[], bool] = lambda: False) -> str:
-        """The digest; reads the content if it is not known, and records it.
+        """Return the digest; if it is not known, read the content and record the digest.
 
         Raises:
-            OSError: a file cannot be read, changes meanwhile, or `stopped()` was true.
+            OSError: a file cannot be read, changes meanwhile, or `stopped()` has returned True.
         """
         known = self.known()
         if known is not None:
@@ -105,7 +105,7 @@ class SourceDigest:
         return digest
 
     def check_unchanged(self) -> None:
-        """Raise an OSError if a file has changed since this was created."""
+        """Raise an OSError if a file has changed since this object was created."""
         if self._seen != [_identity(file) for file in self._files]:
             msg = "the model's files change while they are read"
             raise OSError(msg)
@@ -134,14 +134,14 @@ def _identity(file: Path) -> tuple[str, int, int, int, tuple[int, int]]:
 
 
 def _hub_digest(file: Path) -> str | None:
-    """The SHA-256 in the name of a file of the hub's cache; None for another file."""
+    """Return the SHA-256 in the name of a file in the hub's cache; None for another file."""
     found = file.resolve()
     named = found.parent.name == "blobs" and _SHA256.fullmatch(found.name)
     return f"sha256:{found.name}" if named else None
 
 
 def _tree_digest(file: Path, pool: ThreadPoolExecutor, stopped: Callable[[], bool]) -> str:
-    """A hash of the hashes of a file's parts, which threads compute."""
+    """Return a hash of the hashes of a file's parts; threads compute these."""
     size = file.stat().st_size
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -1,4 +1,4 @@
-"""The adapters and prompts that a checkpoint has for tasks (jina-embeddings v3 and v5)."""
+"""The adapters and prompts for tasks in a checkpoint (jina-embeddings v3 and v5)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from cpuserve.errors import ModelError
 from cpuserve.models.config import read_architectures
 
-FOLDER = "adapters"  # of a v5 checkpoint: it has a folder for each task
-OWN = "lora_adaptations"  # the tasks of v3, with adapters in the file of the weights
-# Prompts before a query and a document; the code of v5 has them.
+FOLDER = "adapters"  # a v5 checkpoint has in it a folder for each task
+OWN = "lora_adaptations"  # v3: the key with the tasks; the weight file has their adapters
+# The prompts before a query and a document; the Python code of v5 has them.
 PROMPTS = {"query": "Query: ", "document": "Document: "}
 
 
@@ -21,10 +21,10 @@ def has_tasks(config: Mapping[str, Any]) -> bool:
 
 
 def task_adapters(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The path of the adapter for each task; empty if the checkpoint has none.
+    """Return the path of the adapter for each task; {} if the checkpoint has none.
 
     Raises:
-        ModelError: the tasks of the config are no list of texts.
+        ModelError: the tasks in the config are not a list of texts.
     """
     if own := own_tasks(path, config):
         return dict.fromkeys(own, str(path))
@@ -38,12 +38,12 @@ def task_adapters(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_tasks(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """The tasks with adapters in the file of the weights (v3), or [].
+    """Return the tasks with adapters in the file of the weights (v3), or [].
 
     Each adapter tensor stacks the matrices of all tasks, in the order of this list.
 
     Raises:
-        ModelError: the tasks of the config are no list of texts, or the file is broken.
+        ModelError: the tasks in the config are not a list of texts, or the file is broken.
     """
     if config.get(OWN) is None or not path.is_dir():
         return []
@@ -54,10 +54,10 @@ def own_tasks(path: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def task_prompts(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The prompts of tasks by name; "" is the name of the default one, if there is one.
+    """Return the prompts of tasks by name; "" is the name of the default prompt, if there is one.
 
     Raises:
-        ModelError: task_instructions of the config is no object of texts.
+        ModelError: task_instructions in the config is not an object of texts.
     """
     if has_tasks(config):
         return {"": PROMPTS["document"], **PROMPTS}

@@ -1,7 +1,7 @@
-"""Reads the further heads of BGE-M3: a weight of each token, and a vector of its own.
+"""Reads the extra heads of BGE-M3, which compute a weight and a vector for each token.
 
 BGE-M3 publishes them as pickles, which are never read. Their tensors are read from the model's
-safetensors files ("sparse_linear.weight"), or from a file of their own ("sparse_linear.safetensors"
+safetensors files ("sparse_linear.weight"), or from separate files ("sparse_linear.safetensors"
 with "weight"), which safetensors.torch.save_file writes from the tensors in the pickle.
 """
 
@@ -17,18 +17,18 @@ from cpuserve.models.bert import COLBERT, SPARSE
 if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Dense, Float32
 
-# The linear of each head, and the activation after it.
+# The linear of each head by the head's name, and the activation after it.
 LINEARS = {"weights": (SPARSE, "relu"), "multi": (COLBERT, "none")}
 
 
 def has_token_heads(path: Path, names: set[str]) -> bool:
-    """Whether the model in a directory has such a head; names: the tensors of the model itself."""
+    """Whether the model in a directory has such a head; names: the model's own tensors."""
     found = {f"{linear}.weight" for linear, _ in LINEARS.values()} & names
     return bool(found) or any((path / name).exists() for name in TOKEN_HEADS)
 
 
 def token_heads(path: Path, width: int) -> dict[str, Dense]:
-    """The heads of the model in a directory, by their name in LINEARS; {} if it has none.
+    """Return the heads of the model in a directory, by their name in LINEARS; {} if it has none.
 
     width: the length of a token's vector.
 
@@ -46,7 +46,7 @@ def token_heads(path: Path, width: int) -> dict[str, Dense]:
 
 
 def _check(head: str, tensors: dict[str, Float32], width: int, outputs: int | None) -> None:
-    """Raise a ModelError unless the linear takes `width` numbers and has so many outputs."""
+    """Raise a ModelError unless the linear has `width` inputs and `outputs` outputs."""
     shapes = {part: list(tensor.shape) for part, tensor in tensors.items()}
     if outputs is None:
         outputs = shapes.get("weight", [0])[0]
@@ -57,7 +57,7 @@ def _check(head: str, tensors: dict[str, Float32], width: int, outputs: int | No
 
 
 def _tensors(path: Path, linear: str) -> dict[str, Float32]:
-    """Return the weight and the bias of a linear; {} if the model does not have it."""
+    """Return the weight and the bias of a linear; {} if the model does not have this linear."""
     if not path.is_dir():
         return {}
     from cpuserve.quant import open_weights

@@ -44,7 +44,7 @@ class Compile(msgspec.Struct, tag="compile", array_like=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True):
-    """Delete the grammars `numbers`, also during their compilation, and the matchers of `gone`.
+    """Delete the grammars `numbers`, even while they compile, and the matchers of `gone`.
 
     There is no reply.
     """

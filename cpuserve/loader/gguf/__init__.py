@@ -1,1 +1,1 @@
-"""GGUF files: a reader, and classes that present a file as a Hugging Face model."""
+"""GGUF files: a reader, and classes that present such a file as a Hugging Face model."""

@@ -1,7 +1,7 @@
 """Reader of GGUF v2 and v3 files: metadata is decoded on access, tensors are memory-mapped.
 
-Layout of the GGUF specification in ggml (docs/gguf.md): magic, version, counts, key-value pairs,
-tensor table, padding to `general.alignment`, tensor data. Little-endian only.
+The layout follows the GGUF specification in ggml (docs/gguf.md): magic, version, counts, key-value
+pairs, tensor table, padding to `general.alignment`, tensor data. Only little-endian files are read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MAX_NAME_BYTES = 64
 MAX_DIMS = 4
 MAX_ELEMENTS = 2**63 - 1
 
-# For each ggml_type: its name, elements per block, bytes per block. The table includes types that
-# cpuserve does not support, so that an error message can have the name of the type.
+# For each ggml_type: its name, elements per block, and bytes per block. The table includes types
+# that cpuserve does not support, so that an error message can show the name of the type.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -68,7 +68,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-# The format character of the module struct for each type of metadata value.
+# The struct format character for each type of metadata value.
 _SCALARS = {
     0: "<B",
     1: "<b",
@@ -87,10 +87,10 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One entry of the tensor table.
+    """An entry of the tensor table of a GGUF file.
 
-    shape: outermost dimension first.
-    offset: bytes from the beginning of the file.
+    shape: the outermost dimension comes first.
+    offset: bytes from the beginning of the file to the data.
     """
 
     name: str
@@ -103,7 +103,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """The position and type of a metadata value; for arrays also the element type and count."""
+    """The position and type of a metadata value; of an array, its element type and count."""
 
     type: int
     offset: int
@@ -112,7 +112,7 @@ class _Value:
 
 
 class _Cursor:
-    """Reads the header from start to end; every error reports the field that was read."""
+    """Reads the header from start to end; an error message has the field that was being read."""
 
     def __init__(self, file: AnyFile) -> None:
         self.file = file
@@ -123,7 +123,7 @@ class _Cursor:
         raise ModelError(msg)
 
     def take(self, size: int, field: str) -> int:
-        """Advance by `size` bytes and return their offset; ModelError beyond the end of file."""
+        """Advance by `size` bytes and return their offset; ModelError if the file is too short."""
         start = self.at
         if size > self.file.size - start:
             why = (
@@ -147,13 +147,14 @@ class _Cursor:
             name = data.decode()
         except UnicodeDecodeError:
             self.fail(field, "it is not UTF-8")
-        # Names appear in messages, so they must not contain line breaks or terminal commands.
+        # Error messages show these texts,
+        # so they must not contain line breaks or terminal commands.
         if not name.isprintable():
             self.fail(field, f"{data[:40]!r} is not printable")
         return name
 
     def skip_strings(self, count: int, field: str) -> None:
-        """Skip `count` length-prefixed strings. Opening a file takes most of its time here."""
+        """Skip `count` length-prefixed strings: most of the time to open a file is spent here."""
         at, unpack, data, size = self.at, _U64.unpack_from, self.file.map, self.file.size
         try:
             for _ in range(count):
@@ -169,7 +170,7 @@ class GgufFile:
     """An open GGUF file with a completely checked header; its data is mapped, but not read."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or `copy` if given; ModelError reports the invalid field."""
+        """Open and check `path`, or `copy` if passed; ModelError reports the invalid field."""
         self.path = path
         self.file = copy or MappedFile(path, "GGUF file")
         cursor: _Cursor = _Cursor(self.file)
@@ -181,18 +182,18 @@ class GgufFile:
         self.file.release(0, cursor.at)
 
     def keys(self) -> list[str]:
-        """Metadata keys in file order."""
+        """The metadata keys in the order of the file."""
         return list(self._values)
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
     def count(self, key: str) -> int:
-        """Length of an array value (1 for a scalar, 0 if absent), without decoding it."""
+        """The length of an array (1 for another value, 0 without the key), without decoding it."""
         return self._values[key].count if key in self._values else 0
 
     def value(self, key: str) -> Any:
-        """The decoded value (int, float, bool, str or a list of these), or None if absent."""
+        """The decoded value (int, float, bool, str or a list of these); None without the key."""
         found = self._values.get(key)
         if found is None:
             return None
@@ -204,7 +205,7 @@ class GgufFile:
         return bool(value) if found.type == _BOOL else value
 
     def positions(self, key: str, texts: Collection[str]) -> dict[str, int]:
-        """The positions of `texts` in an array of strings, without decoding its other strings."""
+        """The positions of `texts` in an array of strings; other strings are not decoded."""
         found = self._values.get(key)
         if found is None or found.element != _STRING:
             return {}
@@ -233,7 +234,7 @@ class GgufFile:
         return self.data(tensor).view("<f4")
 
     def add_tensors(self, part: GgufFile) -> None:
-        """Add the tensors of another part of this model; ModelError if one is there already."""
+        """Add the tensors of another file of this model; ModelError if a tensor exists already."""
         for name, tensor in part.tensors.items():
             if name in self.tensors:
                 msg = (
@@ -277,7 +278,7 @@ class GgufFile:
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
-    """The number of tensors and the number of key-value pairs, from the fixed header."""
+    """Return the number of tensors and the number of key-value pairs, from the fixed header."""
     at = cursor.take(4, "magic")
     magic = bytes(cursor.file.map[at : at + 4])
     if magic != MAGIC:
@@ -291,7 +292,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
         cursor.fail("version", why)
     num_tensors = cursor.number("<Q", "tensor count")
     num_values = cursor.number("<Q", "metadata count")
-    # Minimum sizes: a key-value pair has 8 + 1 + 4 + 1 bytes, a tensor entry 8 + 1 + 4 + 8 + 4 + 8.
+    # The minimum sizes: a key-value pair has 8 + 1 + 4 + 1 bytes, a tensor 8 + 1 + 4 + 8 + 4 + 8.
     _check_count(cursor, num_values, 14, "metadata count")
     _check_count(cursor, num_tensors, 33, "tensor count")
     return num_tensors, num_values
@@ -346,7 +347,7 @@ def _read_array(cursor: _Cursor, key: str) -> _Value:
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
-    """The tensor table with absolute offsets, checked against the file size and for overlap."""
+    """Return the tensors with absolute offsets, after checks for the file size and overlaps."""
     table = [_read_tensor(cursor, index) for index in range(count)]
     start = -(-cursor.at // alignment) * alignment
     found: dict[str, GgufTensor] = {}

@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Typed access to the metadata of one architecture; errors name the key and its value."""
+    """Typed access to the metadata of one architecture; errors show the key and its value."""
 
     def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
-        """mixed: a value may be a list with a number for each layer; `count` returns the first."""
+        """mixed: a value may be a list with a number per layer; `count` then returns the first."""
         self.file = file
         self.arch = arch
         self.mixed = mixed
 
     def raw(self, key: str) -> Any:
-        """Value of "<arch>.<key>", None if absent."""
+        """Return the value of "<arch>.<key>"; None if the key is absent."""
         return self.file.value(f"{self.arch}.{key}")
 
     def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
         """Return a positive integer; without a default the key is required.
 
-        some: the value may be a list with a number for each layer, where 0 means that the layer has
-        no such part; all other numbers must be equal.
+        some: whether the value may be a list with a number for each layer. A 0 then means that the
+        layer has no such part; all other numbers must be equal.
         """
         value = self.raw(key)
         if value is None and default is not None:
@@ -41,7 +41,7 @@ class Keys:
         return value
 
     def of_layer(self, key: str, layer: int) -> int:
-        """A positive integer for one layer, from a list or from a number for all layers."""
+        """Return the positive integer for a layer, from a list or from a number for all layers."""
         value = self.raw(key)
         if isinstance(value, list):
             value = value[layer] if layer < len(value) else None
@@ -50,7 +50,7 @@ class Keys:
         return value
 
     def whole(self, key: str) -> int:
-        """An integer from 0 on; 0 if the key is absent."""
+        """Return an integer that is not negative; 0 if the key is absent."""
         value = self.raw(key)
         if value is None:
             return 0
@@ -59,14 +59,14 @@ class Keys:
         return value
 
     def layers(self) -> int:
-        """Return the number of blocks, except the last ones for multi-token prediction."""
+        """Return the number of blocks, without the last ones for multi-token prediction."""
         blocks, guessers = self.count("block_count"), self.whole("nextn_predict_layers")
         if guessers >= blocks:
             self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
         return blocks - guessers
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite positive number; without a default the key is required."""
+        """Return a finite positive number; without a default the key is required."""
         value = self.raw(key)
         if value is None and default is not None:
             return default
@@ -76,7 +76,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean; `default` if the key is absent."""
+        """Return a boolean; `default` if the key is absent."""
         value = self.raw(key)
         if value is None:
             return default
@@ -85,21 +85,21 @@ class Keys:
         return value
 
     def layer_types(self, recurrent: str, attention: str) -> list[str]:
-        """Return `attention` for each layer with KV heads, and `recurrent` for the others."""
+        """Return for each layer `attention` if it has KV heads, else `recurrent`."""
         heads = self.raw("attention.head_count_kv")
         if not isinstance(heads, list):
             return [attention] * self.layers()
         return [attention if count else recurrent for count in heads[: self.layers()]]
 
     def windows(self) -> list[str]:
-        """The kind of each layer: "sliding_attention" or "full_attention"."""
+        """Return the kind of each layer: "sliding_attention" or "full_attention"."""
         windows = self.raw("attention.sliding_window_pattern")
         if not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
             self.fail("attention.sliding_window_pattern", windows, "a list of booleans")
         return [("full_attention", "sliding_attention")[w] for w in windows]
 
     def numbers(self, tensor: str) -> list[float] | None:
-        """The numbers of a small F32 tensor; None if the file has no such tensor."""
+        """Return the numbers in a small F32 tensor; None if the file has no such tensor."""
         found = self.file.tensors.get(tensor)
         return None if found is None else [float(v) for v in self.file.numbers(found)]
 
@@ -108,7 +108,7 @@ class Keys:
         return tensor in self.file.tensors
 
     def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
-        """Raise the ModelError for "<arch>.<key>"."""
+        """Raise a ModelError that says how "<arch>.<key>" is wrong."""
         is_what = "is missing" if value is None else f"is {value!r:.60}"
         msg = f"GGUF {self.file.path}: {self.arch}.{key} {is_what}; it must be {wanted}"
         raise ModelError(msg)

@@ -1,4 +1,4 @@
-"""Presents a GGUF file as a Hugging Face model: config dict, and tensors under HF names."""
+"""Presents a GGUF file as a Hugging Face model: a config dict, and tensors with HF names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 # Vectors that the converter of llama.cpp stores as matrices.
 VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# Token ids by kind of tokenizer, for files that do not have these ids; as in llama.cpp.
+# The default token ids by kind of tokenizer, for files without these ids; as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
-RANK = 4  # LLAMA_POOLING_TYPE_RANK: the file has the head of a reranker
+RANK = 4  # LLAMA_POOLING_TYPE_RANK: the file has a reranker's head
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The equivalent of the model's config.json; reads only metadata and the rope factors."""
+    """Return the equivalent of config.json; reads only metadata and the RoPE factors."""
     keys, arch = arch_of(file)
     if keys.raw("expert_count") and "ffn_down_exps" not in arch.blocks:
         wanted = f"absent: mixtures of experts are not supported in files of {keys.arch}"
@@ -65,7 +65,7 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _intermediate(keys: Keys) -> int:
-    """Return the width of MLPs; of an expert if the file has no other (Qwen3.5 with experts)."""
+    """Return the width of MLPs; the width of an expert if the file has no other (Qwen3.5 MoE)."""
     experts = keys.raw("expert_feed_forward_length")
     only = keys.raw("feed_forward_length") is None and experts is not None
     key = "expert_feed_forward_length" if only else "feed_forward_length"
@@ -73,7 +73,7 @@ def _intermediate(keys: Keys) -> int:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of most matrix bytes; bfloat16 (the dtype of activations) for quantized files."""
+    """Return the dtype of most matrix bytes; bfloat16 (the activation dtype) if quantized."""
     weight: dict[str, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -133,15 +133,15 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
         if keys.raw(f"rope.scaling.{name}") is not None:
             scaling[field] = keys.real(f"rope.scaling.{name}")
     if keys.raw("rope.scaling.yarn_log_multiplier") is not None:
-        # In DeepSeek, this value is a tenth of mscale_all_dim. llama.cpp assumes that mscale equals
-        # mscale_all_dim.
+        # In DeepSeek, this value is a tenth of mscale_all_dim. llama.cpp assumes that mscale and
+        # mscale_all_dim are equal.
         weight = 10 * keys.real("rope.scaling.yarn_log_multiplier")
         scaling |= {"mscale": weight, "mscale_all_dim": weight}
     return scaling
 
 
 def _rope_factors(keys: Keys, rotary: int) -> list[float] | None:
-    """Return the divisors of the rotary / 2 inverse frequencies (Llama 3.1); None without any."""
+    """Return the divisors of the rotary / 2 inverse frequencies (Llama 3.1); None if none."""
     values = keys.numbers("rope_freqs.weight")
     if values is None or (len(values) == rotary // 2 and all(0 < v < float("inf") for v in values)):
         return values
@@ -153,7 +153,7 @@ def _add_window(config: dict[str, Any], keys: Keys) -> None:
     if keys.raw("attention.sliding_window"):
         config["sliding_window"] = keys.count("attention.sliding_window")
         if config["model_type"] == "llama":
-            # GGUF files store Mistral as "llama", but only the Mistral family reads the window.
+            # GGUF files store Mistral as "llama", but only Mistral's family reads the window.
             config["architectures"] = ["MistralForCausalLM"]
             config["model_type"] = "mistral"
 
@@ -168,13 +168,13 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
 
     if bos := ids("bos"):
         config["bos_token_id"] = bos[0]
-    # End of text, end of turn, and end of a message before the reply of a tool.
+    # Tokens for the end of the text, of a turn, and of a message before the reply of a tool.
     if eos := list(dict.fromkeys(ids("eos", "eot", "eom"))):
         config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
 
 
 class GgufStore:
-    """`TensorStore` of a GGUF file: HF names, and rows of q, k and v in Hugging Face order."""
+    """TensorStore of a GGUF file, with HF names, and rows of q, k and v in Hugging Face order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
@@ -184,9 +184,9 @@ class GgufStore:
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
-        predictors = tuple(f"blk.{block}." for block in blocks)  # for multi-token prediction
+        predictors = tuple(f"blk.{block}." for block in blocks)  # layers for multi-token prediction
         for name, tensor in file.tensors.items():
-            # The rope factors are in the config, so they do not count as a weight.
+            # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):
                 names = (arch.blocks, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
@@ -200,11 +200,11 @@ class GgufStore:
         return self._tensors[name].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor as a view of the mapping; row_order reverses what converters reorder."""
+        """Return the tensor as a mapped view; row_order undoes the reordering of the converter."""
         tensor = self._tensors[name]
         data, order, shape = self._data(name, tensor), self._row_order(name, tensor), tensor.shape
         if order is not None and len(tensor.shape) == 1:
-            # A bias is a single row, so row_order cannot apply: reorder a copy, which is small.
+            # A bias is a single row, so row_order cannot apply. Reorder a copy, which is small.
             if tensor.dtype not in _DTYPES:
                 found = f"{tensor.name} has type {tensor.dtype}, but must be F32, F16 or BF16"
                 msg = f"GGUF {self._file.path}: {found}"
@@ -213,13 +213,13 @@ class GgufStore:
             order = None
 
         if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
-            shape = (1, *shape)  # a matrix of one row
+            shape = (1, *shape)  # a matrix with one row
         if name.endswith(("conv1d.weight", "conv.conv.weight")):
             shape = (math.prod(shape[:-1]), 1, shape[-1])
         if name.endswith("self_attn.A_log"):  # Kimi Linear
             shape = (1, 1, math.prod(shape), 1)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
-            shape = (shape[0] * shape[1], shape[2])  # the matrices of all heads
+            shape = (shape[0] * shape[1], shape[2])  # a matrix with the rows of all heads
         if name.endswith(VECTORS):
             shape = (math.prod(shape),)
 
@@ -229,12 +229,12 @@ class GgufStore:
         return StoredTensor(name, shape, tensor.dtype, data, order, release)
 
     def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
-        """Return a tensor's bytes; changes of the converter to some vectors are reversed."""
+        """Return the bytes of a tensor; changes of the converter to some vectors are undone."""
         file = self._file
         if name.endswith("A_log"):
             import numpy as np
 
-            rates = file.numbers(tensor)  # -exp(A_log)
+            rates = file.numbers(tensor)  # these are -exp(A_log)
             if not (rates < 0).all():
                 msg = f"GGUF {file.path}: {tensor.name} must be negative numbers"
                 raise ModelError(msg)
@@ -251,7 +251,7 @@ class GgufStore:
 def row_order(
     arch: GgufArch, name: str, rows: int, q_heads: int, kv_heads: int
 ) -> npt.NDArray[np.int32] | None:
-    """Return the number of the stored row for each row in Hugging Face order; None if equal."""
+    """Return for each Hugging Face row the index of the stored row; None if the order is equal."""
     heads = {"q_proj": q_heads, "k_proj": kv_heads}
     parts = name.rsplit(".", 2)
     if parts[-1].endswith("_scale"):
@@ -264,11 +264,11 @@ def row_order(
 
 
 def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[np.int32]:
-    """Return the number of the stored row for each Hugging Face row of a fused query_key_value.
+    """Return for each Hugging Face row of a fused query_key_value the index of the stored row.
 
     The file has all q, then all k, then all v. Hugging Face has the query heads of the first KV
-    head, its k and its v, then the same for the next KV head. Source: GPTNeoXModel.modify_tensors
-    and FalconModel.modify_tensors in the converter of llama.cpp, inverted.
+    head, its k and its v, then the same for the next KV head. Source: the inverse of
+    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in the converter of llama.cpp.
     """
     heads = q_heads + 2 * kv_heads
     if rows % heads or q_heads % kv_heads:
@@ -283,11 +283,11 @@ def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[n
 
 
 def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
-    """Return the number of the stored row for each row in Hugging Face order.
+    """Return for each Hugging Face row the index of the stored row.
 
     Rows are [heads, d/2, 2] in the file and [heads, 2, d/2] in Hugging Face.
 
-    Source: LlamaModel.permute in convert_hf_to_gguf.py of llama.cpp, inverted.
+    Source: the inverse of LlamaModel.permute in convert_hf_to_gguf.py of llama.cpp.
     """
     if rows % (2 * heads):
         msg = f"{name} has {rows} rows, which is not a multiple of 2 x {heads} heads"

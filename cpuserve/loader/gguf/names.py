@@ -1,4 +1,4 @@
-"""Chooses among the GGUF files of a repository by the types in their names (model-Q4_K_M.gguf)."""
+"""Chooses a GGUF file of a repository by the type in its name (model-Q4_K_M.gguf)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.parts import model_files, part_names
 
-# The types that most people take by default; llama.cpp and Ollama take the first one as well.
+# The preferred types; llama.cpp and Ollama take the first one by default as well.
 DEFAULT_TYPES = ("Q4_K_M", "Q4_0")
 # The last part of a name: a type such as Q4_K_M, IQ3_XXS, UD-Q5_K_XL, BF16 or MXFP4_MOE.
 _TYPE = re.compile(
@@ -21,8 +21,8 @@ _END = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
 def gguf_of(repo: str, names: Iterable[str], wanted: str) -> str:
     """Return the GGUF file of `repo` with the name or the type `wanted`; case does not matter.
 
-    For a model in several parts, the first part is returned. Raises a ModelError, which lists the
-    candidates, unless exactly one file fits.
+    Of a model in several files, the first file is returned. Raises a ModelError that lists the
+    candidates unless exactly one file fits.
     """
     files = files_of_models(names)
     named = [name for name in files if wanted in parts_of(name)]
@@ -41,7 +41,7 @@ def gguf_of(repo: str, names: Iterable[str], wanted: str) -> str:
 
 
 def default_gguf(names: Iterable[str]) -> str | None:
-    """Return the default GGUF file: one of a type in DEFAULT_TYPES, else the first; or None."""
+    """Return a GGUF file with a type in DEFAULT_TYPES, or else the first one; None if none."""
     files = files_of_models(names)
     for kind in DEFAULT_TYPES:
         found = [name for name in files if _type_of(name).upper() == kind]
@@ -51,13 +51,13 @@ def default_gguf(names: Iterable[str]) -> str | None:
 
 
 def parts_of(name: str) -> list[str]:
-    """All files of the GGUF model that begins with the file `name`."""
+    """Return all files of the GGUF model that has `name` as its first file."""
     folder, slash, last = name.rpartition("/")
     return [f"{folder}{slash}{part}" for part in part_names(last)]
 
 
 def files_of_models(names: Iterable[str]) -> list[str]:
-    """The first (or only) files of the GGUF models among paths in a repository, sorted."""
+    """Return the first (or only) file of each GGUF model in a repository, sorted."""
     by_folder: dict[str, list[str]] = {}
     for name in names:
         folder, slash, last = name.rpartition("/")
@@ -66,7 +66,7 @@ def files_of_models(names: Iterable[str]) -> list[str]:
 
 
 def _type_of(name: str) -> str:
-    """Return the type in the name of a file, or else of its folder; "" without a type."""
+    """Return the type in the name of a file, or else in the name of its folder; "" without one."""
     folder, _, last = _END.sub("", name).rpartition("/")
     match = _TYPE.fullmatch(last) or _TYPE.fullmatch(folder)
     return match[1] if match else ""

@@ -1,7 +1,7 @@
 """Models in several GGUF files: NAME-00001-of-0000N.gguf, as llama-gguf-split writes them.
 
-The first part has all metadata of the model. Each part has `split.no` (counted from 0),
-`split.count` and `split.tensors.count`, the number of tensors in all parts together.
+The first file has all metadata of the model. Each file has `split.no` (counted from 0),
+`split.count` and `split.tensors.count`, the number of tensors in all files together.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.mapped import regular_file
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
-# Far more than any model has, and few enough to be opened together.
+# More files than any model has, but few enough to open all of them together.
 MAX_PARTS = 999
-# GGUF files with these words in their name are not models to serve, but vision encoders,
+# GGUF files with these words in their name are not models to serve: they are vision encoders,
 # statistics of activations, or draft models for speculative decoding.
 _OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
 
 
 def part_names(name: str) -> list[str]:
-    """All parts of the model that the file `name` belongs to, the first one first."""
+    """Return all files of the model that the file `name` belongs to, in order."""
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
@@ -35,14 +35,14 @@ def part_names(name: str) -> list[str]:
 
 
 def first_part(path: Path) -> Path:
-    """Return the file with the model's metadata: `path`, or the first part if it has several."""
+    """Return the file with the model's metadata: `path`, or the first file of several."""
     first = path.with_name(part_names(path.name)[0])
-    # Without a first part, `path` itself is opened, and open_gguf reports missing parts.
+    # If the first file is missing, `path` itself is opened, and open_gguf reports the error.
     return first if first.exists() else path
 
 
 def model_files(names: Iterable[str]) -> list[str]:
-    """The GGUF files of models among `names`, sorted; for a model in parts only the first one."""
+    """Return the GGUF files of models, sorted; of a model in several files only the first one."""
     return sorted(
         {
             part_names(name)[0]
@@ -53,7 +53,7 @@ def model_files(names: Iterable[str]) -> list[str]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file and all other parts of its model; ModelError reports the file at fault."""
+    """Open a GGUF file and all other files of its model; ModelError reports the broken file."""
     path = first_part(path)
     file = GgufFile(path)
     count = _number(file, "split.count", 1)

@@ -26,12 +26,12 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _dots1(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for the experts, as in GLM 4, and no sliding window."""
+    """Return entries of config.json for experts as in GLM 4, without a sliding window."""
     settings = _glm4_moe(keys)
     return {**settings, "sliding_window": None}
 
 
-# The family for each value of the key expert_gating_func: 1 is a softmax, 2 a sigmoid.
+# The model family by the value of the key expert_gating_func: 1 is a softmax, 2 a sigmoid.
 _GATING = {
     1: {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
     2: {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
@@ -41,9 +41,9 @@ _GATING = {
 def _deepseek2(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for latent attention and the router.
 
-    The router of DeepSeek V2 is a softmax; V3 and GLM-4.7-Flash have a sigmoid and a bias. Files
-    from before May 2025 have one matrix kv_b, and key_length and value_length are the widths of a
-    head. In newer files, these widths are key_length_mla and value_length_mla.
+    The router of DeepSeek V2 is a softmax; the router of V3 and GLM-4.7-Flash is a sigmoid with a
+    bias. Files from before May 2025 have one matrix kv_b, and the widths of a head are key_length
+    and value_length. In newer files, these widths are key_length_mla and value_length_mla.
     """
     biased = any(name.endswith(".exp_probs_b.bias") for name in keys.file.tensors)
     gating = keys.raw("expert_gating_func")
@@ -61,11 +61,11 @@ def _deepseek32(keys: Keys) -> dict[str, Any]:
 
 
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for latent attention, and for delta nets without KV heads."""
+    """Return entries of config.json for latent attention, and for delta nets (without KV heads)."""
     need_sigmoid(keys)
     return {
         **latent_settings(keys),
-        "norm_topk_prob": True,  # as in llama.cpp, whose converter does not write it
+        "norm_topk_prob": True,  # as in llama.cpp: its converter does not write this key
         "layer_types": keys.layer_types("linear_attention", "full_attention"),
         "linear_num_heads": keys.count("attention.head_count"),
         "linear_head_dim": keys.count("kda.head_dim"),
@@ -74,7 +74,7 @@ def _kimi_linear(keys: Keys) -> dict[str, Any]:
 
 
 def latent_settings(keys: Keys) -> dict[str, Any]:
-    """Return the widths of latent attention and the numbers of experts."""
+    """Return entries of config.json: the widths of latent attention and the numbers of experts."""
     rotary = keys.count("rope.dimension_count")
     mla = "" if keys.raw("attention.key_length_mla") is None else "_mla"
     key = keys.count(f"attention.key_length{mla}")
@@ -102,7 +102,7 @@ def latent_settings(keys: Keys) -> dict[str, Any]:
     }
 
 
-# The tensors of latent attention, and of its experts.
+# The tensors of latent attention and of the experts, in layers with latent attention.
 LATENT = {
     **EXPERTS,
     **shared("shared_experts"),
@@ -117,7 +117,7 @@ LATENT = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 
-# The tensors of the indexer of DeepSeek V3.2, which no Program reads.
+# The tensors of the indexer of DeepSeek V3.2; no Program reads them.
 _INDEXER = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
@@ -125,7 +125,7 @@ _INDEXER = {
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
 
-# The tensors of the delta nets of Kimi Linear, and of its experts.
+# The tensors of the delta nets and of the experts of Kimi Linear.
 _KIMI_LINEAR = {
     **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
     "ffn_gate_exps": "block_sparse_moe.experts.w1",

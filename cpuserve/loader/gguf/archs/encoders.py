@@ -11,8 +11,8 @@ from cpuserve.loader.gguf.keys import Keys
 def _bert(keys: Keys) -> dict[str, Any]:
     """Return the entries of config.json for BERT.
 
-    They are right for files of RoBERTa also: the converter drops the first rows of its position
-    table, so that positions begin at row 0 as in BERT.
+    They are right for files of RoBERTa as well, because the converter drops the first rows of its
+    position table: positions then begin at row 0 as in BERT.
     """
     types = keys.file.tensors.get("token_types.weight")
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
@@ -21,7 +21,7 @@ def _bert(keys: Keys) -> dict[str, Any]:
 def _modern_bert(keys: Keys) -> dict[str, Any]:
     """Return the entries of config.json for ModernBERT.
 
-    By default, layers 0, 3, 6 ... attend to all tokens, and the other layers to a window.
+    By default, layers 0, 3, 6 ... attend to all tokens, and the other layers to a sliding window.
     """
     return {
         "local_attention": keys.count("attention.sliding_window", 128),
@@ -40,9 +40,9 @@ def _nomic_bert(keys: Keys) -> dict[str, Any]:
 
 
 def _nomic_bert_moe(keys: Keys) -> dict[str, Any]:
-    """Return the entries of config.json for mixtures of nomic-bert.
+    """Return the entries of config.json for nomic-bert with mixtures of experts.
 
-    The converter leaves out the bias that is added to the sum of the experts.
+    The converter drops the bias that the model adds to the sum of the experts.
     """
     return {
         **_nomic_bert(keys),

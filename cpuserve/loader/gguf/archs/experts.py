@@ -1,4 +1,4 @@
-"""Mixtures of experts in GGUF files, as several families have them."""
+"""Mixtures of experts in GGUF files: code that several families share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def experts(keys: Keys) -> dict[str, Any]:
 
 
 def shared(name: str) -> dict[str, str]:
-    """Return {GGUF name: Hugging Face name} of the shared experts' tensors, called `name`."""
+    """Return {GGUF name: Hugging Face name} for the tensors of shared experts (module `name`)."""
     return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in PARTS}
 
 
 def need_sigmoid(keys: Keys) -> None:
-    """Raise ModelError unless the router is a sigmoid."""
+    """Raise ModelError unless the router of the file computes a sigmoid."""
     if keys.raw("expert_gating_func") not in (None, 2):
         keys.fail("expert_gating_func", keys.raw("expert_gating_func"), "2, the sigmoid")

@@ -1,4 +1,4 @@
-"""GGUF files of Falcon-H1: the converter multiplies the tensors by the factors of the config."""
+"""GGUF files of Falcon-H1: the converter has multiplied the config's factors into the tensors."""
 
 from __future__ import annotations
 

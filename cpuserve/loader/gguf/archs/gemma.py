@@ -15,7 +15,7 @@ _SANDWICH = {
 }
 
 
-# The tensors of per-layer embeddings in a block (Gemma 3n and 4).
+# The tensors of a block for per-layer embeddings (Gemma 3n and 4).
 _INPUTS = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
@@ -49,7 +49,7 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
 def _gemma_embedding(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for EmbeddingGemma: by default, every sixth layer is global.
 
-    The other layers attend to half of the window on either side.
+    In all other layers, a token attends to half of the window on either side.
     """
     return {
         **_gemma3(keys),
@@ -61,7 +61,8 @@ def _gemma_embedding(keys: Keys) -> dict[str, Any]:
 def _gemma3n(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Gemma 3n; files stack the matrices between AltUp streams.
 
-    The key activation_sparsity_scale has the cutoff of each layer's gates, in standard deviations.
+    The key activation_sparsity_scale has the cutoff of the gates in each layer, in standard
+    deviations.
     """
     cutoffs, widths = keys.raw("activation_sparsity_scale"), keys.raw("feed_forward_length")
     if cutoffs is not None and not (
@@ -88,7 +89,7 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
         settings["vocab_size_per_layer_input"] = inputs.shape[0]
     if low is not None:
         settings["laurel_rank"] = low.shape[0]
-    if cutoffs is not None:  # -inf: no cutoff
+    if cutoffs is not None:  # -inf means no cutoff
         from statistics import NormalDist
 
         shares = [NormalDist().cdf(cutoff) for cutoff in cutoffs]
@@ -99,7 +100,7 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
 def _gemma4(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Gemma 4, where sizes differ by layer.
 
-    The factors in rope_freqs.weight are for global layers only.
+    The factors in rope_freqs.weight apply only to global layers.
     """
     kinds = keys.windows()
     own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
@@ -141,8 +142,8 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 def _query_scalar(keys: Keys, layers: int) -> int:
     """Return query_pre_attn_scalar: attention scores are divided by its square root.
 
-    The value is the width of a head, except in the largest model of the family, where it is hidden
-    size / heads. Files do not store it. `layers` is the number of blocks of the largest model.
+    The value is the width of a head. In the largest model of the family it is hidden size / heads.
+    Files do not store it. `layers` is the number of blocks of the largest model.
     """
     width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     if keys.count("block_count") == layers:

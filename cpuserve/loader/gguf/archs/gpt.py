@@ -117,7 +117,7 @@ ARCHS = {
 }
 
 
-# Falcon 40B and 180B; their files have a norm for attention and another for the MLP.
+# Falcon 40B and 180B: their files have one norm for attention and another one for the MLP.
 FALCON_TWO_NORMS = replace(
     ARCHS["falcon"], blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 )

@@ -1,4 +1,4 @@
-"""GGUF files of Granite: dense, mixtures, and Mamba2."""
+"""GGUF files of Granite: dense models, mixtures of experts, and hybrids with Mamba2."""
 
 from __future__ import annotations
 

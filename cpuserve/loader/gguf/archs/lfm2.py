@@ -1,4 +1,4 @@
-"""GGUF files of LFM2: short convolutions between layers of attention."""
+"""GGUF files of LFM2, which has short convolutions between its attention layers."""
 
 from __future__ import annotations
 

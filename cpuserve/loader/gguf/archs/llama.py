@@ -1,4 +1,4 @@
-"""GGUF files of Llama, and of Mixtral, which files call "llama" as well."""
+"""GGUF files of Llama, and of Mixtral, which has the architecture name "llama" in GGUF files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ARCHS = {
 }
 
 
-# Files call Mixtral "llama"; only it has experts.
+# GGUF files call Mixtral "llama" as well; of these two, only Mixtral has experts.
 MIXTRAL = GgufArch(
     "MixtralForCausalLM",
     "mixtral",

@@ -1,4 +1,4 @@
-"""GGUF files of families that differ from Llama in few settings."""
+"""GGUF files of families that differ from Llama only in a few settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _mellum(keys: Keys) -> dict[str, Any]:
 def _olmo2(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for OLMo 3, if the file has a sliding window, or for OLMo 2.
 
-    Without sliding_window_pattern, three of four layers use the window.
+    If a file has no sliding_window_pattern, three of four layers use the window.
     """
     if not keys.raw("attention.sliding_window"):
         return {}
@@ -106,14 +106,14 @@ def _afmoe(keys: Keys) -> dict[str, Any]:
 
 
 def _exaone4(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for EXAONE 4; only the large model has sliding windows."""
+    """Return entries of config.json for EXAONE 4; only its large model has sliding windows."""
     if not keys.raw("attention.sliding_window"):
         return {"sliding_window": None}
     return {"layer_types": keys.windows()}
 
 
 def _apertus(keys: Keys) -> dict[str, Any]:
-    """Return the parameters of each layer's xIELU, which files have as metadata."""
+    """Return the parameters of xIELU for each layer, which files have as metadata."""
     layers = range(keys.layers())
     found = []
     for name in ("alpha_p", "alpha_n", "beta", "eps"):
@@ -129,8 +129,8 @@ def _apertus(keys: Keys) -> dict[str, Any]:
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Cohere 2 with experts.
 
-    In all files, the result is the mean of routed and shared experts. The first layers, which have
-    a dense MLP, have a RoPE even if they have no window.
+    In all files, the result is the mean of the routed and the shared experts. The first layers have
+    a dense MLP; they have a RoPE even if they have no window.
     """
     shared_count = keys.whole("expert_shared_count")
     settings = experts(keys)
@@ -157,7 +157,7 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
 def _laguna(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Laguna.
 
-    The number of rows of attn_gate shows whether there is a gate for each head or each column.
+    The number of rows of attn_gate shows whether each head or each column has its own gate.
     """
     need_sigmoid(keys)
     layers, settings = range(keys.layers()), experts(keys)
@@ -214,7 +214,7 @@ def _minimax_m2(keys: Keys) -> dict[str, Any]:
     }
 
 
-# The norms of queries and keys of Hunyuan.
+# The norms for queries and keys of Hunyuan.
 _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",

@@ -10,7 +10,7 @@ from cpuserve.loader.gguf.keys import Keys
 
 
 def _scaled(keys: Keys) -> dict[str, Any]:
-    """Return the rope parameters that scale queries; files of other models have no scale."""
+    """Return the RoPE parameters that scale queries; files of other models do not scale them."""
     rope: dict[str, Any] = {}
     if keys.raw("rope.scaling.type") in (None, "none"):
         rope["rope_type"] = "default"

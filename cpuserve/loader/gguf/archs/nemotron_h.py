@@ -8,7 +8,7 @@ from cpuserve.loader.gguf.archs.experts import experts
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
-# A tensor that only layers of one kind have; layers without any of them are MLPs.
+# The kind of a layer by a tensor that only such layers have; layers without one are MLPs.
 _KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe"}
 
 

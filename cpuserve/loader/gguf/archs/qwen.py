@@ -1,4 +1,4 @@
-"""GGUF files of Qwen: dense, mixtures, and gated delta nets."""
+"""GGUF files of Qwen: dense models, mixtures of experts, and models with gated delta nets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DELTA = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
-    "ssm_in": "linear_attn.in_proj_qkvz",  # in files of Qwen3-Next from before December 2025
+    "ssm_in": "linear_attn.in_proj_qkvz",  # files of Qwen3-Next before December 2025
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_alpha": "linear_attn.in_proj_a",
@@ -44,7 +44,7 @@ def _qwen2_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _delta(keys: Keys) -> dict[str, Any]:
-    """Return entries of config.json for gated delta nets, with the kind of each layer."""
+    """Return entries of config.json for gated delta nets, and the kind of each layer."""
     values = keys.count("ssm.time_step_rank")
     width = keys.count("ssm.inner_size")
     if width % values:
@@ -85,8 +85,8 @@ def _qwen3_moe(keys: Keys) -> dict[str, Any]:
 
 ARCHS = {
     "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
-    # The parts for text of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Their RoPE has positions on three
-    # axes, which are equal for texts.
+    # The text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Their RoPE has positions on three axes,
+    # which are equal for text.
     "qwen2vl": GgufArch("Qwen2ForCausalLM", "qwen2"),
     "qwen3vl": GgufArch("Qwen3ForCausalLM", "qwen3"),
     "qwen3vlmoe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),

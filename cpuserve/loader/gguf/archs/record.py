@@ -1,4 +1,4 @@
-"""GgufArch: the properties of the files of one architecture."""
+"""GgufArch: how the GGUF files of one architecture differ from files of Llama."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuserve.loader.gguf.keys import Keys
 
 
 def nothing(_: Keys) -> dict[str, Any]:
-    """Return no settings: the architecture needs none of its own."""
+    """Return no settings, for architectures without settings of their own."""
     return {}
 
 
@@ -19,17 +19,18 @@ class GgufArch:
     """How files of one architecture are read as a Hugging Face model.
 
     family: the entry in "architectures" of config.json.
-    blocks: Hugging Face names of a block's tensors that differ from Llama.
-    top: Hugging Face names of tensors outside of blocks that differ from Llama.
-    layers: the part of a name before the number of a block.
-    settings: a function that returns entries of config.json that only some architectures have.
-    eps: the config's key for the epsilon of norms.
+    blocks: the Hugging Face name of each tensor in a block, where it differs from Llama.
+    top: the Hugging Face name of each tensor outside of blocks, where it differs from Llama.
+    layers: the part of a tensor name before the number of the block.
+    settings: a function that returns entries of config.json for this architecture.
+    eps: the key in config.json for the epsilon of norms.
     layer_norm: whether norms are layer norms.
-    interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
-    added_norms: the converter adds 1 to the weights of norms, except in gated delta nets.
-    tiled: the converter reorders value heads of gated delta nets.
-    yarn: YaRN parameters of the family that files do not have.
-    mixed: metadata may be lists with a number for each layer, because layers differ in size.
+    interleaved: whether the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j,
+      2j + 1).
+    added_norms: whether the converter adds 1 to the weights of norms, except in gated delta nets.
+    tiled: whether the converter reorders the value heads of gated delta nets.
+    yarn: the YaRN parameters of the family that files do not have.
+    mixed: whether metadata may be lists with a number for each layer, as layers differ in size.
     """
 
     family: str

@@ -1,8 +1,8 @@
-"""Architectures of llama.cpp that cpuserve does not run, and the nearest thing that it runs."""
+"""Architectures of llama.cpp that cpuserve does not run, and similar models that it runs."""
 
 from __future__ import annotations
 
-# The type of models in transformers that can run the safetensors of the same model, slowly.
+# The model_type in transformers that can run the safetensors of the same model, but slowly.
 THROUGH_TRANSFORMERS = {
     "bitnet": "bitnet",
     "bloom": "bloom",
@@ -55,7 +55,7 @@ REASONS = {
 
 
 def why_refused(name: str) -> str | None:
-    """Return why files of this architecture are refused and what runs; None for an unknown one."""
+    """Return why files of this architecture are refused; None if the architecture is unknown."""
     if name in THROUGH_TRANSFORMERS:
         return (
             "give the safetensors of the model, which run through transformers, slowly "

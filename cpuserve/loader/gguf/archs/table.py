@@ -1,8 +1,8 @@
-"""The architectures of GGUF files: the model family of each, its tensors and its metadata.
+"""The architectures of GGUF files: for each its model family, tensors and metadata.
 
-To add an architecture, add an entry to the ARCHS of its family. Tensors and keys follow the gguf
-package and the llama.cpp converters; tests/loader/test_gguf_archs.py writes a file of each
-architecture and reads it back.
+To add an architecture, add an entry to ARCHS in the file of its family. Tensors and keys follow the
+gguf package and the llama.cpp converters. tests/loader/test_gguf_archs.py writes a file of each
+architecture and reads it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     """Return the metadata of a file, and the entry of its architecture.
 
     Raises:
-        ModelError: the architecture has no entry; the message says what runs instead.
+        ModelError: the architecture has no entry; the message lists what runs instead.
     """
     name = file.value("general.architecture")
     if isinstance(name, str) and (why := why_refused(name)) is not None:
