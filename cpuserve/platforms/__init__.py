@@ -1,4 +1,4 @@
-"""Platforms: the built-in `cpu`, and plug-ins found by the entry point cpuserve.platforms."""
+"""Platforms: the built-in one, `cpu`, and plug-ins with the entry point cpuserve.platforms."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def select(
 ) -> tuple[Platform, list[str]]:
     """Return the platform `name`, or the best one that can run here, and lines to print.
 
-    A plug-in that can run takes precedence over the built-in platform, and a line says so. Another
-    line for each plug-in that is not used says why: it cannot run, is broken, has the name of
-    the built-in platform, or shares its name with another plug-in.
+    A plug-in that can run takes precedence over the built-in platform, and a line says so. For each
+    plug-in that is not used, a line says why: it cannot run, is broken, has the name of the
+    built-in platform, or shares its name with another plug-in.
 
     Raises:
-        ConfigError: `name` is unknown or cannot run; lists every platform with its reason. Or the
-            built-in platform is the only one left and this CPU is too old for it.
+        ConfigError: `name` is unknown or cannot run (the message has every platform and its
+            reason), or only the built-in platform is left and this CPU is too old for it.
     """
     points = plugins.installed(ENTRY_POINTS) if entry_points is None else entry_points
     claims = plugins.claims(points, (BUILT_IN,))
@@ -35,7 +35,8 @@ def select(
     found: dict[str, tuple[Platform, str]] = {}
     reasons = dict(claims.refused)
     for plugin_name, point in claims.accepted.items():
-        # An import may take seconds or fail, so import only the plug-in that was named, if any.
+        # An import may take seconds or fail,
+        # so if a platform was requested, import only its plug-in.
         if wanted in (None, plugin_name.lower()):
             _try(plugin_name, point, found, reasons)
     if wanted is not None:
@@ -54,7 +55,7 @@ def _try(
     found: dict[str, tuple[Platform, str]],
     reasons: dict[str, str],
 ) -> None:
-    """Add the plug-in to `found` with its probe's text, or the reason why not to `reasons`."""
+    """Add the plug-in to `found` with the text of its probe, or to `reasons` with the cause."""
     plugin, why = plugins.load(point, lambda made: plugins.lacking(made, REQUIRED))
     if plugin is None:
         reasons[name] = why

@@ -1,4 +1,4 @@
-"""Platform: turns the requested options and the host into one frozen EngineConfig."""
+"""Platform: the interface that turns requested options and the host into one EngineConfig."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cpuserve.config.engine import Resolved
 from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.host import Host
 
-IN_32 = "in groups of 32"  # ends ModelFacts.quantization if the format does not imply the group
+IN_32 = "in groups of 32"  # ends ModelFacts.quantization if the format does not fix the group size
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
     """The shape of keys and values of one attention layer.
 
-    window: most keys that a token sees (0 = all).
-    latent: the stored keys are the values as well (MLA).
+    window: the most keys that a token sees (0 = all keys).
+    latent: whether the stored keys serve as the values as well (MLA).
     """
 
     kv_heads: int
@@ -31,35 +31,35 @@ class KvLayerFacts:
 class ModelFacts:
     """The facts about a model that a platform needs: numbers and texts, no tensors.
 
-    name: the model as requested by the user.
+    name: the model as the user requested it.
     dtype: the type of the checkpoint ("bfloat16", "float16", "float32").
     quantization: the weight format of a quantized checkpoint ("gguf Q4_1"); None = not quantized.
-    fixed_positions: no request can be longer than max_position, for example because positions are a
-      learned table.
+    fixed_positions: whether no request can be longer than max_position, for example because
+      positions are a learned table.
     length_limit: the reason for fixed_positions if there is no such table; "" = the table.
     weight_bytes: bytes of all tensors in the files.
     table_bytes: bytes of tables that are not packed, because their rows are looked up in the files.
-    matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
+    matrix_weights: number of weights in all matrices, a tied matrix counted once (0 without a
       Program).
-    expert_weights: number of weights in the experts of a mixture.
-    chosen_weights: number of weights in the experts that a token is routed to.
-    activation_width: floats of scratch memory per token of a step.
-    has_program: cpuserve implements the architecture.
+    expert_weights: number of weights in all experts of a mixture.
+    chosen_weights: number of weights in the experts that one token is routed to.
+    activation_width: floats of scratch memory for each token of a step.
+    has_program: whether cpuserve implements the architecture.
     generation: sampling parameters that the model recommends.
-    generation_why: the source of the recommendation.
-    state_bytes: the bytes that recurrent layers keep for a sequence.
+    generation_why: the source of this recommendation.
+    state_bytes: bytes that recurrent layers store for a sequence.
     adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig.
-    adapter_weights: the number of weights in the matrices of all adapters or slots.
-    usual_length: sentence-transformers truncates texts to so many tokens; None = to the number of
-      positions.
-    own_head: the output matrix is not the table of embeddings, although the config says so.
+    adapter_weights: number of weights in the matrices of all adapters or adapter slots.
+    usual_length: the number of tokens that sentence-transformers truncates texts to; None = the
+      number of positions.
+    own_head: whether the output matrix differs from the embeddings, although the config ties them.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
-    rope_columns: rotated columns of all RoPE tables together.
+    rope_columns: number of rotated columns of all RoPE tables together.
     vocab: the number of logits; 0 = no logits.
-    barriers: barriers in a step of one token (0 without a Program).
+    barriers: number of thread barriers in a step of one token (0 without a Program).
     family: `model_type` of the config.
-    parameters: the number of weights in all tensors, without adapters (0 without a Program).
-      Clients that list models see `family` and `parameters`.
+    parameters: number of weights in all tensors, without adapters (0 without a Program). Lists of
+      models show `family` and `parameters` to clients.
     """
 
     name: str
@@ -103,10 +103,10 @@ class ModelFacts:
 class Capabilities:
     """The abilities of a platform on one host.
 
-    isa_level: the ISA level at which models run.
-    isa_level_means: a sentence on this level.
-    dtypes: possible types of weights.
-    quantizations: checkpoint formats and schemes.
+    isa_level: the ISA level that models run at.
+    isa_level_means: a sentence about this level.
+    dtypes: the possible types of weights.
+    quantizations: the possible formats of checkpoints, and schemes for quantization at load.
     attention: the default attention kernel.
     """
 
@@ -119,27 +119,27 @@ class Capabilities:
 
 @runtime_checkable
 class Platform(Protocol):
-    """One way to run models on a machine; out-of-tree ones use entry point cpuserve.platforms.
+    """A way to run models on a machine; plug-ins use the entry point cpuserve.platforms.
 
-    An entry point refers to a class without arguments or to an object.
+    The entry point refers to an object, or to a class that needs no arguments.
     """
 
     name: str
     device_type: str
 
     def probe(self) -> tuple[bool, str]:
-        """Whether this platform can run here, and the reason either way. Never raises."""
+        """Return (whether this platform can run here, the reason for it). Never raises."""
 
     def host(self) -> Host:
-        """Return the machine, read once."""
+        """Return the description of the machine, which is read once."""
 
     def capabilities(self, host: Host) -> Capabilities:
-        """Return what can be requested on `host`. Pure."""
+        """Return the abilities of the platform on `host`. A pure function."""
 
     def kernels(self, isa: str) -> Mapping[str, str]:
-        """Return kernel name -> ISA level of its code, if `isa` is the level in use."""
+        """Return kernel name -> ISA level of its code, for an engine at the level `isa`."""
 
     def resolve(
         self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host
     ) -> Resolved:
-        """Decide every setting. Pure. ConfigError if a requested value cannot be honoured."""
+        """Decide every setting. Pure. Raises ConfigError if a requested value is not possible."""

@@ -1,9 +1,9 @@
 """Divide the layers of a model into cache groups; a sequence has a block table for each.
 
 All groups share one pool of KV blocks, so a block is as large as the largest group needs. Layers
-that keep the same tokens are therefore divided into several groups of about equal size: for 4
-layers that see everything and 22 with a window, into one group of 4 layers, five of 4, and one of
-2. Any block then serves any group, and no memory has to be reserved for one of them.
+that keep the same tokens are therefore divided into groups of about equal size. For example, 4
+layers with full attention and 22 with a window become one group of 4 layers, five groups of 4, and
+one group of 2. Any block can then serve any group, and no group needs reserved memory.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 from cpuserve.config.engine import KvGroup
 
-# With fewer groups, a step has fewer block tables to pack. To have fewer groups, at most this
-# fraction of the cache's memory may be wasted.
+# With fewer groups, a step has fewer block tables to pack. At most this fraction of the KV cache's
+# memory may be wasted for fewer groups.
 MOST_WASTE = 1 / 12
 MOST_PARTS = 8
 
 
 def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
-    """Return the cache groups for layers; groups without a window come first.
+    """Return the cache groups for the layers; groups without a window come first.
 
-    windows: the window of each layer in tokens, 0 = all.
-    sizes: bytes of a block for each layer.
+    windows: the window of each layer in tokens, 0 = all tokens.
+    sizes: the bytes that each layer needs in a block.
     """
     kinds: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):
@@ -43,14 +43,14 @@ def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
 
 
 def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
-    """Return the bytes of a block that can serve any of `groups`; [] means one of all layers."""
+    """Return the bytes of a block that can serve any of `groups`; [] = one group of all layers."""
     if not groups:
         return sum(sizes)
     return max(sum(sizes[layer] for layer in group.layers) for group in groups)
 
 
 def _divide(kinds: dict[int, list[int]], sizes: Sequence[int], most: int) -> list[KvGroup]:
-    """Divide the layers of each kind, in order, into groups of at most `most` bytes."""
+    """Divide the layers of each window, in order, into groups of at most `most` bytes a block."""
     groups: list[KvGroup] = []
     for window in sorted(kinds):
         size = most + 1  # so that the first layer begins a group

@@ -1,9 +1,9 @@
-"""CPU quota and memory limit of the control group this process runs in, v1, v2 and hybrid.
+"""The CPU quota and the memory limit of this process's control group: v1, v2 and hybrid.
 
-The limits of all ancestors apply, so every value is the minimum up to the root. Inside a container
-the path of /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup namespace
-shows the host's path); the mounted root is then the container's own group. No limit is written as
-"max" (v2), -1 (v1 quota) or a page-rounded 2^63 (v1 memory).
+The limits of all ancestors apply, so every value is the minimum on the path to the root. In a
+container, the path in /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup
+namespace shows the host's path); the mounted root is then the container's own group. "No limit" is
+written as "max" (v2), -1 (quota in v1), or 2^63 rounded to a page (memory in v1).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ V1_UNLIMITED = 1 << 62  # larger limits mean "no limit": the kernel writes 92233
 class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the control group.
 
-    cpu_quota: number of CPUs (1.5 = 150 ms of CPU time per 100 ms).
-    memory_limit: bytes.
-    memory_available: the limit minus used bytes that cannot be reclaimed. None = no limit.
-    throttled_periods, throttled_s: how often and for how long the kernel stopped the group, or an
-      ancestor, because of its quota.
+    cpu_quota: number of CPUs (1.5 = 150 ms of CPU time in each 100 ms).
+    memory_limit: the limit in bytes.
+    memory_available: the limit minus the used bytes that cannot be reclaimed. None = no limit.
+    throttled_periods, throttled_s: how often, and for how many seconds, the kernel stopped the
+      group or an ancestor because of its quota.
     """
 
     version: int = 0
@@ -69,7 +69,7 @@ def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
 
 
 def own_cgroup() -> Cgroup:
-    """Read the limits of this process from the files of this system."""
+    """Read the limits of this process from /sys/fs/cgroup and /proc."""
     return read_cgroup(Path("/sys/fs/cgroup"), Path("/proc"))
 
 
@@ -78,7 +78,7 @@ def _seconds(count: int | None, per_second: float) -> float | None:
 
 
 def _own_paths(file: Path) -> dict[str, str]:
-    """Return controller -> path of our group; "" is the v2 hierarchy."""
+    """Return controller -> path of this process's group; the key "" is the v2 hierarchy."""
     paths: dict[str, str] = {}
     for line in _text(file).splitlines():
         parts = line.split(":", 2)
@@ -99,7 +99,7 @@ def _v1_groups(root: Path, controller: str, paths: dict[str, str]) -> Iterator[P
 
 
 def _ancestors(root: Path, path: str) -> Iterator[Path]:
-    """Yield our group below `root` if it exists, then its parents, `root` last."""
+    """Yield the own group below `root` if it exists, then its parents; `root` comes last."""
     parts = [p for p in path.split("/") if p]
     if ".." not in parts and (root / "/".join(parts)).is_dir():
         for depth in range(len(parts), 0, -1):
@@ -134,7 +134,7 @@ def _v2_memory(group: Path) -> tuple[int, int] | None:
 
 
 def _v1_memory(group: Path) -> tuple[int, int] | None:
-    # Inside a container, only memory.stat shows the limits of ancestors.
+    # In a container, only memory.stat shows the limits of ancestors.
     of_all = _stat(group / "memory.stat", "hierarchical_memory_limit")
     limits = [_int(group / "memory.limit_in_bytes"), of_all]
     return _limit_and_free(
@@ -145,7 +145,7 @@ def _v1_memory(group: Path) -> tuple[int, int] | None:
 
 
 def _reclaimable(group: Path, *keys: str) -> int:
-    """Return the bytes of page cache and similar memory, which the kernel can reclaim."""
+    """Return the bytes that the kernel can reclaim, such as page cache."""
     return sum(_stat(group / "memory.stat", key) or 0 for key in keys)
 
 

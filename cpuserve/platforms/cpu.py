@@ -25,18 +25,18 @@ from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
 from cpuserve.platforms.resolve import resolve
 from cpuserve.platforms.tuned import Tuned, read_tuned
 
-LARGEST_K = 65536  # the longest rows of a matrix (K), for the report on K blocks
+LARGEST_K = 65536  # the longest matrix rows (K) in the report on K blocks
 
 
 class CpuPlatform:
-    """Runs models with the C++ kernels if the CPU runs one of their ISA levels, else with torch."""
+    """Runs models with the C++ kernels if this CPU has an ISA level for them, else with torch."""
 
     name = "cpu"
     device_type = "cpu"
 
     @cached_property
     def _native(self) -> tuple[ModuleType | None, str]:
-        """Return (the native extension or None, why it cannot be imported)."""
+        """Return (the native extension, or None and why it cannot be imported)."""
         try:
             import cpuserve._C as _C
         except ImportError as e:
@@ -45,7 +45,7 @@ class CpuPlatform:
         return _C, ""
 
     def probe(self) -> tuple[bool, str]:
-        """Whether this CPU runs numpy, the only package here that an old CPU cannot run."""
+        """Whether this CPU can run numpy; an old CPU can run all other packages."""
         native, _ = self._native
         lacking = lacking_x86_64_v2(native.cpu_features()) if native else []
         if lacking:
@@ -56,14 +56,14 @@ class CpuPlatform:
         return True, "any CPU"
 
     def build(self) -> tuple[tuple[str, ...], dict[str, str], str]:
-        """Return (compiled ISA levels, facts, "") of the extension, or ((), {}, why it fails)."""
+        """Return (compiled ISA levels, facts, "") of the extension, or ((), {}, reason)."""
         native, error = self._native
         if native is None:
             return (), {}, error
         return tuple(native.compiled_isa_levels()), native.build_facts(), ""
 
     def host(self) -> Host:
-        """Read the machine, with the ISA levels that the native extension can run on it."""
+        """Return the description of the machine, with the ISA levels that the extension can run."""
         native, error = self._native
         host = Host.read()
         check = native.check_work_sizes if native else None
@@ -83,7 +83,7 @@ class CpuPlatform:
         return msgspec.structs.replace(host, thread_gain=_measured_gain(native, host))
 
     def capabilities(self, host: Host) -> Capabilities:
-        """Return the ISA level, dtypes, formats and attention kernel on `host`."""
+        """Return the ISA level, dtypes, formats and attention kernel that `host` supports."""
         level, means = isa_level_of(host)
         attention = "torch" if level == "none" else self.kernels(level).get("attention.bf16", level)
         return Capabilities(
@@ -91,12 +91,12 @@ class CpuPlatform:
         )
 
     def kernels(self, isa: str) -> Mapping[str, str]:
-        """Return kernel name -> ISA level of its code; empty if this machine cannot run `isa`."""
+        """Return kernel name -> ISA level of its code; {} if this machine cannot run `isa`."""
         native, _ = self._native
         return dict(native.resolve_table(isa)) if native and isa in native.isa_levels() else {}
 
     def work(self, host: Host, isa: str, cpu: int = 0) -> WorkReport | None:
-        """Return how much the kernels of `isa` work on at a time, with the caches of `cpu`."""
+        """Return the block sizes of the kernels at the level `isa`, for the caches of CPU `cpu`."""
         native, _ = self._native
         if native is None or isa not in native.isa_levels():
             return None
@@ -127,7 +127,7 @@ class CpuPlatform:
         return Roofline(native, isa, threads, cpus)
 
     def sampling_seconds(self, isa: str, vocab: int, draws: int) -> list[float]:
-        """Return the CPU seconds of each of `draws` top-p samples; ConfigError as for roofline."""
+        """Return the CPU seconds of each of `draws` top-p samples; ConfigError as in `roofline`."""
         native, error = self._native
         if native is None:
             msg = f"this machine cannot be measured: {error}"
@@ -140,7 +140,7 @@ class CpuPlatform:
         """Decide every setting, each with a reason.
 
         Raises:
-            ConfigError: a requested value is not possible; suggests the nearest possible one.
+            ConfigError: a requested value is not possible; suggests the nearest possible value.
         """
         return resolve(self.name, options, sources, facts, host)
 

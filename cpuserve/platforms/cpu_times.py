@@ -1,4 +1,4 @@
-"""How long each CPU of this machine was busy and idle since it started."""
+"""The time that each CPU of this machine was busy and idle since the machine started."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 
 _STAT = Path("/proc/stat")
-# user, nice, system, idle, iowait, irq, softirq, steal; guest times are part of user and nice.
+# The fields are user, nice, system, idle, iowait, irq, softirq, steal. Guest times are included in
+# user and nice.
 _LINE = re.compile(r"^cpu(\d+) ((?:\d+ ?){4,})", re.MULTILINE)
 _COUNTED = 8
 _IDLE = (3, 4)
 
 
 class CpuTimes(msgspec.Struct, frozen=True):
-    """Seconds that CPU `cpu` was busy and idle since the machine started."""
+    """The seconds that CPU `cpu` was busy and idle since the machine started."""
 
     cpu: int
     busy_s: float
@@ -24,7 +25,7 @@ class CpuTimes(msgspec.Struct, frozen=True):
 
 
 def cpu_times(stat: Path = _STAT) -> list[CpuTimes]:
-    """Return the times of each CPU that is online; `stat` is /proc/stat, else psutil is asked."""
+    """Return the times of each CPU that is online, from `stat` (/proc/stat) or else from psutil."""
     try:
         text = stat.read_text(encoding="ascii")
     except OSError:

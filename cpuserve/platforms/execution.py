@@ -1,4 +1,4 @@
-"""Choose the code that runs a model: cpuserve or transformers, kernels or torch, and ISA level."""
+"""Choose the code that runs a model: cpuserve or transformers, kernels or torch, the ISA level."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choose_execution(
 
 
 def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:
-    """Return "cpuserve", or "transformers" for an architecture without a program."""
+    """Return "cpuserve", or "transformers" for an architecture without a Program."""
     asked = options.model_impl or "auto"
     if asked == "transformers" or (asked == "auto" and not facts.has_program):
         if not (host.torch and host.transformers):
@@ -64,7 +64,7 @@ def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host:
 
 
 def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
-    """Return EngineConfig.pooling; ConfigError if the executor cannot pool."""
+    """Return EngineConfig.pooling; ConfigError if the executor cannot compute embeddings."""
     if facts.pooling != "none" and model_impl == "transformers":
         msg = (
             f"{ledger.asked('pooling')}: {facts.architecture} runs on the transformers library, "
@@ -75,7 +75,7 @@ def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
 
 
 def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
-    """Raise ConfigError for adapters where the transformers library runs the model."""
+    """Raise ConfigError if adapters are requested for a model that transformers runs."""
     if (facts.adapters or facts.adapter_slots) and model_impl == "transformers":
         asked = "lora_modules" if facts.adapters else "allow_runtime_lora_updating"
         msg = (
@@ -88,7 +88,7 @@ def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
 def _executor(
     options: EngineOptions, ledger: Ledger, host: Host, model_impl: str
 ) -> tuple[str, str]:
-    """Return (isa, executor); a requested ISA level is checked even if torch runs."""
+    """Return (isa, executor); a requested ISA level is checked even if torch runs the model."""
     isa = _isa(options, ledger, host)
     asked = options.executor or "auto"
     if asked == "torch" or model_impl == "transformers" or isa is None:

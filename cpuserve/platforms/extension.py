@@ -1,4 +1,4 @@
-"""Find out why the native extension cannot be used here, from directories and file headers."""
+"""Find out why the native extension cannot be loaded, from directories and file headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header
-# The instruction sets of x86-64-v2 that `cpu_features` lists; every CPU with AVX2 has them.
+# The instruction sets of x86-64-v2 as `cpu_features` calls them; every CPU with AVX2 has them.
 X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt")
 
 
@@ -21,9 +21,9 @@ def why_not_loaded(
 ) -> str:
     """Return one line that says why `import cpuserve._C` raised `error`.
 
-    folder: the directory of the package.
+    folder: the directory of the cpuserve package.
     arch: the architecture of this process.
-    suffixes: endings of extensions that this Python loads, such as
+    suffixes: the endings of extension modules that this Python loads, such as
       ".cpython-311-x86_64-linux-gnu.so".
     """
     made = sorted(folder.glob("_C.*so"))
@@ -42,14 +42,14 @@ def why_not_loaded(
 
 
 def lacking_x86_64_v2(cpu: Mapping[str, Any]) -> list[str]:
-    """Return the instruction sets of x86-64-v2 that the CPU of `_C.cpu_features()` lacks."""
+    """Return the instruction sets of x86-64-v2 that `cpu`, from `_C.cpu_features()`, lacks."""
     if cpu["arch"] != "x86_64":
         return []
     return [name for name in X86_64_V2 if name not in cpu["features"]]
 
 
 def _tag(name: str) -> str:
-    """Return "cpython-311-x86_64-linux-gnu" of a file name or suffix that contains it."""
+    """Return the part "cpython-311-x86_64-linux-gnu" of a file name or suffix."""
     return re.sub(r"^_?C?\.|\.so$", "", name)
 
 

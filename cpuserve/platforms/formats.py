@@ -1,4 +1,4 @@
-"""The number formats of an engine: dtype, activations, KV cache, and how weights are quantized."""
+"""The number formats of an engine: dtype, activations, KV cache, and quantization of weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cpuserve.platforms.isa_level import BF16_DOT
 
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
-# Formats that `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
+# Formats of `cpuserve quantize`: they leave embeddings and output heads unquantized.
 PARTIAL = ("compressed-tensors",)
-BY_32 = ("gguf", "mxfp4")  # matrices have a scale per 32 values
+BY_32 = ("gguf", "mxfp4")  # matrices in these formats have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -33,14 +33,14 @@ SCHEMES = {
     "int4_mixed": "quantized while loading: as int4; value and down projections int8, too",
 }
 # In models with fewer weights, int8 activations can change a response. When SmolLM2-135M states the
-# capital of France, its best two logits differ by 0.08; int8 rounding changes logits by 0.3 rms.
-# Prompts of such a small model are fast to compute, so 16-bit activations (two int8 terms) cost
-# little.
+# capital of France, its best two logits differ by 0.08, and int8 rounding changes logits by 0.3
+# rms. 16-bit activations (two int8 terms) cost little here, because prompts of so small a model are
+# fast to compute.
 FRAGILE_WEIGHTS = 300_000_000
 
 
 class Formats(NamedTuple):
-    """Number formats, with the fields of EngineConfig."""
+    """The number formats that were chosen, under the names of their fields in EngineConfig."""
 
     dtype: str
     activation_bits: int
@@ -51,7 +51,7 @@ class Formats(NamedTuple):
 def choose_formats(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, execution: Execution
 ) -> Formats:
-    """Decide the number formats; ConfigError for a quantization that the model cannot have."""
+    """Choose the number formats; ConfigError for a quantization that the model cannot have."""
     model_impl, executor = execution.model_impl, execution.executor
     dtype = _dtype(options, ledger, facts, execution.isa)
     quantize = _online_scheme(options, facts, model_impl)
@@ -62,7 +62,7 @@ def choose_formats(
 
 
 def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
-    """Return the type of weights and activations that are not quantized."""
+    """Return the type of the weights and activations that are not quantized."""
     asked = options.dtype or "auto"
     by_hand = "" if asked == "auto" else "as requested"
     if facts.quantization is not None:
@@ -76,16 +76,17 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
         why = "as in the checkpoint" if asked == "auto" else f"the checkpoint has {facts.dtype}"
         why += _arithmetic(got, isa)
         if asked == "auto" and got == "float16" and isa in BF16_DOT:
-            # A 1B model on AMX computes 1,066 tokens/s of a prompt in bfloat16, 161 in float16.
+            # A 1B model on AMX computes 1,066 prompt tokens/s in bfloat16, and 161 in float16.
             why += "; --dtype bfloat16 runs prompts faster here, but rounds weights to 8 bits of 11"
     return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
 
 
 def _narrows(facts: ModelFacts, isa: str) -> bool:
-    """Whether `auto` computes this checkpoint in bfloat16: a float32 encoder, at a BF16_DOT level.
+    """Whether "auto" computes this checkpoint in bfloat16: a float32 encoder at a BF16_DOT level.
 
-    Encoders are stored as float32 by custom. In bfloat16 the cosine with their vectors is above
-    0.9999, and prompts, which are all that an encoder computes, take a third of the time on AMX.
+    Encoders are usually stored as float32. In bfloat16, their vectors have a cosine above 0.9999 to
+    those in float32. Prompts, which are all that an encoder computes,
+    take a third of the time on AMX.
     """
     return facts.whole_prompts and facts.dtype == "float32" and isa in BF16_DOT
 
@@ -105,7 +106,7 @@ def _arithmetic(dtype: str, isa: str) -> str:
 def _activation_bits(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
 ) -> int:
-    """Return 8 or 16; 16 needs C++ kernels and weights that are quantized in groups of 32."""
+    """Return 8 or 16 bits; 16 needs C++ kernels and weights that are quantized in groups of 32."""
     asked = options.activation_bits or "auto"
     stored = facts.quantization or ""
     by_32 = stored.startswith(BY_32) or stored.endswith(IN_32) or quantize.endswith("_fine")
@@ -146,7 +147,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
-    """Return EngineConfig.quantize: how dense matrices are quantized while they load."""
+    """Return EngineConfig.quantize: how dense matrices are quantized while they are loaded."""
     asked = (options.quantization or "auto").lower()
     dense = facts.quantization is None or facts.quantization.startswith(PARTIAL)
     if asked not in MADE_WHILE_LOADING or not dense or model_impl != "cpuserve":
@@ -155,14 +156,14 @@ def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -
 
 
 def scheme_for(asked: str, matrix_weights: int) -> str:
-    """Return the scheme for `asked` (one of MADE_WHILE_LOADING) in a model with so many weights."""
-    # w8a8 is a fixed scheme; int8 and int4 leave the choice of groups to cpuserve.
+    """Return the scheme for `asked` (one of MADE_WHILE_LOADING) and this number of weights."""
+    # w8a8 has fixed groups; for int8 and int4, cpuserve chooses the size of the groups.
     small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
     return f"{asked}_fine" if small else asked
 
 
 def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
-    """Report the format of the weights; ConfigError if another one was requested."""
+    """Record the format of the weights; ConfigError if another format was requested."""
     have = (facts.quantization or "none").lower()
     asked = (options.quantization or "auto").lower()
     if quantize != "none":

@@ -1,4 +1,4 @@
-"""Conditions of a host that slow down every model, and what to do about them.
+"""Conditions of a host that slow down every model, and their remedies.
 
 `serve` prints these as notes, and `doctor` lists them with its other problems.
 """
@@ -14,14 +14,14 @@ TORCH_REMEDY = "pip install 'cpuserve[torch]'"
 
 
 class Handicap(NamedTuple):
-    """A condition that slows models down, and its remedy."""
+    """A condition that slows models down, and a text that says what to do about it."""
 
     what: str
     remedy: str
 
 
 def handicaps(host: Host) -> Iterator[Handicap]:
-    """Yield the conditions that slow models down on `host`, the worst first."""
+    """Yield the conditions that slow models down on `host`, the worst condition first."""
     if host.emulated:
         yield Handicap(
             f"this process is emulated ({host.emulated}), which makes models many times slower",

@@ -1,7 +1,7 @@
-"""Host: the machine, and the part of it that this process may use, as plain data.
+"""Host: a description of the machine and the part that this process may use, as plain data.
 
-Everything is read from files below given roots, so tests can describe any machine by a file tree or
-by JSON. Nothing is decided here.
+Everything is read from files below given root directories, so tests can describe any machine by a
+file tree or by JSON. No decision is made here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ARM_PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
 }
 
-# Capacity of an Intel E core relative to P cores, if the kernel does not report it in cpu_capacity:
-# its vectors are half as wide, at about three quarters of the clock (an estimate).
+# The capacity of an Intel E core relative to P cores, if the kernel does not report it in
+# cpu_capacity. Its vectors are half as wide, at about three quarters of the clock (an estimate).
 ATOM_CAPACITY = 400
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """One online logical CPU. `core` is unique in the machine; l3 -1 = unknown.
+    """An online logical CPU. `core` is unique in the machine; l3 -1 = the cache is unknown.
 
-    capacity: work in a given time, 1024 for the fastest class of cores (P cores, big cores).
+    capacity: work in a given time; 1024 for the fastest class of cores (P cores, big cores).
     """
 
     id: CpuId
@@ -53,9 +53,9 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node.
+    """A NUMA node.
 
-    distances: from it to each node of the host, in their order; 10 = to itself.
+    distances: the distances to each node of the host, in their order; 10 = the node itself.
 
     The memory sizes are from the node's meminfo, which is wrong in a ballooned VM (`node_memory`).
     """
@@ -67,7 +67,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HugePages(msgspec.Struct, frozen=True):
-    """transparent: "always", "madvise" or "never"; pages of the 2 MiB pool."""
+    """transparent: "always", "madvise" or "never". pool_*: numbers of pages in the 2 MiB pool."""
 
     transparent: str = "never"
     pool_total: int = 0
@@ -75,25 +75,25 @@ class HugePages(msgspec.Struct, frozen=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine as this process sees it. Memory in bytes.
+    """The machine as this process sees it. Memory sizes are in bytes.
 
-    allowed: CPUs of the affinity mask, limited by the cpuset.
-    offline: present but switched off.
-    memory_nodes: nodes with memory that a cpuset permits; empty = unknown.
+    allowed: the CPUs in the affinity mask, limited by the cpuset.
+    offline: the CPUs that are present but switched off.
+    memory_nodes: the nodes with memory that a cpuset permits; empty = unknown.
     address_space_limit, data_limit: limits of one process (ulimit -v and -d); None = no limit.
-    numa_balancing: the kernel moves pages between nodes.
-    governor: CPU frequency governor ("powersave (acpi-cpufreq)"; "" = unknown).
-    load: load average of the last minute.
-    thread_gain: measured speed of reading memory with n + 1 threads, divided by the speed with n
-      threads, where n is the CPU quota rounded down; 0 = not measured.
-    isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
-      all, they are empty and `native_error` says why.
-    cpu_vendor: the vendor as CPUID reports it ("GenuineIntel"); "" = unknown, or the CPU has no
+    numa_balancing: whether the kernel moves pages between nodes.
+    governor: the CPU frequency governor ("powersave (acpi-cpufreq)"; "" = unknown).
+    load: the load average of the last minute.
+    thread_gain: the measured speed of reading memory with n + 1 threads, divided by the speed with
+      n threads, where n is the CPU quota rounded down; 0 = not measured.
+    isa_levels: the ISA levels that the native extension runs here, lowest first. If it cannot run
+      at all, they are empty and `native_error` says why.
+    cpu_vendor: the vendor that CPUID reports ("GenuineIntel"); "" = unknown, or the CPU has no
       CPUID.
-    tiles_refused: the CPU has AMX, but the system does not let this process use it.
-    emulated: the sign that this process runs on an emulated CPU; "" = none was found.
-    topology_known: sysfs lists the CPUs.
-    tuned: work sizes of the kernels that were found to be fastest here.
+    tiles_refused: whether the CPU has AMX, but the system does not let this process use it.
+    emulated: the sign that this process runs on an emulated CPU; "" = no sign was found.
+    topology_known: whether sysfs lists the CPUs.
+    tuned: the work sizes of the kernels that were measured to be fastest here.
     """
 
     arch: str
@@ -127,27 +127,27 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable_cpus(self) -> list[Cpu]:
-        """Online CPUs that this process may run on, sorted by number."""
+        """The online CPUs that this process may run on, sorted by number."""
         allowed = set(self.allowed)
         return sorted((c for c in self.cpus if c.id in allowed), key=lambda c: c.id)
 
     @property
     def memory_limit(self) -> int:
-        """Memory of the machine or of the container, whichever is less."""
+        """The memory of the machine or of the container, whichever is smaller."""
         return min(self.memory_total, self.cgroup.memory_limit or self.memory_total)
 
     @property
     def memory_free(self) -> int:
-        """Memory that is still available, in the machine or the container, whichever is less."""
+        """The available memory of the machine or of the container, whichever is smaller."""
         free = self.cgroup.memory_available
         return self.memory_available if free is None else min(self.memory_available, free)
 
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
         """Return the available bytes of `nodes`; None = use the available bytes of the machine.
 
-        The result is None if `nodes` are all nodes with memory. It is None as well if the sizes of
-        the nodes do not add up to the size of the machine: after ballooning or hot-plugging, the
-        system may still report the sizes of the nodes at boot.
+        The result is None if `nodes` are all nodes with memory. It is also None if the sizes of the
+        nodes do not add up to the size of the machine: after ballooning or hot-plugging, the
+        system may still report the node sizes of the boot.
         """
         chosen = set(nodes)
         total = sum(n.memory_total for n in self.nodes)
@@ -162,7 +162,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def from_json(data: bytes) -> Host:
-        """Return the host that `to_json` wrote."""
+        """Return the host from the JSON that `to_json` wrote."""
         return msgspec.json.decode(data, type=Host)
 
     @staticmethod
@@ -175,9 +175,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         arch: str | None = None,
         rlimits: Mapping[str, int | None] | None = None,
     ) -> Host:
-        """Read the host; missing facts get the simplest assumption.
+        """Read the description of this host; a missing fact gets the simplest assumption.
 
-        rlimits: {"AS": bytes, "DATA": bytes} instead of the limits of this process.
+        rlimits: {"AS": bytes, "DATA": bytes} to use instead of the limits of this process.
         """
         allowed = sorted(_affinity() if affinity is None else affinity)
         cpuinfo = _text(proc_root / "cpuinfo")
@@ -230,7 +230,7 @@ def _memory_nodes(status: str) -> tuple[NodeId, ...]:
 
 
 def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
-    """Return all online CPUs; without sysfs, each is a core of its own on node 0."""
+    """Return all online CPUs; without sysfs, each CPU counts as a core of its own on node 0."""
     online = _list(system / "cpu/online") or [CpuId(c) for c in allowed]
     slow = set(_list(system.parent / "cpu_atom/cpus"))
     node_of = {c: n for n, cpus in _node_cpus(system / "node").items() for c in cpus}
@@ -243,7 +243,7 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
             folder / "topology/thread_siblings_list"
         )
         core = _int(folder / "topology/core_id", cpu)
-        # core_id repeats in every die; the lowest sibling is unique
+        # core_id repeats in every die, but the lowest sibling is unique
         key = (package, core, min(siblings)) if siblings else (package, core, cpu)
         node = node_of.get(cpu, NodeId(0))
         capacity = _int(folder / "cpu_capacity", ATOM_CAPACITY if cpu in slow else 1024)
@@ -253,7 +253,7 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
 
 
 def _l3(folder: Path) -> int:
-    """Return the lowest CPU that shares this CPU's L3 cache, which identifies the cache; or -1."""
+    """Return the lowest CPU that shares this CPU's L3 cache, to identify the cache; or -1."""
     for index in range(6):
         cache = folder / f"cache/index{index}"
         if _int(cache / "level", 0) == 3:
@@ -283,7 +283,7 @@ def _read_nodes(root: Path) -> tuple[Node, ...]:
 
 
 def _meminfo(text: str) -> dict[str, int]:
-    """Return key -> bytes (or a count if there is no unit), from /proc's or a node's format."""
+    """Return key -> bytes (or a count without a unit) from the text of a meminfo file."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         match = re.match(r"(?:Node \d+ )?([\w()]+):\s+(\d+)( kB)?", line)
@@ -326,13 +326,13 @@ def _cpu_model(cpuinfo: str) -> str:
 
 
 def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
-    """Return the instruction sets, as lscpu prints them."""
+    """Return the names of the instruction sets, as lscpu prints them."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return tuple(match[1].split()) if match else ()
 
 
 def _emulated(arch: str, cpuinfo: str) -> str:
-    """Return the sign that this process is emulated; emulators show the host's /proc/cpuinfo."""
+    """Return the sign that this process is emulated: emulators show the host's /proc/cpuinfo."""
     shown = {"vendor_id": "x86_64", "CPU implementer": "aarch64"}
     for key, machine in shown.items():
         if machine != arch and re.search(rf"^{key}\s*:", cpuinfo, re.MULTILINE):

@@ -1,10 +1,10 @@
-"""Cloud instances, for `cpuserve size --instance`: cores, memory, bandwidth and ISA level.
+"""Cloud instances for `cpuserve size --instance`: cores, memory, bandwidth and ISA level.
 
-The bandwidth of an instance is its share of the socket's memory channels: channels x transfers a
-second x 8 bytes, times its cores / the socket's cores. It is a peak that no program exceeds for
-long; an instance that is small may reach more while its neighbours are idle. Cores, channels and
-transfers are from the specifications of the processors (Intel ARK, AMD, AWS Graviton), and vCPUs
-and memory from the list of instance types of AWS.
+The bandwidth of an instance is its share of the memory channels of the socket: channels x transfers
+a second x 8 bytes x its cores / the cores of the socket. This is a peak that no program exceeds for
+long, but a small instance may reach more while its neighbours are idle. Cores, channels and
+transfers are from the specifications of the processors (Intel ARK, AMD, AWS Graviton). vCPUs and
+memory are from the list of instance types of AWS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A cloud instance; cores are physical ones, memory_bytes is all of its memory."""
+    """A cloud instance; cores: number of physical cores; memory_bytes: its whole memory."""
 
     name: str
     processor: str
@@ -31,7 +31,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class _Processor:
-    """A socket. threads: vCPUs of a core. transfers: millions a second for each channel."""
+    """A socket. threads: vCPUs per core. transfers: millions per second on each channel."""
 
     name: str
     cores: int
@@ -55,7 +55,7 @@ _PROCESSORS = {
 }
 _GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
 _SIZES = {"xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32, "16xlarge": 64}
-# The instances with the most vCPUs that the table has, by the name of the processor.
+# The number of vCPUs of the largest instance in the table, by the name of the processor.
 _LARGEST = {"6i": 128, "6a": 192, "7i": 192, "7a": 192, "7g": 64, "8g": 192}
 
 
@@ -82,7 +82,7 @@ INSTANCES = {
 
 
 def instance_of(name: str) -> Instance:
-    """Return the instance of this name; ConfigError if the table does not have it."""
+    """Return the instance with this name; ConfigError if the table does not have it."""
     if name in INSTANCES:
         return INSTANCES[name]
     near = nearest(name, INSTANCES) or ":"

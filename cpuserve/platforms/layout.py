@@ -1,10 +1,12 @@
-"""Decide how many ranks and engines use the NUMA nodes of a machine. Pure functions.
+"""Decide how many ranks and engines use the NUMA nodes of a machine, with pure functions.
 
-The modes: one group of threads spans the nodes, with pages where they are first touched ("off") or
-alternating between nodes ("interleave"); the model is split over one rank per node ("tp"); or each
-node has an engine with a copy of the model ("replicas"). "auto" chooses between the last two, with
-sockets for nodes: the parts of a socket (SNC, NPS4) reach each other's memory nearly as fast as
-their own, and a rank that spans them has its pages in near memory by first touch.
+There are four modes. "off": one group of threads spans the nodes, with pages where they are first
+touched. "interleave": the same, with pages that alternate between nodes. "tp": one rank per node
+has a part of the model. "replicas": each node has an engine with a copy of the model.
+
+"auto" chooses between the last two modes, but for sockets instead of nodes. The parts of a socket
+(SNC, NPS4) reach each other's memory nearly as fast as their own, and a rank that spans them has
+its pages in near memory by first touch.
 """
 
 from __future__ import annotations
@@ -30,21 +32,22 @@ from cpuserve.platforms.topology import (
     worth_using,
 )
 
-# Estimates that decide whether several sockets compute a token faster than one: the bandwidth of a
-# socket with eight channels of DDR5, and the round trip of a cache line to another socket.
+# Estimates that decide whether several sockets compute a token faster than one socket: the
+# bandwidth of a socket with eight channels of DDR5,
+# and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
-MEETING_S = 2e-6  # extra seconds of a barrier over several sockets, compared with one socket
-# Engines get new requests in turn, so all of them should be about equally fast.
+MEETING_S = 2e-6  # extra seconds of a barrier that spans several sockets
+# Engines get new requests in turn, so all engines should be about equally fast.
 ALIKE_SOCKETS = 0.75  # cores of the smallest socket / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`replicas` engines, each with `ranks` ranks.
+    """A layout of `replicas` engines with `ranks` ranks each.
 
-    nodes: NUMA nodes to compute on, None = all.
-    interleave: nodes between which pages alternate.
+    nodes: the NUMA nodes that compute, None = all nodes.
+    interleave: the nodes that pages alternate between.
     """
 
     ranks: int = 1
@@ -67,7 +70,7 @@ def lay_out(
     weights: bytes of the packed model.
 
     Raises:
-        ConfigError: this machine or executor cannot honour a number, or options exclude each other.
+        ConfigError: this machine or executor cannot use a number, or options exclude each other.
     """
     machine = _Machine(options, host, facts, executor, weights)
     layout, chosen, why = _choose(machine, ledger)
@@ -79,7 +82,7 @@ def lay_out(
 
 
 def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
-    """Return the requested ranks, or the ranks for a large model, while the model is not known."""
+    """Return the requested number of ranks, or the number for a large model of unknown size."""
     if isinstance(options.tensor_parallel_size, int):
         return options.tensor_parallel_size
     mode, _ = _mode(options, host)
@@ -91,7 +94,7 @@ def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
 
 
 def numa_notes(options: EngineOptions, host: Host) -> list[str]:
-    """Return a line on how a server would use several nodes, while the model is not known."""
+    """Return lines on how a server would use several nodes, for a model that is not known yet."""
     groups = _groups(options, host)
     mode, why = _mode(options, host)
     if len(groups) == 1:
@@ -105,7 +108,7 @@ def numa_notes(options: EngineOptions, host: Host) -> list[str]:
 
 
 def _mode(options: EngineOptions, host: Host) -> tuple[str, str]:
-    """Return (the mode that was requested or is the default, why the default is "off")."""
+    """Return (the mode that was requested or is the default, the reason if this is "off")."""
     if options.numa is not None:
         return options.numa, ""
     if options.tensor_parallel_size == "auto":
@@ -113,7 +116,8 @@ def _mode(options: EngineOptions, host: Host) -> tuple[str, str]:
     if (options.omp_threads_bind or "auto") != "auto":
         return "off", "CPUs are given by --omp-threads-bind"
     if quota_shares_cpus(host):
-        # Servers of other containers could choose the same socket and leave the others idle.
+        # Servers in other containers could choose the same socket,
+        # and leave the other sockets idle.
         return "off", "the CPU quota is below the CPUs, so the kernel chooses between sockets"
     return "auto", ""
 
@@ -142,7 +146,7 @@ class _Machine:
 
     @property
     def ranks(self) -> int | None:
-        """The requested number of ranks; None if none or "auto" was requested."""
+        """The requested number of ranks; None if it was not requested, or "auto"."""
         asked = self.options.tensor_parallel_size
         return asked if isinstance(asked, int) else None
 
@@ -202,7 +206,7 @@ def _interleaved(machine: _Machine, ledger: Ledger, asked: Layout) -> _Choice:
 
 
 def _automatic(machine: _Machine) -> _Choice:
-    """Choose between a rank and an engine for each socket; "off" if there is one socket."""
+    """Choose between a rank and an engine for each socket; "off" if there is only one socket."""
     sockets, engines = machine.sockets, machine.replicas or 1
     if len(sockets) == 1:
         return Layout(1, engines), "off", ONE_SOCKET.format(len(machine.nodes))
@@ -225,9 +229,9 @@ def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> 
     """Choose ranks or engines for N sockets: the layout with the smaller disadvantage.
 
     Compared with one socket, N engines have N times the throughput, and the same speed for a single
-    request. With N ranks, throughput and speed are both multiplied by `gain`. So engines are slower
-    by the factor `gain` for a single request, and ranks by N / gain in throughput: engines are
-    chosen if gain < N / gain.
+    request. N ranks multiply both throughput and speed by `gain`. Engines are therefore slower for
+    a single request by the factor `gain`, and ranks have less throughput by the factor N / gain.
+    Engines are chosen if gain < N / gain.
     """
     count = len(sockets)
     gain = _gain(machine, count)
@@ -245,7 +249,7 @@ def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> 
 
 
 def _against_copies(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> str:
-    """Return why the sockets cannot have an engine each; "" if they can."""
+    """Return why each socket cannot have its own engine; "" if it can."""
     options, count = machine.options, len(sockets)
     cores = [len(cores) for cores in sockets]
     if machine.replicas is not None:
@@ -264,10 +268,10 @@ def _nodes_of(cores: Sequence[Core]) -> tuple[NodeId, ...]:
 
 
 def _room(host: Host, cores: Sequence[Core]) -> int:
-    """Return the free memory of the socket of `cores`, which decides between equal sockets.
+    """Return the free memory of the socket of `cores`; it decides between equal sockets.
 
-    Under a CPU quota, servers in other containers have chosen between the same sockets, and the
-    memory that they use shows which ones they have chosen.
+    With a CPU quota, servers in other containers choose between the same sockets. The memory that
+    they use shows which sockets they have chosen.
     """
     if not quota_shares_cpus(host):
         return 0
@@ -283,12 +287,12 @@ def _gain(machine: _Machine, ranks: int) -> float:
 
 
 def _groups(options: EngineOptions, host: Host) -> list[list[Core]]:
-    """Return the compute cores of each usable node."""
+    """Return the compute cores of each NUMA node that may be used."""
     groups = by_node(worth_using(physical_cores(host)))
     if options.visible_memory_nodes is None:
         return groups
     wanted: Sequence[NodeId] = parse_nodes(options.visible_memory_nodes)
-    # placement.py reports nodes that do not exist.
+    # placement.py reports nodes that do not exist
     return [group for group in groups if group[0].node in wanted] or groups
 
 

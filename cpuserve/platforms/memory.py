@@ -1,10 +1,10 @@
 """Plan memory: the number of KV blocks, and the longest request.
 
-Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V; 1
-in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has
-blocks of every group; in a group with a sliding window, only those in the window and of one step.
-The free memory is the least that any bound leaves (`memory_bounds.py`) after the packed weights
-and the memory that the processes themselves need.
+The bytes of a block of 32 tokens, for the layers of a cache group (cache_groups.py): 2 (K and V; 1
+in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x bytes per element, summed over
+the layers. A sequence has blocks of every group. In a group with a sliding window it has only the
+blocks in the window and those of one step. The free memory is the minimum over all bounds
+(`memory_bounds.py`), after the packed weights and the memory that the processes need.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cpuserve.platforms.on_disk import (
 from cpuserve.platforms.states import StatePlan, plan_states
 
 BLOCK = 32  # csrc/kernels/table/attention.h: kBlock
-HEAD_ALIGN = 16  # table/attention.h: hd_pad
+HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-SCALE_BYTES = 4  # scale of the keys or values of one head and token, if elements have one byte
+SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes per weight, including its share of the scales. int4 stores the embedding and the output head
-# (up to half of a small model) in int8. int4_mixed and int4_fine also store a third of the layers'
-# weights in int8, and int4_mixed_fine two thirds.
+# in int8 (up to half of a small model). int4_mixed and int4_fine store a third of the weights in
+# layers in int8 as well, and int4_mixed_fine two thirds.
 QUANTIZED_BYTES = {
     "int8": 1.05,
     "w8a8": 1.05,
@@ -49,14 +49,14 @@ QUANTIZED_BYTES = {
     "int4_mixed_fine": 1.0,
 }
 PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, activations, logits
-AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
+AUTO_SHARE = 4  # the automatic size is at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
-# Bytes of a request with penalties: PLACE_BYTES for each token of the vocabulary, and COUNT_BYTES
-# for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
+# The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary, and
+# COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
-# Bounds of the rows of logits in memory; between them, there is one row for each of max_num_seqs
-# (csrc/runtime/executor.h: kLeastLogitRows).
+# Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests,
+# but not fewer or more rows than these (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
@@ -64,8 +64,8 @@ LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
-    on_disk: the weights are mapped from a file; page_cache_bytes: the memory that is left for the
-    pages of this file.
+    on_disk: whether the weights are mapped from a file. page_cache_bytes: the memory that is left
+    for the pages of this file.
     """
 
     kv_blocks: int
@@ -84,11 +84,11 @@ class _Budget:
 
     bound: the tightest memory bound.
     near: free bytes on the NUMA nodes of the threads, if known.
-    block: bytes of one block.
+    block: bytes of one KV block.
     use: computes how many blocks a request takes.
     wanted: length of the longest request in tokens.
-    explicit_len: whether this length was requested by an option.
-    spare: blocks that hold no tokens.
+    explicit_len: whether an option requested this length.
+    spare: number of blocks that hold no tokens.
     """
 
     bound: Bound
@@ -101,7 +101,7 @@ class _Budget:
 
     @property
     def free(self) -> int:
-        """Bytes that the KV cache could take."""
+        """The bytes that the KV cache could take."""
         return self.bound.free
 
     @property
@@ -113,7 +113,7 @@ class _Budget:
         return self.use.needs(tokens) + self.spare
 
     def tokens(self, blocks: int) -> int:
-        """Return how many tokens of one request fit into `blocks`."""
+        """Return how many tokens of one request fit into `blocks` blocks."""
         return self.use.most_tokens(blocks - self.spare, self.wanted)
 
     def bytes(self, tokens: int) -> int:
@@ -125,12 +125,12 @@ class _Budget:
 
     @property
     def least_tokens(self) -> int:
-        """The length that must fit: as requested; or LEAST_TOKENS, if no length was requested."""
+        """The length that must fit: the requested one, or LEAST_TOKENS if none was requested."""
         return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
 def kv_layer_bytes(facts: ModelFacts, kv_dtype: str) -> list[int]:
-    """Return the bytes of each layer in a block."""
+    """Return the bytes that each layer needs in a block."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     return [
         (1 if k.latent else 2)
@@ -146,7 +146,7 @@ def _scale_bytes(kv_dtype: str) -> int:
 
 
 def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none") -> int:
-    """Return the bytes of the packed weights: dense ones in `dtype`, or quantized."""
+    """Return the bytes of the packed weights: dense weights in `dtype`, or quantized weights."""
     if facts.quantization is not None:
         return facts.weight_bytes
     if quantize != "none":
@@ -173,26 +173,26 @@ def rope_bytes(facts: ModelFacts, tokens: int) -> int:
 
 
 def count_bytes(facts: ModelFacts, requests: int, tokens: int) -> int:
-    """Return the bytes of the token counts of `requests` of `tokens`, if all have penalties."""
+    """Return the bytes of the token counts, if all of `requests` requests have penalties."""
     return requests * (PLACE_BYTES * facts.vocab + COUNT_BYTES * min(facts.vocab, tokens))
 
 
 def logit_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
-    """Return the bytes of the logits in fp32 that a step has in memory at a time."""
+    """Return the bytes of the fp32 logits that a step has in memory at a time."""
     return max(LEAST_LOGIT_ROWS, min(max_num_seqs, MOST_LOGIT_ROWS)) * facts.vocab * 4
 
 
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of all adapters, and of the file (fp32) of one adapter to load later."""
+    """Return the bytes of all adapters, plus the fp32 file of an adapter to load later."""
     file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
     return facts.adapter_weights * DTYPE_BYTES[dtype] + file
 
 
 def copy_fits(options: EngineOptions, facts: ModelFacts, host: Host, weights: int) -> bool:
-    """Whether an engine that takes requests of full length fits into the memory of `host`.
+    """Whether another engine that takes requests of full length fits into the memory of `host`.
 
-    It needs `weights` bytes of packed weights, as much again for everything else, and twice the
-    keys and values of a request of full length.
+    It needs `weights` bytes of packed weights, as many bytes again for everything else, and twice
+    the keys and values of a request of full length.
     """
     asked = options.max_model_len or -1
     length = min(asked, facts.max_position) if asked > 0 else facts.max_position
@@ -220,13 +220,13 @@ def plan_memory(
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
     nodes: NUMA nodes of the threads; their memory is preferred.
-    frees_windows: the executor has block tables for each cache group (through transformers it has
-      one for all layers).
-    executor: only the native one can map weights from the disk.
+    frees_windows: whether the executor has block tables for each cache group (through transformers
+      it has one table for all layers).
+    executor: only the native executor can map weights from the disk.
 
     Raises:
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
-            contains the largest value that does.
+            has the largest value that fits.
     """
     weights = anonymous_weight_bytes(facts, dtype, quantize, executor) + adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
@@ -247,7 +247,7 @@ def plan_memory(
         needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
-    # RoPE tables have the positions of the longest request, which must fit into the free memory.
+    # RoPE tables have all positions of the longest request, which must fit into the free memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
     needs = _with_requests(needs, facts, host, states, longest, least)
     near = _free_near(host, nodes, needs)
@@ -264,7 +264,7 @@ def plan_memory(
 
 
 def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:
-    """Return the bytes that `needs` leaves on NUMA nodes; None if their memory is not known."""
+    """Return the bytes that `needs` leaves on NUMA nodes; None if their memory is unknown."""
     near = host.node_memory(nodes)
     return None if near is None else int(near * HEADROOM) - needs.weights - needs.other
 
@@ -274,11 +274,11 @@ def _with_requests(
 ) -> Needs:
     """Return `needs` plus the memory of requests besides blocks: states, RoPE, token counts.
 
-    longest: tokens of a request.
+    longest: number of tokens of the longest request.
     least: bytes of the smallest KV cache.
     """
     other = needs.other + states.bytes + rope_bytes(facts, longest)
-    # Few requests have penalties, so the memory for their counts is limited to a share of the rest.
+    # Few requests have penalties, so the memory for their counts is limited to a share.
     left = max(0, tightest(host, replace(needs, other=other)).free - least)
     other += min(count_bytes(facts, states.max_num_seqs, longest), left // AUTO_SHARE)
     return replace(needs, other=other)
@@ -294,7 +294,7 @@ def _kv_cache(
     states: StatePlan,
     kv_dtype: str,
 ) -> tuple[int, int]:
-    """Decide the number of KV blocks and the longest request."""
+    """Decide the number of KV blocks and the length of the longest request."""
     space = parse_space(options.kv_cache_space or "0")
     if space.automatic:
         blocks, why = _automatic(budget, ledger, states.max_num_seqs)
@@ -314,7 +314,7 @@ def _kv_cache(
 def _holds(
     budget: _Budget, groups: list[KvGroup], blocks: int, facts: ModelFacts, kv_dtype: str
 ) -> str:
-    """Return a text on the content of `blocks`, which ends before the number of full requests."""
+    """Return a text on the content of `blocks`; the number of full-length requests follows it."""
     fit = "full-length requests that fit: "
     if len(groups) == 1:
         return (
@@ -340,7 +340,7 @@ def _named(groups: list[KvGroup]) -> str:
 
 
 def _written_bytes(options: EngineOptions, block: int) -> int:
-    """Return the bytes of blocks that wait to be written to files, with one before and after."""
+    """Return the bytes of blocks that wait for the disk, are copied for it, or are written."""
     if options.prefix_cache_dir is None or options.enable_prefix_caching is False:
         return 0
     return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block
@@ -349,7 +349,7 @@ def _written_bytes(options: EngineOptions, block: int) -> int:
 def _swap(
     options: EngineOptions, ledger: Ledger, budget: _Budget, used: int, *, cached: bool
 ) -> int:
-    """Return the bytes of swap space in addition to a KV cache of `used` bytes."""
+    """Return the bytes of swap space that fit in addition to a KV cache of `used` bytes."""
     size = parse_space(options.swap_space or "0").bytes or 0
     if not size:
         return 0
@@ -370,7 +370,7 @@ def _swap(
 
 
 def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, bool]:
-    """Return (the longest request, whether it was requested) as far as memory permits."""
+    """Return (the longest request, whether an option requested it), as far as memory permits."""
     asked = options.max_model_len
     windows = [kv.window for kv in facts.kv_layers if kv.window]
     if options.disable_sliding_window and windows and min(windows) < facts.max_position:
@@ -391,13 +391,13 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
 
 
 def _default_length(facts: ModelFacts) -> int:
-    """Return the length that the model is meant for, at most its number of positions."""
+    """Return the length that the model was made for, at most its number of positions."""
     lengths = (facts.max_position, facts.usual_length, facts.rope_original)
     return min(length for length in lengths if length)
 
 
 def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
-    """Return (longest request, whether it was requested) if the window must never slide."""
+    """Return (longest request, whether it was requested), so that the window never slides."""
     ledger.decide("disable_sliding_window", True, f"no request is longer than {window} tokens")
     if asked is None or asked == -1:
         return window, False
@@ -411,7 +411,7 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
-    """Return the formula of a token's KV bytes: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
+    """Return the formula for the KV bytes of a token: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
     latent = any(kv.latent for kv in facts.kv_layers)
@@ -424,7 +424,7 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
         f"{n} layers x {heads} heads x {opening}{dim}{each}" for (heads, dim), n in groups.items()
     ]
     layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-    halves = "" if latent else "2 x "  # no model mixes latent layers with others
+    halves = "" if latent else "2 x "  # no model mixes latent layers with other layers
     return f"{halves}{layers} bytes" if scale else f"{halves}{layers} x {element} bytes"
 
 
@@ -456,7 +456,7 @@ def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int,
 
 
 def _share(budget: _Budget) -> tuple[int, str]:
-    """Return how many blocks the KV cache gets by default, and a text that says why."""
+    """Return the default number of blocks of the KV cache, and a text that says why."""
     free, where = budget.free, "the free memory"
     if budget.near is not None and budget.near < free:
         free, where = max(0, budget.near), "the free memory of the NUMA nodes in use"

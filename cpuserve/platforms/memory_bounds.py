@@ -9,16 +9,16 @@ from typing import NamedTuple
 from cpuserve.platforms.host import Host
 
 HEADROOM = 0.95  # leave 5 % unplanned, because other programs also allocate memory
-STACK_BYTES = 8 << 20  # stack of one thread, which `ulimit -d` counts as data
-HEAP_BYTES = 64 << 20  # address space that glibc's malloc reserves for each allocating thread
+STACK_BYTES = 8 << 20  # the stack of one thread; `ulimit -d` counts it as data
+HEAP_BYTES = 64 << 20  # address space that the malloc of glibc reserves per thread
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that this process uses besides the KV cache.
+    """The bytes that this process uses besides the KV cache.
 
-    weights: the packed weights; other: processes and activations; files: the mapped checkpoint,
-    which only address-space limits count; threads: the number of compute threads.
+    weights: the packed weights. other: processes and activations. files: the mapped checkpoint,
+    which counts only for limits on the address space. threads: the number of compute threads.
     """
 
     weights: int
@@ -28,9 +28,9 @@ class Needs:
 
 
 class Bound(NamedTuple):
-    """A limit on memory: it leaves `available` bytes, and `needed` of them are for other uses.
+    """A limit on memory: it leaves `available` bytes, and other uses need `needed` of these.
 
-    what: completes the phrase "N bytes ... are free" in messages.
+    what: the words that complete "N bytes ... are free" in messages.
     """
 
     what: str
@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 
     @property
     def free(self) -> int:
-        """Bytes that the KV cache could take; negative if even the model does not fit."""
+        """The bytes that the KV cache could take; negative if even the model does not fit."""
         return int(self.available * HEADROOM) - self.needed
 
     def required(self, size: int) -> int:
@@ -48,7 +48,7 @@ class Bound(NamedTuple):
 
 
 def tightest(host: Host, needs: Needs) -> Bound:
-    """Return the bound that leaves the KV cache the least memory."""
+    """Return the limit that leaves the least memory for the KV cache."""
     return min(_bounds(host, needs), key=lambda bound: bound.free)
 
 

@@ -16,7 +16,7 @@ CACHE_SIZE = "32"
 
 
 def cache_bytes(options: EngineOptions) -> int:
-    """Return the limit on the files of packed weights; 0 = none are kept."""
+    """Return the most bytes of all files of packed weights; 0 = no such files are written."""
     return parse_space(options.weight_cache_size or CACHE_SIZE).bytes or 0
 
 
@@ -35,10 +35,10 @@ def why_not_mapped(options: EngineOptions, facts: ModelFacts, executor: str, siz
 
 
 def mapped_needs(facts: ModelFacts, needs: Needs) -> Needs:
-    """Return the memory needed if the weights are mapped.
+    """Return the memory that is needed if the weights are mapped from a file.
 
     A mixture of experts needs memory for the weights that one token reads, so that only experts are
-    read from the disk again. Other models need none: every token reads all of their weights.
+    read from the disk again. Other models need no such memory: every token reads all their weights.
     """
     if not facts.expert_weights:
         return replace(needs, weights=0, files=needs.files + needs.weights)
@@ -56,13 +56,13 @@ def plan_mapping(
     least: int,
     why_not: str,
 ) -> bool:
-    """Decide whether the weights are mapped, and record why.
+    """Decide whether the weights are mapped from a file, and record the reason.
 
     least: bytes of the smallest KV cache, which must fit in memory.
-    why_not: see why_not_mapped.
+    why_not: the result of why_not_mapped.
 
     Raises:
-        ConfigError: mapping was requested and is not possible.
+        ConfigError: mapping was requested but is not possible.
     """
     asked = options.weights_on_disk or "auto"
     if asked == "always":
@@ -82,7 +82,7 @@ def plan_mapping(
 
 
 def mapping_hint(options: EngineOptions, why_not: str, *, mapped: bool) -> str:
-    """Return the sentence on mapping for an error about too little memory."""
+    """Return the sentence about mapping that ends an error about too little memory."""
     if mapped:
         return ""
     if why_not:

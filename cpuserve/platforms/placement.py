@@ -1,8 +1,8 @@
-"""Thread placement: the CPUs of each rank's threads, and those that are left to the front end.
+"""Thread placement: the CPUs for the threads of each rank, and the CPUs for the front end.
 
-A pure function of the requested options and the host. A rank is a group of threads with its own
-part of the model (tensor parallel); a replica is a separate engine (data parallel). Ranks are
-numbered replica by replica, so that neighbouring ranks share nodes.
+Placement is a pure function of the requested options and the host. A rank is a group of threads
+with its own part of the model (tensor parallel); a replica is a separate engine (data parallel).
+The ranks of one replica have consecutive numbers, so that neighbouring ranks share nodes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from cpuserve.platforms.topology import (
     take_from_tails,
 )
 
-SMALL = 4  # with this many allowed cores or fewer, reserving one costs more than it gains
-# With more threads than the CPU quota covers, the kernel stops all threads for a part of each
-# period, which makes the slowest steps slower. Therefore one more thread is used only if its
+SMALL = 4  # with at most this many cores, reserving one costs more than it gains
+# If there are more threads than the CPU quota covers, the kernel stops all threads for a part of
+# each period, which makes the slowest steps slower. One more thread is therefore used only if its
 # measured gain is clearly larger than the noise of the measurement.
 WORTH_STOPPING = 1.1
 ONE_PER_CORE = "one per physical core of the {} CPUs this process may use"
-FRONT_END_PART = 8  # if slower cores compute, the front end gets one in FRONT_END_PART of these
+FRONT_END_PART = 8  # if slower cores compute, 1 / FRONT_END_PART of these is for the front end
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
     """The threads of one rank.
 
-    cpus: one per thread in thread order, None = not pinned.
-    nodes: NUMA nodes of its memory.
-    within: the CPUs between which threads that are not pinned move, None = any.
+    cpus: the CPU of each thread in thread order, None = threads are not pinned.
+    nodes: the NUMA nodes of its memory.
+    within: the CPUs that threads without pinning may use, None = any CPU.
     """
 
     threads: int
@@ -53,9 +53,9 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The ranks of all replicas, and the front end's CPUs (None = anywhere).
+    """The ranks of all replicas, and the CPUs of the front end (None = any CPU).
 
-    passive_waits: threads should sleep soon when they wait, since a CPU quota counts spinning.
+    passive_waits: whether waiting threads should sleep soon, since a CPU quota counts spinning.
     """
 
     ranks: tuple[Rank, ...]
@@ -64,19 +64,19 @@ class Placement:
 
     @property
     def threads(self) -> int:
-        """Number of threads of all ranks."""
+        """The number of threads of all ranks together."""
         return sum(rank.threads for rank in self.ranks)
 
     @property
     def cpus(self) -> list[CpuId] | None:
-        """The CPUs of all ranks, one per thread; None = not pinned."""
+        """The CPUs of all ranks, one CPU per thread; None = threads are not pinned."""
         if any(rank.cpus is None for rank in self.ranks):
             return None
         return [cpu for rank in self.ranks for cpu in rank.cpus or ()]
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:
-        """For each thread the CPUs on which it may run; None = any."""
+        """For each thread the CPUs that it may run on; None = any CPU."""
         if self.cpus is not None:
             return [[cpu] for cpu in self.cpus]
         moving = zip(self.ranks, rank_cpus(self.ranks), strict=False)
@@ -99,11 +99,11 @@ def place(
 ) -> Placement:
     """Place the threads of `dp` replicas with `tp` ranks each.
 
-    only: the NUMA nodes for automatic binding; None = all.
+    only: the NUMA nodes that automatic binding may use; None = all nodes.
 
     Raises:
-        ConfigError: a CPU or node that this process may not use, a wrong number of CPU lists, or
-            more ranks or reserved cores than there are cores.
+        ConfigError: this process may not use a CPU or node, the number of CPU lists is wrong, or
+            there are more ranks or reserved cores than cores.
     """
     bind = parse_bind(options.omp_threads_bind or "auto")
     if bind == "auto":
@@ -133,12 +133,12 @@ def place(
 
 
 def bind_list(placement: Placement) -> str:
-    """Return the placement in the syntax of CPUSERVE_OMP_THREADS_BIND, such as "0-30|32-62"."""
+    """Return the placement as CPUSERVE_OMP_THREADS_BIND has it, such as "0-30|32-62"."""
     return "|".join(format_cpus(list(rank.cpus or ())) for rank in placement.ranks)
 
 
 def bind_text(placement: Placement) -> str:
-    """Return `bind_list`, "not pinned", or "not pinned within 0-31|32-63"."""
+    """Return `bind_list`, or "not pinned", or "not pinned within 0-31|32-63"."""
     if placement.cpus is not None:
         return bind_list(placement)
     within = within_list(placement)
@@ -146,22 +146,22 @@ def bind_text(placement: Placement) -> str:
 
 
 def within_list(placement: Placement) -> str:
-    """Return the CPUs between which threads of each rank move, as "0-31|32-63"; "" = any."""
+    """Return the CPUs that the threads of each rank may use, as "0-31|32-63"; "" = any CPU."""
     return "|".join(format_cpus(cpus) for cpus in rank_cpus(placement.ranks))
 
 
 def rank_cpus(ranks: Sequence[Rank]) -> list[list[int]]:
-    """Return the CPUs between which the threads of each rank move; [] if pinned, or on any."""
+    """Return the CPUs that the threads of each rank may use; [] = pinned, or any CPU."""
     within = [list[int](rank.within or ()) for rank in ranks]
     return within if all(within) else []
 
 
 def quota_shares_cpus(host: Host) -> bool:
-    """Whether a CPU quota pays for fewer CPUs than this process may use.
+    """Whether the CPU quota covers fewer CPUs than this process may use.
 
-    Such a quota does not say which CPUs to use: every container on the machine may have the same
-    affinity mask, as with the default CPU manager of Kubernetes. If each were bound to the first
-    CPUs, all containers would compute on these CPUs and leave the others idle.
+    Such a quota does not say which CPUs to use. Every container on the machine may have the same
+    affinity mask, as with the default CPU manager of Kubernetes. If each container bound itself to
+    the first CPUs, all would compute on these CPUs and leave the other CPUs idle.
     """
     quota = host.cgroup.cpu_quota
     return quota is not None and quota < len(host.usable_cpus)
@@ -170,9 +170,9 @@ def quota_shares_cpus(host: Host) -> bool:
 def quota_threads(host: Host) -> tuple[int, str] | None:
     """Return (number of threads for the CPU quota, the reason); None without a quota.
 
-    A quota of q CPUs, rounded down to n, runs n threads without a stop. The kernel stops n + 1
-    threads after q / (n + 1) of each period. Therefore the result is n, unless n + 1 threads do
-    enough more work while they run, as measured by Host.thread_gain.
+    A quota of q CPUs, rounded down to n, runs n threads without a stop. With n + 1 threads, the
+    kernel stops them after q / (n + 1) of each period. The result is therefore n, unless n + 1
+    threads do enough more work while they run, as Host.thread_gain says.
     """
     quota = host.cgroup.cpu_quota
     if quota is None:
@@ -190,7 +190,7 @@ def quota_threads(host: Host) -> tuple[int, str] | None:
 def extra_thread_may_pay(host: Host) -> bool:
     """Whether measuring Host.thread_gain could change the result of `quota_threads`.
 
-    n + 1 threads do at most (n + 1) / n times the work, so quota / n bounds the gain.
+    n + 1 threads do at most (n + 1) / n times the work of n threads, so quota / n limits the gain.
     """
     quota = host.cgroup.cpu_quota
     if quota is None or quota <= 1 or quota >= len(physical_cores(host)):
@@ -217,7 +217,8 @@ def _auto(
     slow = [core for core in cores if core not in used]
     nodes = [group[0].node for group in groups]
     helpers = slower(used)
-    # Fast cores first, because thread 0 runs the engine loop; the front end gets the last ones.
+    # Fast cores come first, because thread 0 runs the engine loop;
+    # the front end gets the last cores.
     groups = by_node([c for c in used if c not in helpers] + helpers, nodes)
     reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), len(helpers), ranks)
     helpers = [core for core in helpers if core not in reserved]
@@ -244,8 +245,8 @@ def _moving(
 ) -> tuple[Placement, str]:
     """Place threads under a quota below the CPUs (`quota_shares_cpus`), without pinning them.
 
-    A rank is bound to its nodes at most, so that its memory is near. The front end is bound to
-    reserved cores only if they were requested.
+    A rank is bound only to its nodes, so that its memory is near. The front end is bound only if an
+    option reserved cores for it.
     """
     limit = quota_threads(host)
     assert limit is not None
@@ -269,7 +270,7 @@ def _moving(
         sizes = [min(size, n) for size, n in zip(sizes, paid, strict=True)]
     made = [_on_nodes(host, share, kept, n) for share, n in zip(shares, sizes, strict=True)]
     frontend = sorted(cpu for core in reserved for cpu in core.cpus)
-    # The quota pays for the front end as well.
+    # The front end uses a part of the quota as well.
     passive = _passive(host) or (host.cgroup.cpu_quota or 0) < sum(sizes) + 1
     return Placement(tuple(made), tuple(frontend) or None, passive), why
 
@@ -277,7 +278,7 @@ def _moving(
 def _on_nodes(
     host: Host, share: Sequence[Core], groups: Sequence[Sequence[Core]], threads: int
 ) -> Rank:
-    """Return a rank of `threads` that move between the cores of the nodes of `share`."""
+    """Return a rank with `threads` threads that may use all cores in the nodes of `share`."""
     nodes = tuple(dict.fromkeys(core.node for core in share))
     cpus = sorted(c for group in groups for core in group if core.node in nodes for c in core.cpus)
     within = None if len(cpus) == len(host.usable_cpus) else tuple(cpus)
@@ -290,12 +291,12 @@ def _rank(cores: Sequence[Core]) -> Rank:
 
 
 def _sizes(threads: int, ranks: int) -> list[int]:
-    """Return the threads of each rank: `threads` in total, but at least one per rank."""
+    """Return the number of threads of each rank: `threads` in total, but at least one per rank."""
     return [max(1, threads // ranks + (i < threads % ranks)) for i in range(ranks)]
 
 
 def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Core]]:
-    """Return the cores of the requested nodes in the requested order; by default, of all nodes."""
+    """Return the cores of the requested nodes, in the requested order; by default, of all nodes."""
     groups = by_node(physical_cores(host))
     if options.visible_memory_nodes is None:
         return groups
@@ -320,7 +321,7 @@ def _reserve(
     helpers: int,
     ranks: int,
 ) -> list[Core]:
-    """Return the cores reserved for the front end: the last ones of the nodes."""
+    """Return the cores to reserve for the front end: the last cores of each node."""
     cores = sum(len(group) for group in groups)
     _core_for_each(ranks, cores, ledger)
     if asked is None:
@@ -425,7 +426,7 @@ def _check_cpus(cpus: Sequence[CpuId], asked: str, host: Host) -> None:
 
 
 def _only_auto(options: EngineOptions, ledger: Ledger) -> None:
-    """Report that options of automatic binding have no effect without it."""
+    """Record that options for automatic binding have no effect with another kind of binding."""
     why = "has an effect with automatic binding only"
     if options.num_reserved_cpu is not None:
         ledger.decide("num_reserved_cpu", 0, why)

@@ -1,4 +1,4 @@
-"""Roofline probes without a model: memory bandwidth and arithmetic of this machine, right now."""
+"""Roofline probes without a model: the current memory bandwidth and arithmetic of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 PROBE_BYTES = 256 << 20  # eight times a large L3 cache, so that no part stays cached between passes
-GAIN_BYTES = 64 << 20  # small, because a container with a small quota may have little memory
+GAIN_BYTES = 64 << 20  # small, as a container with a small quota may have little memory
 GAIN_SECONDS = 0.01  # short enough to end before the quota stops the threads, most of the time
 GAIN_ROUNDS = 8
 K = 4096
@@ -17,10 +17,10 @@ DOT_KINDS = ("f32", "bf16", "int8", "int4")
 
 
 class Roofline:
-    """An arena of packed weights and the threads that read it; `measure` may be called repeatedly.
+    """An arena of packed weights, and threads that read it; `measure` may be called repeatedly.
 
-    The probes are the same as in an engine, on the code path of a decode step. The arena takes
-    about `num_bytes` of memory.
+    The probes are the same as in an engine, with the code of a decode step. The arena takes about
+    `num_bytes` bytes of memory.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Roofline:
         return self._on_team(lambda: self._executor.probe_bandwidth(seconds))
 
     def dot(self, kind: str, seconds: float = 0.1) -> float:
-        """Return operations per second of dot products in registers.
+        """Return the operations per second of dot products in registers.
 
         kind: "f32", "bf16", or "int8" and "int4": 8- and 4-bit weights with 8-bit activations.
         """
@@ -76,9 +76,10 @@ class Roofline:
 
 
 def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> list[float]:
-    """Return the CPU seconds of each of `draws` samples at top_p 0.9, temperature 1, on one thread.
+    """Return the CPU seconds of `draws` samples, one by one, at top_p 0.9 and temperature 1.
 
-    The logits are Gaussian with a deviation of 4: the nucleus has some hundred ids, as in text.
+    One thread samples. The logits are Gaussian with a deviation of 4: as in text, the nucleus has
+    some hundred token ids.
     """
     import numpy as np
 
@@ -91,8 +92,8 @@ def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> li
 def thread_gain(native: ModuleType, isa: str, threads: int) -> float:
     """Return the speed of reading memory with threads + 1 threads, relative to `threads` threads.
 
-    This takes about 0.3 s. The best of several short reads counts, as a quota can only slow a read.
-    Threads are not pinned, as in the server under a quota.
+    This takes about 0.3 s. The fastest of several short reads counts, because a quota can only slow
+    a read. Threads are not pinned, as in a server under a quota.
     """
     few = Roofline(native, isa, threads, None, GAIN_BYTES)
     many = Roofline(native, isa, threads + 1, None, GAIN_BYTES)

@@ -1,4 +1,4 @@
-"""Data parallelism: the part of the machine that each of several engines gets."""
+"""Data parallelism: the part of the machine that each engine gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuserve.platforms.placement import Placement, Rank, rank_cpus
 def share_of(host: Host, replicas: int) -> Host:
     """Return `host` with the memory that one of `replicas` equal engines may use.
 
-    The limits of a process (ulimit) are not divided, because each engine is a process.
+    The limits of a process (ulimit) are not divided, because each engine is its own process.
     """
     if replicas == 1:
         return host
@@ -37,7 +37,7 @@ def share_of(host: Host, replicas: int) -> Host:
 def replica_configs(
     config: EngineConfig, placement: Placement, replicas: int
 ) -> tuple[EngineConfig, ...]:
-    """Return the config of each engine: with its threads, CPUs, seed and prefix cache."""
+    """Return the config of each engine, with its own threads, CPUs, seed and prefix cache."""
     size = len(placement.ranks) // replicas
     made = []
     for index in range(replicas):
@@ -56,7 +56,7 @@ def _placed(
     directory, events = config.prefix_cache_dir, config.kv_events
     if events is not None:
         events = msgspec.structs.replace(events, rank=index)
-    if replicas > 1 and directory is not None:  # engines do not share files
+    if replicas > 1 and directory is not None:  # each engine has its own files
         directory = str(Path(directory) / f"replica-{index}")
     return msgspec.structs.replace(
         config,
@@ -66,8 +66,7 @@ def _placed(
         thread_speeds=[speeds[cpu] for cpu in cpus or () if speeds],
         cpus=None if cpus is None else list(cpus),
         rank_cpus=rank_cpus(ranks),
-        seed=config.seed
-        + index,  # so that equal requests to different engines get different samples
+        seed=config.seed + index,  # so that engines sample differently
         prefix_cache_dir=directory,
         prefix_cache_bytes=config.prefix_cache_bytes // replicas,
         kv_events=events,

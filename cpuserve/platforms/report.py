@@ -1,4 +1,4 @@
-"""A machine and the thread placement on it, as typed data and as lines of text.
+"""A machine and the placement of threads on it, as typed data and as lines of text.
 
 `cpuserve doctor` and GET /v1/cpu show the same data, and docs/*.schema.json is generated from these
 types.
@@ -23,7 +23,7 @@ FEATURES = ("avx", "fma", "f16c", "amx", "asimd", "sve", "i8mm", "bf16")
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node: its CPUs that this process may use (a CPU list), and its memory in bytes."""
+    """A NUMA node: the CPUs that this process may use (a CPU list), and its memory in bytes."""
 
     node: int
     cpus: str
@@ -34,10 +34,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. CPU lists are strings ("0-3,8"); memory is in bytes.
 
-    isa_level: the ISA level at which models run.
+    isa_level: the ISA level that models run at.
     levels: the ISA levels that this machine can run, lowest first.
     features: instruction sets, as lscpu prints them.
-    cores: physical cores with a usable CPU.
+    cores: the number of physical cores with a usable CPU.
     load: the load average of the last minute.
     """
 
@@ -64,16 +64,15 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the data caches that one core can use: its part of a cache that cores share. 0 =
-    unknown."""
+    """Bytes of the data caches that one core can use (its part of a shared cache); 0 = unknown."""
 
     l1d: int
     l2: int
 
 
 class GeometryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a matrix is multiplied: the register tile of many rows; the rows that one pass over the
-    weights takes; and the elements of a K block (at most 65,536)."""
+    """How a matrix is multiplied: the register tile for many rows, the rows of one pass over the
+    weights, and the inputs of a K block (at most 65,536)."""
 
     tile_rows: int
     tile_columns: int
@@ -84,24 +83,24 @@ class GeometryReport(msgspec.Struct, frozen=True, kw_only=True):
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
-    linear: the sizes of tiles and blocks of each weight kind.
-    source: "caches" (of the first compute core; *_rows and near_blocks follow from the CPU's
-      vendor), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
+    linear: the sizes of tiles and blocks for each weight kind.
+    source: "caches" (of the first compute core; *_rows and near_blocks follow from the vendor of
+      the CPU), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
 
     `sizes` has these numbers:
 
     strip_bytes: bytes of weights in a K block (the weights of some outputs for a part of the
-      inputs, which is multiplied with many rows while it stays in a cache).
-    rows: rows of activations that are multiplied by a K block.
+      inputs, which many rows are multiplied with while the block stays in a cache).
+    rows: number of activation rows that are multiplied with one K block.
     near_bytes: the most bytes that stay in L1 for reuse: rows that were widened to fp32, or a K
       block (see near_blocks).
     ahead_bytes: how many bytes ahead weights are prefetched.
     float_pass_rows: the most rows that bf16, f16 or f32 weights multiply in one pass.
-    far_pass_rows: the most rows of a pass that prefetches weights to L2 and not to L1.
-    near_blocks: 1 = if there are few rows, or the weights are int8 with one scale per output
-      (w8_channel), a K block stays in L1, and the next one is prefetched to L2; 0 = it stays in
-      L2, and the next one is prefetched to L1.
-    attention_bytes: bytes of scratch of attention that stay in L2.
+    far_pass_rows: the most rows of a pass that prefetches weights only to L2, not to L1.
+    near_blocks: 1 = with few rows, or int8 weights with one scale per output (w8_channel), a K
+      block stays in L1, and the next block is prefetched to L2; 0 = the block stays in L2, and the
+      next block is prefetched to L1.
+    attention_bytes: bytes of attention scratch that stay in L2.
     """
 
     isa_level: str
@@ -112,13 +111,13 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Thread placement.
+    """The placement of the threads.
 
-    bind: the CPUs of each rank, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
-    within: the CPUs that the threads of each rank may use if they are not pinned, in the same form
-      ("" = any).
-    frontend: CPUs of the front end, "" = any.
-    passive_waits: waiting threads sleep soon.
+    bind: the CPUs of each rank, as in CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
+    within: the CPUs that the threads of each rank may use if they are not pinned, written in the
+      same way ("" = any CPU).
+    frontend: the CPUs of the front end, "" = any CPU.
+    passive_waits: whether waiting threads sleep soon.
     drawing: a line for each group of cores that share an L3 cache.
     """
 
@@ -131,7 +130,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(host: Host, capabilities: Capabilities) -> MachineReport:
-    """Return the report on `host`."""
+    """Return the report on the machine `host`."""
     cores = physical_cores(host)
     return MachineReport(
         cpu=host.cpu_model,
@@ -169,7 +168,7 @@ def _node_reports(host: Host) -> Iterator[NodeReport]:
 
 
 def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
-    """Yield the lines on the tiles, and on the sizes and their source."""
+    """Yield the lines on tiles, and on block sizes and their source."""
     kinds = {"bf16": "dense_bf16", "int8": "w8_channel", "4 bits": "w4m_g128"}
     shown = {name: work.linear[kind] for name, kind in kinds.items()}
     tiles = ", ".join(f"{name} {of.tile_rows} x {of.tile_columns}" for name, of in shown.items())
@@ -196,7 +195,7 @@ def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:
-    """Return the report on `placement`."""
+    """Return the report on the placement of the threads."""
     cpus = [rank.cpus for rank in placement.ranks]
     lists = "|".join(format_cpus(list(c)) for c in cpus if c is not None)
     return PlacementReport(
@@ -210,11 +209,11 @@ def describe_placement(host: Host, placement: Placement) -> PlacementReport:
 
 
 def draw(host: Host, placement: Placement) -> Iterator[str]:
-    """Draw a line for each group of cores with one L3 (or node).
+    """Draw a line for each group of cores that share an L3 cache (or a node).
 
-    * thread, ~ threads that are not pinned may run here, f front end, . unused.
-    A core is shown as its CPUs joined by "+"; a slow one (E core) ends in "e". Long lines join
-    equal cores: "*0-30+64-94" are 31 cores with two CPUs each.
+    "*" is a thread, "~" a core that threads without pinning may use, "f" the front end, and "."
+    an unused core. A core is shown as its CPUs joined by "+"; a slow core (E core) ends in "e".
+    Long lines join equal cores: "*0-30+64-94" are 31 cores with two CPUs each.
     """
     cores = physical_cores(host)
     fastest = max((core.capacity for core in cores), default=0)
@@ -243,7 +242,7 @@ def _mark(core: Core, placement: Placement) -> str:
 
 
 def _same(marked: Sequence[tuple[str, Core]]) -> Iterator[tuple[str, list[Core]]]:
-    """Group neighbouring cores with the same mark, number of CPUs and speed."""
+    """Yield runs of neighbouring cores with the same mark, number of CPUs and speed."""
     run: list[Core] = []
     kind: tuple[str, int, int] | None = None
     for mark, core in marked:
@@ -264,7 +263,7 @@ def _cell(mark: str, cores: Sequence[Core], fastest: int) -> str:
 
 
 def render_machine(machine: MachineReport) -> Iterator[tuple[str, str]]:
-    """Yield (subject, text) lines of the report."""
+    """Yield the lines of the report as (subject, text)."""
     group, pages = machine.cgroup, machine.huge_pages
     limit = "none" if group.memory_limit is None else format_bytes(group.memory_limit)
     quota = "none" if group.cpu_quota is None else f"{group.cpu_quota:g} CPUs"

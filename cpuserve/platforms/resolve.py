@@ -1,4 +1,4 @@
-"""From the requested options, a model and a host to an EngineConfig with reasons."""
+"""Turns the requested options, a model and a host into an EngineConfig with reasons."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def resolve(
 
 
 def _model(facts: ModelFacts) -> dict[str, Any]:
-    """Return the fields of EngineConfig that say which model it is."""
+    """Return the fields of EngineConfig that identify the model."""
     return {
         "model": facts.name,
         "model_path": facts.path,
@@ -101,7 +101,7 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _memory(plan: MemoryPlan) -> dict[str, Any]:
-    """Return the fields of EngineConfig about memory."""
+    """Return the fields of EngineConfig that the memory plan decides."""
     return {
         "max_model_len": plan.max_model_len,
         "max_num_seqs": plan.max_num_seqs,
@@ -116,7 +116,7 @@ def _memory(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _threads(host: Host, layout: Layout, placement: Placement) -> dict[str, Any]:
-    """Return the fields of EngineConfig about threads and where they run."""
+    """Return the fields of EngineConfig about threads and the CPUs that they run on."""
     cpus, frontend = placement.cpus, placement.frontend
     return {
         "threads": placement.threads,
@@ -133,7 +133,7 @@ def _threads(host: Host, layout: Layout, placement: Placement) -> dict[str, Any]
 
 
 def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
-    """Decide which factors LongRoPE has: one set for all requests, since they share cached keys."""
+    """Decide which LongRoPE factors all requests use; they must be equal to share cached keys."""
     original = facts.rope_original
     if not original:
         return False
@@ -150,7 +150,7 @@ def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
 
 
 def _adapters(options: EngineOptions, ledger: Ledger, facts: ModelFacts, dtype: str) -> None:
-    """Record the decisions on adapters, and on the memory for adapters that are loaded later."""
+    """Record the decisions on LoRA adapters, and on the memory for adapters to load later."""
     if facts.adapters:
         ledger.decide(
             "lora_modules", list(facts.adapters), "requests name an adapter as their model"
@@ -190,7 +190,7 @@ def _weight_cache(options: EngineOptions, ledger: Ledger, quantize: str, *, on_d
 def _default_sampling(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts
 ) -> dict[str, int | float]:
-    """Return the sampling parameters that apply if a request does not set them."""
+    """Return the sampling parameters that apply to requests that do not set them."""
     ledger.decide("generation_config", dict(facts.generation), facts.generation_why)
     override = read_settings(options.override_generation_config or {})
     got = merged(facts.generation, override)
@@ -201,7 +201,7 @@ def _default_sampling(
 
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:
     asked = options.served_model_name or []
-    # The first name is the model's own, which metrics and lists of models show.
+    # The first name is the model's own name, which metrics and lists of models show.
     own = [name for name in asked if name != ANY_NAME] or [facts.name]
     names = [*own, ANY_NAME] if ANY_NAME in asked else own
     why = "as requested" if asked else "the model as given"
@@ -213,7 +213,7 @@ def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
 
 
 def _hints(options: EngineOptions, ledger: Ledger) -> None:
-    """Report options that are accepted and change nothing."""
+    """Record options that are accepted but change nothing."""
     if options.block_size not in (None, BLOCK):
         ledger.decide("block_size", BLOCK, "the kernels support this block size only")
     if options.enforce_eager is not None:

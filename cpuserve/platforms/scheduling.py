@@ -1,4 +1,4 @@
-"""How requests share the machine: batches, latency targets, prefix caching, drafts."""
+"""How requests share the machine: batches, latency targets, prefix caching, draft tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX_CACHE_SIZE = "4"
 def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     """Return (max_num_seqs, max_num_batched_tokens).
 
-    A step must fit a row of each request, and in an encoder the longest prompt.
+    A step must have room for one row of each request, and in an encoder for the longest prompt.
     """
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
     seqs = options.max_num_seqs or min(MAX_NUM_SEQS, tokens)
@@ -51,7 +51,7 @@ def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -
 def _with_whole_prompts(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, tokens: int
 ) -> int:
-    """Return max_num_batched_tokens of an encoder; `tokens` unless a prompt may be longer."""
+    """Return max_num_batched_tokens for an encoder: its longest prompt must fit into one step."""
     longest, _ = wanted_length(options, ledger, facts)
     if options.max_num_batched_tokens is None or tokens >= longest:
         return max(tokens, longest)
@@ -64,7 +64,7 @@ def _with_whole_prompts(
 
 
 class Scheduling(NamedTuple):
-    """Decisions on how requests share the machine, with the fields of EngineConfig."""
+    """The decisions on how requests share the machine, as fields of EngineConfig."""
 
     itl_target_ms: int
     long_prefill_token_threshold: int
@@ -150,7 +150,7 @@ def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tupl
 
 
 def _kv_tiers(options: EngineOptions, ledger: Ledger, caching: bool) -> dict[str, str]:
-    """Return the location of each further KV tier by its name."""
+    """Return the location of each extra KV tier by the tier's name."""
     if options.kv_tiers is None:
         return {}
     if not caching:

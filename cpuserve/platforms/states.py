@@ -1,4 +1,4 @@
-"""Plan the memory for the states of recurrent layers, which have slots of equal size."""
+"""Plan the memory for the states of recurrent layers, which are stored in slots of equal size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
-# Slots for the snapshots of a request: after its prompt and after its response, because later
+# The slots for snapshots of one request: after its prompt and after its response, because later
 # prompts may begin with these.
 SNAPSHOTS_OF_ONE = 2
 AUTO_SHARE = 4  # states take at most a quarter of the free memory, as keys and values do
@@ -19,7 +19,7 @@ MOST_SHARE = 2  # if max_num_seqs was requested, states take at most half of the
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The number of state slots, their bytes together, and the requests that can run with them."""
+    """The number of state slots, their total bytes, and how many requests can run with them."""
 
     slots: int
     bytes: int
@@ -31,11 +31,11 @@ def plan_states(
 ) -> StatePlan:
     """Return the state slots, of `slot_bytes` each; none for a model without states (0 bytes).
 
-    free: the bytes that the weights leave. The plan may reduce max_num_seqs, unless it was
-    requested.
+    free: the bytes that the weights leave. The plan may reduce max_num_seqs, unless an option
+    requested it.
 
     Raises:
-        ConfigError: a requested number of requests does not fit.
+        ConfigError: the requested number of requests does not fit.
     """
     if not slot_bytes:
         return StatePlan(0, 0, max_num_seqs)

@@ -1,4 +1,4 @@
-"""Physical cores grouped by NUMA node, and ways to divide them among ranks. Pure functions."""
+"""Physical cores grouped by NUMA node, and ways to divide them among ranks; pure functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
-# Slower cores help the fast ones if they add an eighth to their work and have a third of
-# their speed. With less, waiting for them costs more than they do (docs/performance.md).
+# Slower cores compute as well if they add at least an eighth to the work of the fast cores, and
+# have a third of their speed. Otherwise waiting for them costs more than they do
+# (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
-ALIKE = 0.9  # cores of one class differ by less: some clock higher than others
+ALIKE = 0.9  # cores of one class have at least this part of the top capacity, as clocks differ
 # A node at this multiple of the distance to itself is on another socket. Firmware reports 1.1 or
-# 1.2 for the parts of a socket (SNC, NPS4), 1.6 for the dies of a first EPYC, which are as slow to
-# reach, 2 or more for sockets, and the kernel 1 for the parts of one memory (numa=fake).
+# 1.2 for the parts of a socket (SNC, NPS4), and 2 or more for sockets. It reports 1.6 for the dies
+# of a first EPYC, which are as slow to reach as a socket.
+# The kernel reports 1 for the parts of one memory (numa=fake).
 FAR = 1.5
 
 
@@ -22,8 +24,8 @@ FAR = 1.5
 class Core:
     """The CPUs of one physical core that this process may use, lowest first.
 
-    node: its own NUMA node, or the nearest node with memory if its own has none.
-    capacity: work per time, 1024 for the machine's fastest cores.
+    node: the NUMA node of the core, or the nearest node with memory if that node has none.
+    capacity: work per time; 1024 for the fastest cores of the machine.
     """
 
     cpus: tuple[CpuId, ...]
@@ -33,7 +35,7 @@ class Core:
 
     @property
     def cpu(self) -> CpuId:
-        """The CPU of its one compute thread."""
+        """The CPU of the compute thread on this core."""
         return self.cpus[0]
 
 
@@ -54,16 +56,16 @@ def _core(cpus: Sequence[Cpu], near: Mapping[NodeId, NodeId]) -> Core:
 
 
 def core_complexes(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
-    """Return for each of `cpus` the number of its group that shares an L3 cache; [] for None."""
+    """Return for each of `cpus` the number of its L3 cache, which CPUs share; [] for None."""
     l3 = {cpu.id: cpu.l3 for cpu in host.cpus}
     return [l3[cpu] for cpu in cpus or ()]
 
 
 def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
-    """Return node -> the node of the memory that its cores use.
+    """Return node -> the node with the memory that its cores use.
 
-    A node without memory that this process may use takes the nearest node that has some. If no node
-    reports its memory (a container without these files), every node uses its own.
+    A node without memory for this process uses the nearest node that has some. If no node reports
+    its memory (a container without these files), every node uses its own memory.
     """
     allowed = host.memory_nodes or [n.id for n in host.nodes]
     rich = [n for n in host.nodes if n.memory_total > 0 and n.id in allowed]
@@ -79,9 +81,9 @@ def _nearest(node: Node, rich: Sequence[Node], ids: Sequence[NodeId]) -> NodeId:
 
 
 def sockets(host: Host) -> dict[NodeId, NodeId]:
-    """Return node -> the first node of its socket, which is nearer than FAR.
+    """Return node -> the first node of its socket: nodes nearer than FAR are on one socket.
 
-    If the kernel does not report distances, nodes with CPUs of one package are on one socket.
+    If the kernel reports no distances, nodes with CPUs of the same package are on one socket.
     """
     package = {cpu.node: cpu.package for cpu in host.cpus}
     first: dict[NodeId, NodeId] = {}
@@ -98,7 +100,7 @@ def sockets(host: Host) -> dict[NodeId, NodeId]:
 
 
 def by_socket(host: Host, groups: Sequence[Sequence[Core]]) -> list[list[Core]]:
-    """Return `groups`, each the cores of a node, joined by socket."""
+    """Return the cores of each socket; `groups` has the cores of each node."""
     first = sockets(host)
     joined: dict[NodeId, list[Core]] = {}
     for group in groups:
@@ -108,18 +110,18 @@ def by_socket(host: Host, groups: Sequence[Sequence[Core]]) -> list[list[Core]]:
 
 
 def by_node(cores: Sequence[Core], order: Sequence[NodeId] | None = None) -> list[list[Core]]:
-    """Return the cores of each node, in `order` or sorted by number, without empty nodes."""
+    """Return the cores of each node, in `order` or sorted by node number, without empty nodes."""
     nodes = sorted({c.node for c in cores}) if order is None else order
     groups = [[c for c in cores if c.node == node] for node in nodes]
     return [group for group in groups if group]
 
 
 def worth_using(cores: Sequence[Core]) -> list[Core]:
-    """Return the cores that are fastest together if each gets an equal part of the work.
+    """Return the cores that are fastest together if each core gets an equal part of the work.
 
-    All cores wait at a barrier for the slowest one, so slow cores help only if there are many: 8
-    fast cores with 8 cores of half the speed are as fast as the 8 fast cores alone. Of two choices
-    that are equally fast, the smaller is taken.
+    All cores wait at a barrier for the slowest one, so slow cores help only if there are many:
+    8 fast cores with 8 cores of half the speed are as fast as the 8 fast cores alone.
+    If two choices are equally fast, the one with fewer cores is taken.
     """
     best: list[Core] = []
     for least in sorted({c.capacity for c in cores}, reverse=True):
@@ -130,11 +132,11 @@ def worth_using(cores: Sequence[Core]) -> list[Core]:
 
 
 def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
-    """Return the cores on which `ranks` ranks compute.
+    """Return the cores that `ranks` ranks compute on.
 
-    Threads of one rank claim work in small parts, so slower cores do less, and help if they are not
-    too slow: the others wait for the part that a slow core claims last. With several ranks, each
-    rank has an equal part of the work.
+    The threads of one rank claim work in small parts, so slower cores do less. They help unless
+    they are too slow, because all cores wait for the part that a slow core claims last. With
+    several ranks, each rank has an equal part of the work.
     """
     best = worth_using(cores)
     if ranks > 1:
@@ -146,20 +148,20 @@ def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
 
 
 def slower(cores: Sequence[Core]) -> list[Core]:
-    """Return the cores of a slower class than the fastest, not merely of a lower clock."""
+    """Return the cores of a slower class than the fastest core, not only of a lower clock."""
     fastest = max((core.capacity for core in cores), default=0)
     return [core for core in cores if core.capacity < ALIKE * fastest]
 
 
 def thread_speeds(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
-    """Return the work that each of `cpus` does in a given time; [] if all are alike."""
+    """Return the capacity (work per time) of each of `cpus`; [] if all are equal."""
     capacity = {cpu.id: cpu.capacity for cpu in host.cpus}
     speeds = [capacity[cpu] for cpu in cpus or ()]
     return speeds if len(set(speeds)) > 1 else []
 
 
 def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
-    """Return `cores` divided into `count` contiguous runs, longer ones first."""
+    """Return `cores` divided into `count` contiguous runs; the longer runs come first."""
     size, longer = divmod(len(cores), count)
     cut: list[list[Core]] = []
     at = 0
@@ -171,11 +173,11 @@ def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
 
 
 def share_out(host: Host, nodes: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
-    """Return the cores of each rank: several ranks divide a node, or a rank spans several nodes,
-    of one socket if there are enough ranks.
+    """Return the cores of each rank: several ranks divide a node, or a rank spans nodes.
 
-    A rank may span nodes, because each thread places the weights that it reads in near memory. With
-    enough ranks, each rank stays inside a node, so that its activations are in near memory as well.
+    A rank may span nodes (of one socket if there are enough ranks), because each thread places the
+    weights that it reads in near memory. With enough ranks, each rank stays inside a node, so that
+    its activations are in near memory as well.
     """
     groups = nodes if ranks >= len(nodes) else by_socket(host, nodes)
     if ranks < len(groups):
@@ -185,7 +187,7 @@ def share_out(host: Host, nodes: Sequence[Sequence[Core]], ranks: int) -> list[l
 
 
 def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
-    """Return the number of `ranks` on each node: at least one, the rest by `sizes`."""
+    """Return the number of ranks on each node: at least one, and more on nodes with more cores."""
     shares = [1] * len(sizes)
     for _ in range(ranks - len(sizes)):
         open_ = [i for i in range(len(sizes)) if shares[i] < sizes[i]]
@@ -194,10 +196,10 @@ def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
 
 
 def take_from_tails(groups: Sequence[Sequence[Core]], count: int) -> list[Core]:
-    """Take `count` cores from the ends of the groups, equally many from each as far as possible.
+    """Take `count` cores from the ends of the groups, equally many from each group if possible.
 
-    If the number does not divide evenly, the largest groups lose one more (of equal ones, the
-    last). The last core of a group is taken only if no other group has more than one.
+    If the number does not divide evenly, the largest groups lose one more core (of equal groups,
+    the last ones). The last core of a group is taken only if no other group has more than one.
     """
     left = [list(group) for group in groups]
     taken: list[Core] = []

@@ -1,8 +1,8 @@
-"""Work sizes that `cpuserve bench kernels --tune` found to be fastest on this machine.
+"""Work sizes that were the fastest in `cpuserve bench kernels --tune` on this machine.
 
-They are kept in a file of the cache directory, by ISA level, and are valid for one CPU model and
-one version of cpuserve. A file that is damaged or from another CPU or version is ignored, and a
-line at the start says so.
+They are stored by ISA level in a file of the cache directory, and are valid for one CPU model and
+one version of cpuserve. A file that is damaged, or was made on another CPU or by another version,
+is ignored, and a line at the start says so.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cpuserve.config.values import format_bytes
 from cpuserve.version import version
 
 FILE = "work_sizes.json"
-MOST_BYTES = 1 << 20  # only so much of the file is read; it has a few hundred bytes
+MOST_BYTES = 1 << 20  # the most bytes to read; the file has a few hundred
 AGAIN = "`cpuserve bench kernels --tune` makes a new one"
 
 BlockSizes = dict[str, int]
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """Tuned sizes by ISA level. ignored: why an existing file is not used; "" = it is used, or no
-    file exists."""
+    """The tuned sizes by ISA level. ignored: why an existing file is not used; "" = it is used, or
+    no file exists."""
 
     levels: dict[str, BlockSizes] = {}
     ignored: str = ""
@@ -39,12 +39,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def tuned_file() -> Path:
-    """Return where the sizes are kept."""
+    """Return the path of the file with the tuned sizes."""
     return cache_dir() / FILE
 
 
 def read_tuned(cpu_model: str, check: Callable[[BlockSizes], object]) -> Tuned:
-    """Return the sizes for this CPU and version; check(sizes) raises ValueError for wrong ones."""
+    """Return the sizes for this CPU and version; check(sizes) raises ValueError for wrong sizes."""
     path = tuned_file()
     try:
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ def read_tuned(cpu_model: str, check: Callable[[BlockSizes], object]) -> Tuned:
 
 
 def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: BlockSizes) -> Path:
-    """Replace the sizes of `level` in the file (if `sizes` is {}, remove them); return its path."""
+    """Replace the sizes of `level` in the file, or remove them if {}; return the file's path."""
     path = tuned_file()
     levels = {name: of for name, of in known.levels.items() if name != level}
     if sizes:
@@ -79,7 +79,7 @@ def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: BlockSizes) -> 
 
 
 def tuned_notes(tuned: Tuned, level: str) -> Iterator[str]:
-    """Yield the line that a start prints about tuned sizes, if there is something to say."""
+    """Yield the line about tuned sizes that a start prints, if there is something to say."""
     if tuned.ignored:
         yield tuned.ignored
     elif sizes := tuned.levels.get(level):
@@ -87,6 +87,6 @@ def tuned_notes(tuned: Tuned, level: str) -> Iterator[str]:
 
 
 def describe_sizes(sizes: BlockSizes) -> str:
-    """Return "strip 256 KiB, rows 512, ...", in the order of `sizes`."""
+    """Return a text about the sizes in order: "strip 256 KiB, rows 512, ..."."""
     named = ((name.removesuffix("_bytes"), name.endswith("_bytes"), n) for name, n in sizes.items())
     return ", ".join(f"{name} {format_bytes(n) if is_bytes else n}" for name, is_bytes, n in named)
