@@ -6,15 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The block tables of sliding windows reach at most this many tokens ahead, so a step computes no
-# more of one prompt. Longer parts would hold more memory, and would save about 1 % of the time.
+# The block tables of sliding windows reach at most this many tokens ahead, so a step computes at
+# most this many tokens of one prompt.
+# Longer parts would need more memory to save about 1 % of the time.
 MOST_AHEAD = 512
 
-# Recurrent layers update the stored state of a sequence after every so many tokens, and keep the
-# data of the tokens since then (kernels/table/recurrent.h: kStateChunk).
+# Recurrent layers update the stored state of a sequence after each group of STATE_CHUNK tokens, and
+# keep the data of the tokens since the last update (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
-# A request can hold four states: at the end of the cached prefix that it began with, where prompts
-# branch, at the end of its last full block, and in the block in progress.
+# A request can have four states: at the end of the cached prefix that it began with, at the token
+# where prompts branch, at the end of its last full block, and in the block in progress.
 STATES_OF_ONE = 4
 
 
@@ -22,8 +23,8 @@ STATES_OF_ONE = 4
 class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
-    windows: the most keys that a token of each group attends to, its own included (0 = all keys).
-    ahead: the most tokens of one sequence in a step (0 = no limit).
+    windows: the most keys that a token attends to in each group, with its own key (0 = all keys).
+    ahead: the most tokens of one sequence that a step computes (0 = no limit).
     block_size: tokens per block.
     """
 
@@ -32,18 +33,18 @@ class CacheUse:
     block_size: int
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks of a group hold `num_tokens` tokens."""
+        """Return how many blocks of one group hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def span(self, group: int) -> int | None:
-        """Return the most blocks that a window and the tokens of a step span; None = no limit."""
+        """Return the most blocks that a window and the tokens of a step use; None = no limit."""
         window = self.windows[group]
         if not window or not self.ahead:
             return None
         return (window + self.ahead + self.block_size - 3) // self.block_size + 1
 
     def needs(self, num_tokens: int) -> int:
-        """Return the most blocks, of all groups, that a sequence of `num_tokens` tokens holds."""
+        """Return the most blocks that a sequence of `num_tokens` tokens has in all groups."""
         full = self.blocks_for(num_tokens)
         if not any(self.windows):
             return len(self.windows) * full
@@ -51,9 +52,9 @@ class CacheUse:
         return sum(full if span is None else min(full, span) for span in spans)
 
     def most_tokens(self, blocks: int, limit: int) -> int:
-        """Return the most tokens of a sequence that fits in `blocks`; a multiple of block_size.
+        """Return the most tokens of a sequence that fits in `blocks` blocks, in whole blocks.
 
-        limit: the most tokens that a sequence may have, rounded up to whole blocks here.
+        limit: the most tokens that a sequence may have; it is rounded up to whole blocks here.
         """
         size = self.block_size
         lengths = range(1, self.blocks_for(limit) + 1)
@@ -61,10 +62,10 @@ class CacheUse:
 
 
 def tokens_ahead(max_num_batched_tokens: int) -> int:
-    """Return the most tokens of one sequence in a step, if the steps have this many tokens."""
+    """Return the most tokens of one sequence in a step, if a step may have this many tokens."""
     return min(max_num_batched_tokens, MOST_AHEAD)
 
 
 def cache_use(windows: Sequence[int], max_num_batched_tokens: int, block_size: int) -> CacheUse:
-    """Return the CacheUse of an engine; windows: one for each group."""
+    """Return the CacheUse of an engine; windows: the window of each cache group."""
     return CacheUse(tuple(windows), tokens_ahead(max_num_batched_tokens), block_size)

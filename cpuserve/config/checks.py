@@ -1,4 +1,4 @@
-"""Checks of option values, and conversions of values that other servers understand."""
+"""Checks of option values, and conversions of values from the format of other servers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cpuserve.config.values import parse_count, parse_space
 
 
 def length(value: int) -> None:
-    """Accept -1 and positive numbers."""
+    """Accept -1 and all positive numbers."""
     if value != -1:
         at_least(1)(value)
 
 
 def zero_as_own(text: str) -> str:
-    """Convert 0 to -1: in llama.cpp 0 means the context of the model, and -1 means that here."""
+    """Convert 0 to -1: for the model's own context length, llama.cpp has 0 and cpuserve -1."""
     return "-1" if text.strip() == "0" else text
 
 
-ANY_NAME = "*"  # in the served names of a model: requests may use any name
+ANY_NAME = "*"  # among the served names of a model: requests may use any name
 
 
 def model_names(value: list[str]) -> None:
@@ -62,5 +62,5 @@ def bytes_as_space(text: str) -> str:
 
 
 def openvino_type(text: str) -> str:
-    """Convert a KV cache type of OpenVINO ("u8", "i8") to the type here; keep other texts."""
+    """Convert a KV cache type of OpenVINO ("u8", "i8") to a type of cpuserve; keep other texts."""
     return "int8" if text.strip().lower() in ("u8", "i8") else text

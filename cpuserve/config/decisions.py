@@ -1,4 +1,4 @@
-"""The table of decisions: setting, requested value, its source, resulting value, and reason."""
+"""The table of decisions: setting, requested value, its source, resulting value and reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ledger:
         self.decisions: list[Decision] = []
 
     def asked(self, *names: str) -> str:
-        """Return source and value of the first of `names` that was set: "env CPUSERVE_ISA=avx2"."""
+        """Return source and value of the first of `names` that is set: "env CPUSERVE_ISA=avx2"."""
         name = next((n for n in names if getattr(self._options, n, None) is not None), names[0])
         source = self._sources.get(name, name)
         return f"{source}={getattr(self._options, name, None)}"
@@ -36,7 +36,7 @@ class Ledger:
 
 
 def server_decisions(server: ServerOptions, sources: Mapping[str, str]) -> list[Decision]:
-    """Return a Decision for each option of the front end: its value as set; secrets are hidden."""
+    """Return a Decision for each front-end option: its value as set, but secrets are hidden."""
     found = []
     for field in FIELDS:
         if field.name not in sources:
@@ -58,7 +58,7 @@ def render_table(decisions: Sequence[Decision]) -> str:
 
 
 def render_json(decisions: Sequence[Decision]) -> str:
-    """Return the same table as a JSON list of objects."""
+    """Return the decisions as a JSON list of objects."""
     rows = [
         {"field": d.field, "asked": d.asked, "source": d.source, "got": d.got, "why": d.why}
         for d in decisions

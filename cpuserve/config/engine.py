@@ -10,40 +10,40 @@ import msgspec
 from cpuserve.config.kv_events import KvEvents
 from cpuserve.config.speculation import Speculation
 
-# Limit on the memory of blocks that wait to be written to prefix_cache_dir.
+# The most bytes of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
 
 
 class KvGroup(msgspec.Struct, frozen=True):
     """Layers that share KV blocks.
 
-    window: only the last `window` tokens are read again, and blocks before them are freed (0 = all
-    are kept).
+    window: only the last `window` tokens are read again, and blocks of earlier tokens are freed
+    (0 = all blocks are kept).
     """
 
     window: int
     layers: list[int]
 
 
-# The kinds of pooling that make embeddings.
+# The kinds of pooling that compute embeddings.
 EMBEDDINGS = ("last", "first", "mean")
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """All resolved settings. The engine process receives this (as msgpack) and nothing else.
+    """All resolved settings. The engine process gets only this record, as msgpack.
 
-    cpus: one CPU per thread, in thread order; None = threads are not pinned.
-    rank_cpus: the CPUs between which the threads of each rank move, if they are not pinned; empty =
-      all CPUs.
-    frontend_cpus: the CPUs of the front end; None = not pinned.
+    cpus: the CPU of each thread, in thread order; None = threads are not pinned.
+    rank_cpus: the CPUs that the threads of each rank may use if they are not pinned; empty = all
+      CPUs.
+    frontend_cpus: the CPUs of the front end; None = it is not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
     core_complexes: a number per thread, equal for threads on cores that share an L3 cache; empty =
       unknown, since threads are not pinned.
     thread_speeds: the work that the core of each thread does in a given time, in any unit; empty =
-      all are alike, or unknown.
-    interleave_nodes: the NUMA nodes over which pages are interleaved; empty = each rank's memory is
-      on its own node.
-    passive_waits: waiting threads sleep early, because spinning counts against a CPU quota.
+      equal, or unknown.
+    interleave_nodes: the NUMA nodes that pages alternate between; empty = the memory of each rank
+      is on its own node.
+    passive_waits: whether waiting threads sleep early, as spinning counts against a CPU quota.
     activation_bits: 8 or 16 bits (one or two int8 terms) for activations that are multiplied by
       weights with one scale per 32 values.
     quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
@@ -51,33 +51,33 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
       "int4_fine" or "int4_mixed_fine".
     kv_groups: the cache groups; a sequence has a block table for each group; [] = one group of all
       layers that keeps all tokens.
-    state_slots: how many states of recurrent layers there is memory for; 0 = the model has none.
+    state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
       as "bf16", "f16", "f32" or an 8-bit type.
-    swap_bytes: the limit on the memory of evicted blocks.
-    prefix_cache_bytes: the limit on the files in prefix_cache_dir.
-    kv_tiers: further offload tiers, the location of each by its name.
+    swap_bytes: the most bytes of evicted blocks in memory.
+    prefix_cache_bytes: the most bytes of all files in prefix_cache_dir.
+    kv_tiers: the location of each extra offload tier, by the tier's name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-      "mean"; "rank" = the head of a reranker makes a score; "classify", "token_classify" = the head
-      of a classifier makes a logit for each label, of the text or of each token; "none" = the model
-      generates text.
-    whole_prompts: the model is an encoder, so each prompt is computed in one step.
-    adapters: LoRA adapters, the path of each by its name.
+      "mean"; "rank" = the head of a reranker computes a score; "classify", "token_classify" = the
+      head of a classifier computes a logit for each label, of the text or of each token; "none" =
+      the model generates text.
+    whole_prompts: whether the model is an encoder, so that each prompt is computed in one step.
+    adapters: the path of each LoRA adapter, by the adapter's name.
     adapter_slots, adapter_rank: there is memory for adapter_slots adapters of rank adapter_rank,
       which can be loaded and unloaded while the engine runs; 0 = the engine has only the adapters
       in `adapters`.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: the work sizes of kernels (how much they work on at a time) that were tuned on this
       machine; the other work sizes follow from the sizes of the CPU caches.
-    weight_cache_bytes: limit on the files of packed weights in the cache directory; 0 = none are
-      kept.
-    weights_on_disk: the packed weights are mapped from a file of the cache directory.
-    page_cache_bytes: the memory that is left for the pages of the file with weights_on_disk.
-    speculation: how draft tokens are proposed; None = there are none.
-    kv_events: how changes of the prefix cache are published; None = they are not.
+    weight_cache_bytes: the most bytes of files with packed weights in the cache directory; 0 = no
+      such files are written.
+    weights_on_disk: whether the packed weights are mapped from a file of the cache directory.
+    page_cache_bytes: the memory that is left for the pages of this file.
+    speculation: how draft tokens are proposed; None = there are no draft tokens.
+    kv_events: how changes of the prefix cache are published; None = they are not published.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
-    itl_target_ms, long_prefill_token_threshold: as the options of these names; 0 = no limit.
-    long_rope: LongRoPE uses its factors for long sequences; false without LongRoPE.
+    itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
+    long_rope: whether LongRoPE uses its factors for long sequences; false without LongRoPE.
     """
 
     model: str
@@ -138,7 +138,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:
-        """For each thread the CPUs on which it may run; None = any."""
+        """For each thread the CPUs that it may run on; None = any CPU."""
         if self.cpus is not None:
             return [[cpu] for cpu in self.cpus]
         moving = zip(self.rank_cpus, self.rank_threads, strict=False)
@@ -146,19 +146,19 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def compute_cpus(self) -> list[int] | None:
-        """The CPUs on which threads compute, sorted; None = any."""
+        """The CPUs that threads compute on, sorted; None = any CPU."""
         used = self.thread_cpus
         return None if used is None else sorted({cpu for cpus in used for cpu in cpus})
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One resolved setting.
+    """One resolved setting with its reason.
 
     asked: the requested value.
-    source: where it came from ("flag --isa", "env NAME", "default").
+    source: the place of the request ("flag --isa", "env NAME", "default").
     got: the resulting value.
-    why: the reason.
+    why: the reason for this value.
     """
 
     field: str
@@ -170,7 +170,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The result of Platform.resolve. others: further replicas; only their placement differs."""
+    """The result of Platform.resolve. others: other replicas; only their placement differs."""
 
     config: EngineConfig
     decisions: tuple[Decision, ...] = field(default_factory=tuple)
@@ -178,5 +178,5 @@ class Resolved:
 
     @property
     def replicas(self) -> tuple[EngineConfig, ...]:
-        """The configurations of all engine processes."""
+        """The configurations of all engine processes of the server."""
         return (self.config, *self.others)

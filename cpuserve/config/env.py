@@ -1,7 +1,7 @@
 """The only module that reads the process environment.
 
 It reads the environment once, at the first use, so that each setting has one value and a known
-source. Nothing in cpuserve changes the environment.
+source. No code of cpuserve changes the environment.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"
-# Prefixes of other servers' variables, which get a note. The prefix of Ollama is not among them,
-# because clients of Ollama read its variables as well: only some of these get a note.
+# Variables of other servers with these prefixes get a note at the start. The prefix of Ollama is
+# not among them, because its clients read such variables as well: only some of these get a note.
 OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
-# Kubernetes sets these in every pod of a namespace that has a Service called "cpuserve".
+# Kubernetes sets these variables in every pod of a namespace with a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
-# Other modules of cpuserve read these through `environment()`; they are not options of the engine.
+# Other modules of cpuserve read these variables with `environment()`; they are not engine options.
 OTHERS = ("CPUSERVE_CONFIG", "CPUSERVE_CACHE")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvValues:
-    """The options in the environment: field name -> (variable, text); and lines to print."""
+    """The options in the environment: field name -> (variable, text); and notes to print."""
 
     values: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class EnvValues:
 
 @cache
 def environment() -> Mapping[str, str]:
-    """Return the environment as it was at the first call, without empty variables."""
+    """Return the environment at the time of the first call, without empty variables."""
     return MappingProxyType({k: v for k, v in os.environ.items() if v.strip()})
 
 
@@ -58,7 +58,7 @@ def cache_dir() -> Path:
 def read_env(environ: Mapping[str, str] | None = None) -> EnvValues:
     """Return the options in `environ`, and notes about ignored variables.
 
-    environ: None means the process environment.
+    environ: the variables to read; None = the environment of the process.
     """
     env = environment() if environ is None else {k: v for k, v in environ.items() if v.strip()}
     values: dict[str, tuple[str, str]] = {}
@@ -88,7 +88,7 @@ def _lookup(f: Field, env: Mapping[str, str], notes: list[str]) -> tuple[str, st
 
 
 def _acceptable(f: Field, text: str) -> bool:
-    """Return whether `f` accepts `text`. OMP_NUM_THREADS may be set for other programs."""
+    """Return whether `f` accepts `text`: OMP_NUM_THREADS may be meant for other programs."""
     try:
         f.parse(text)
     except ValueError:

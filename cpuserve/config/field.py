@@ -1,4 +1,4 @@
-"""One option: its texts, spellings and checks, and how its value is parsed."""
+"""One option: its texts, its names and checks, and how its value is parsed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cpuserve.config.values import parse_count
 MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
 GROUPS = (MODEL, SERVER, MEMORY, CPU)
 
-# A "list" flag takes several values. A "names" flag takes one value: names separated by commas, or
-# a JSON list.
+# A "list" flag takes several values. A "names" flag takes one value: a JSON list, or names that are
+# separated by commas.
 Kind = Literal["text", "count", "flag", "list", "names", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}
@@ -24,9 +24,9 @@ FALSE = {"0": False, "false": False, "no": False, "off": False}
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The name of a field in another server; `convert` translates a text given under this name.
+    """The name of an option in another server; `convert` translates a text from the other server.
 
-    differs: a text that says how the value's meaning here differs from the other server, or "".
+    differs: how the meaning of the value differs from the other server, or "".
     """
 
     name: str
@@ -38,13 +38,13 @@ class Alias:
 class Field:
     """One option.
 
-    default: a description of the value that applies if the option is not set.
-    synonyms: other spellings of a choice.
-    words: texts that are accepted in place of a value of `kind`.
-    read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
-    check(value): raises a ValueError with the expected values.
-    secret: error messages do not show the value.
-    server: the option belongs to ServerOptions.
+    default: a text that describes the value if the option is not set.
+    synonyms: other spellings for the choices of the option.
+    words: texts that are accepted besides values of the type `kind`.
+    read(value): converts a value instead of `kind`, and raises a ValueError as `parse` does.
+    check(value): raises a ValueError that lists the expected values.
+    secret: whether error messages must not show the value.
+    server: whether the option belongs to ServerOptions.
     """
 
     name: str
@@ -71,18 +71,18 @@ class Field:
 
     @property
     def all_flags(self) -> tuple[str, ...]:
-        """Flags and the aliases that are flags."""
+        """The flags of this option, and those of its aliases that are flags."""
         return self.flags + tuple(a.name for a in self.aliases if a.name.startswith("-"))
 
     @property
     def env_aliases(self) -> tuple[Alias, ...]:
-        """Aliases that are environment variables."""
+        """The aliases of this option that are environment variables."""
         return tuple(a for a in self.aliases if not a.name.startswith("-"))
 
     def convert(self, name: str, text: str) -> str:
-        """Translate `text`, given under alias `name`, to the text that the main name accepts.
+        """Translate `text` from the alias `name` to the text that the main flag accepts.
 
-        Raises a ValueError with the expected values; the caller adds the alias.
+        Raises a ValueError with the expected values; the caller adds the alias to the message.
         """
         for alias in self.aliases:
             if alias.name == name and alias.convert is not None:
@@ -90,7 +90,7 @@ class Field:
         return text
 
     def parse(self, value: object) -> Any:
-        """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
+        """Convert a text (flag, environment) or plain value (file, `LLM(...)`) to this type.
 
         Raises a ValueError with the expected values; the caller adds the name of the field.
         """
@@ -186,7 +186,7 @@ def not_empty(value: str) -> None:
 
 
 def named(value: list[str], what: str) -> None:
-    """Raise a ValueError unless the items are NAME=VALUE with different names."""
+    """Raise a ValueError unless the items are NAME=VALUE, each with another name."""
     names = [name for name, _, named in (item.partition("=") for item in value) if named]
     if len(names) < len(value) or not all(names) or len({*names}) < len(names):
         msg = f"must be pairs NAME={what}, each with a name of its own"
@@ -194,15 +194,15 @@ def named(value: list[str], what: str) -> None:
 
 
 def option(group: str, text: str, default: str = "", **names: Any) -> Field:
-    """Return an option, for the annotation of an attribute; `fields_of` adds its name.
+    """Return an option for the annotation of an attribute; `fields_of` adds its name.
 
-    text: the help. default: its description in the help; "" = the value of the attribute.
+    text: the help text. default: the text about the default value; "" = the attribute's value.
     """
     return Field("", text, default, group, **names)
 
 
 def fields_of(options: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the options in the annotations of a record, in its order."""
+    """Return the options in the annotations of a record, in the order of its attributes."""
     hints = get_type_hints(options, include_extras=True)
     return tuple(
         replace(found, name=name, default=found.default or _shown(known.default))

@@ -1,8 +1,8 @@
-"""The list of all options, with help text, flag, environment variable, aliases and check of each.
+"""The list of all options, each with its help text, flag, environment variable, aliases and check.
 
 The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
-in docs/options.md all use this list. A new option is one attribute: in `config/options.py`, or for
-the server in `config/server.py`.
+in docs/options.md use this list. A new option is an attribute in `config/options.py`, or for the
+server in `config/server.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cpuserve.config.field import (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
-    takes: how many values the flag has.
-    why: the reason, as one clause for the note.
-    only: the values that have no effect; other values are refused.
+    takes: how many values the flag takes.
+    why: the reason, as the end of a sentence in the note.
+    only: the values without effect; other values are refused.
     """
 
     names: tuple[str, ...]
@@ -163,7 +163,7 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--language-model-only",), "cpuserve loads the part for text only", "none"),
 )
 
-# In the order of --help and docs/options.md.
+# Sorted as in --help and docs/options.md.
 FIELDS = tuple(
     sorted((*server.FIELDS, *options.FIELDS), key=lambda field: GROUPS.index(field.group))
 )
@@ -171,7 +171,7 @@ BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}
 
 
 def argument_name(flag: str) -> str:
-    """Return the keyword of a flag in `LLM(...)` and config files: "max_num_seqs"."""
+    """Return the name of a flag in `LLM(...)` and config files, such as "max_num_seqs"."""
     return flag.lstrip("-").replace("-", "_")
 
 
@@ -186,7 +186,7 @@ def no_op_variables() -> dict[str, NoOp]:
 
 
 def keywords() -> dict[str, tuple[Field, str]]:
-    """Return, for each keyword of `LLM(...)` and config files, its field and the flag it means."""
+    """Return the option and the main flag for each keyword of `LLM(...)` and of config files."""
     found: dict[str, tuple[Field, str]] = {f.name: (f, f.flag) for f in FIELDS}
     for f in FIELDS:
         for flag in f.all_flags:

@@ -1,4 +1,4 @@
-"""Default sampling settings, with the keys and types of generation_config.json."""
+"""Default sampling settings, under the keys and with the types of generation_config.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 Number = int | float
 
-# Name in generation_config.json -> (name of the sampling parameter, whether it is an integer).
+# Key in generation_config.json -> (name of the sampling parameter, whether it is an integer).
 SETTINGS = {
     "temperature": ("temperature", False),
     "top_p": ("top_p", False),
@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 def read_settings(values: Mapping[str, object]) -> dict[str, Number | None]:
-    """Return sampling parameters by name; nulls are kept and unknown keys are skipped.
+    """Return sampling parameters by name; keep nulls, and skip unknown keys.
 
     SamplingParams checks the ranges. Raises a ValueError for a setting of the wrong type.
     """
@@ -40,7 +40,7 @@ def check_settings(values: Mapping[str, object]) -> None:
 
 
 def merged(model: Mapping[str, Number], override: Mapping[str, Number | None]) -> dict[str, Number]:
-    """Return the model's settings updated with `override`; a null removes a setting."""
+    """Return the model's settings updated with `override`; null in `override` removes a setting."""
     both = {**model, **override}
     return {name: value for name, value in both.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Settings of the events of the prefix cache, with the keys of --kv-events-config in vLLM."""
+"""Settings for the events of the prefix cache, with the keys of --kv-events-config in vLLM."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _TCP = re.compile(r"tcp://[^\s/:]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}")
 class KvEvents(msgspec.Struct, kw_only=True, frozen=True):
     """Publish changes of the prefix cache on a ZeroMQ socket.
 
-    endpoint: address of the PUB socket; it is bound if it has a wildcard or a path, else connected,
-      as in vLLM.
-    replay_endpoint: address at which subscribers ask for the last `buffer_steps` batches again.
-    hwm: the most batches that wait for a slow subscriber; further ones are dropped.
-    max_queue_size: the most batches that wait for the publishing thread; further ones are dropped.
-    topic: first frame of each message.
-    rank: the number of the engine, which is added to the ports.
+    endpoint: address of the PUB socket. As in vLLM, the socket is bound if the address has a
+      wildcard or a path, and connected otherwise.
+    replay_endpoint: address where subscribers can ask for the last `buffer_steps` batches again.
+    hwm: the most batches that wait for a slow subscriber; further batches are dropped.
+    max_queue_size: the most batches that wait for the publishing thread; further batches are
+      dropped.
+    topic: the first frame of each message.
+    rank: the number of the engine, which is added to the port numbers.
     """
 
     endpoint: str = "tcp://*:5557"
@@ -61,7 +62,7 @@ def read_kv_events(values: Mapping[str, object]) -> KvEvents | None:
 
 
 def _check(name: str, value: object) -> None:
-    """Raise a ValueError unless an address or a number has a value that is possible."""
+    """Raise a ValueError unless an address or a number has a possible value."""
     if name.endswith("endpoint"):
         ports = isinstance(value, str) and _TCP.fullmatch(value)
         if ports and 0 < int(str(value).rpartition(":")[2]) < 65536:

@@ -1,4 +1,4 @@
-"""Merges flags, environment and config file, and keeps the source of each value.
+"""Merges flags, environment and config file, and records the source of each value.
 
 Flags take precedence over the environment, and the environment over the config file.
 """
@@ -33,7 +33,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that the user gave: under which name, and where ("flag", "env", "file PATH")."""
+    """A value that the user has set: under which name, and where ("flag", "env", "file PATH")."""
 
     name: str
     source: str
@@ -42,7 +42,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """All requested options, the source of each ("flag --dtype"), and notes to print."""
+    """All requested options, the source of each one ("flag --dtype"), and notes to print."""
 
     options: EngineOptions
     server: ServerOptions
@@ -60,8 +60,8 @@ def load_options(
     """Merge the flags with the environment and the config file.
 
     Raises:
-        ConfigError: a value does not have the type of its field; the message contains the flag,
-            variable or file key.
+        ConfigError: a value does not have the type of its option; the message has the flag, the
+            variable or the key in the file.
     """
     env = read_env(environ)
     path = config_file or (environment() if environ is None else environ).get("CPUSERVE_CONFIG")
@@ -79,23 +79,23 @@ def load_options(
 def from_arguments(
     arguments: Mapping[str, object], *, environ: Mapping[str, str] | None = None
 ) -> Asked:
-    """Merge keyword arguments (of `LLM(...)`) with the environment; None means not given.
+    """Merge keyword arguments (of `LLM(...)`) with the environment; None = the option is not set.
 
     Raises:
-        ConfigError: an unknown keyword (with the nearest one) or a value of the wrong type.
+        ConfigError: an unknown keyword (the nearest one is suggested), or a value of a wrong type.
     """
     given, notes = _from_keywords(arguments, "argument")
     return load_options(given, environ=environ, notes=notes)
 
 
 def flag_given(field: Field, flag: str, value: object, before: Given | None = None) -> Given:
-    """Return a value from the command line; a text given under an alias is translated.
+    """Return a value from the command line; translate a text that was passed with an alias.
 
-    before: the value from earlier on the command line. A "list" or "names" is extended by the new
-    value; any other value is replaced.
+    before: the value from earlier on the command line. The new value is added to a value of the
+    kind "list" or "names", and replaces any other value.
 
     Raises:
-        ConfigError: the alias does not accept this text, or a part of a list is wrong.
+        ConfigError: the alias does not accept this text, or an item of a list is wrong.
     """
     given = Given(flag, "flag", value)
     if isinstance(value, str):
@@ -106,7 +106,7 @@ def flag_given(field: Field, flag: str, value: object, before: Given | None = No
 
 
 def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
-    """Read a JSON, TOML or YAML file. Its keys are option names with dashes or underscores.
+    """Read a JSON, TOML or YAML file; its keys are option names with dashes or underscores.
 
     Returns the options, and notes to print.
 
@@ -122,7 +122,7 @@ def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
 
 
 def options_of(arguments: Mapping[str, object], source: str) -> tuple[dict[str, object], list[str]]:
-    """Return the values of options, by the keys of a config file, and notes to print.
+    """Return the values of options, by their keys in config files, and notes to print.
 
     Raises:
         ConfigError: an unknown option, or a value of the wrong type.
@@ -132,7 +132,7 @@ def options_of(arguments: Mapping[str, object], source: str) -> tuple[dict[str, 
 
 
 def no_op_note(name: str, no_op: NoOp, value: object = None) -> str:
-    """Return the note for an option without effect; ConfigError for a value that would have one."""
+    """Return the note on an option without effect; ConfigError if its value would have one."""
     if no_op.only and value is not None and str(value).strip() not in no_op.only:
         msg = f"{name} {value} is not supported yet; use {' or '.join(no_op.only)}"
         raise ConfigError(msg)
@@ -177,7 +177,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 
 def _converted(field: Field, alias: str, given: Given) -> Given:
-    """Translate `given`, set under `alias`, to the text that the field's main flag accepts."""
+    """Translate a value that was set with `alias` to the text that the main flag accepts."""
     if not isinstance(given.value, str):
         return given
     try:
@@ -200,7 +200,7 @@ def _wrong(field: Field, given: Given, error: ValueError) -> ConfigError:
 
 
 def _check_text(value: object) -> None:
-    """Raise a ValueError for surrogates, into which Python decodes bytes that are not UTF-8."""
+    """Raise a ValueError for surrogates, which Python makes of bytes that are not UTF-8."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not text.isascii():
             try:
@@ -228,7 +228,7 @@ def parse_file(name: str, what: str = "config file") -> object:
         raise ConfigError(msg) from None
     except ConfigError:
         raise
-    except Exception as e:  # each parser has its own error class; all mean that the file is invalid
+    except Exception as e:  # each parser has its own error class
         msg = f"{what} {path}: {' '.join(str(e).split())}"
         raise ConfigError(msg) from None
 

@@ -1,21 +1,21 @@
-"""LoRA adapters in options: NAME=PATH, or the JSON object of --lora-modules in vLLM."""
+"""LoRA adapters in options, as NAME=PATH or as the JSON object of --lora-modules in vLLM."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-# vLLM shows base_model_name as the adapter's parent. This key changes no response and is ignored.
+# vLLM shows base_model_name as the parent of an adapter. Here this key is ignored.
 _KEYS = ("name", "path", "base_model_name")
 _EXPECTED = """must be NAME=PATH or a JSON object such as '{"name": "a", "path": "DIR"}'"""
 
 
 def read_modules(value: object) -> list[str]:
-    """Return adapters as NAME=PATH; each may be given as an object.
+    """Return adapters as NAME=PATH; any of them may have been passed as an object.
 
-    value: a list, one object, or a text: a JSON list or object, or items separated by commas.
+    value: a list, an object, or a text (a JSON list or object, or items separated by commas).
 
-    Raises a ValueError for an object without a name or path, or with an unknown key.
+    Raises a ValueError for an object without name or path, or with an unknown key.
     """
     return [_pair(item) for item in _items(value)]
 

@@ -1,29 +1,29 @@
-"""Suggestions for misspelt options, values and architectures."""
+"""Suggestions for options, values and architectures with a spelling error."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
 
-# A name with one letter missing, doubled, changed or swapped is more similar than this; different
-# options that have words in common are less similar (measured on all flags of cpuserve and vLLM).
+# A name with one letter missing, doubled, changed or swapped has a similarity above CLOSE.
+# Different options that share words are below it (measured on all flags of cpuserve and vLLM).
 CLOSE = 0.75
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean {prefix}X?" for the most similar name, or "" if none is similar."""
-    # The leading dashes would make any two flags look similar.
+    """Return "; did you mean {prefix}X?" for the most similar name X; "" if none is similar."""
+    # The leading dashes would make any two flags look similar, so they are removed.
     names = {other.lstrip("-"): other for other in known}
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1, cutoff=CLOSE)
     return f"; did you mean {prefix}{names[near[0]]}?" if near else ""
 
 
 def nearest_and_all(name: str, known: Mapping[str, str], command: str) -> str:
-    """Return the end of an error that `name` is not supported.
+    """Return the end of an error which says that `name` is not supported.
 
-    It has the names that are similar, and the `command` that lists all supported names.
-    known: for each supported name, the spelling that is compared with `name` ("llama") and the
-      spelling that the error shows ("LlamaForCausalLM").
+    It lists similar names, and the `command` that lists all supported names.
+    known: maps the spelling of a supported name to compare with `name` ("llama") to the spelling
+      that the error shows ("LlamaForCausalLM").
     """
     near = [known[other] for other in difflib.get_close_matches(name, known, cutoff=CLOSE)]
     said = f"the nearest are {', '.join(near)}, and " if near else ""

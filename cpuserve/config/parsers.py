@@ -1,9 +1,9 @@
 """The values of --tool-call-parser and --reasoning-parser, as in vLLM.
 
-serving/tools/families.py has their meanings.
+serving/tools/families.py has the meanings of these values.
 """
 
-# Besides these values, both options accept auto (found from the model's files) and none.
+# Both options also accept "auto" (found from the model's files) and "none".
 TOOL_CALL_PARSERS = (
     "apertus", "cohere_command_r", "cohere_command3", "deepseek_v3", "deepseek_v31",
     "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "glm47", "granite", "hermes",

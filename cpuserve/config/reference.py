@@ -1,6 +1,6 @@
 """Generates the reference of all options from config/fields.py and config/missing/.
 
-`python -m cpuserve.config.reference docs/options.md` writes it between the two markers in the file.
+`python -m cpuserve.config.reference docs/options.md` writes the reference between two markers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ END = "<!-- end of options -->"
 
 
 def table() -> str:
-    """Return Markdown: a table per group, then aliases, options without effect, refused flags."""
+    """Return Markdown: a table per group of options, then aliases, no-ops and refused flags."""
     lines: list[str] = []
     for group in GROUPS:
         lines += [
@@ -33,7 +33,7 @@ def table() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with a new reference between its markers; ValueError if they are missing."""
+    """Return `text` with a new reference between its markers; ValueError if a marker is missing."""
     return between(text, BEGIN, END, table())
 
 
@@ -93,7 +93,7 @@ def _unread() -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite the files named on the command line."""
+    """Rewrite the files whose paths are on the command line."""
     for name in sys.argv[1:] if argv is None else argv:
         path = Path(name)
         path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The options of the server: one record with the type, default, texts and names of each.
+"""The options of the server: a record with the type, default, texts and flags of each option.
 
-This module does not postpone the evaluation of annotations, for the reason in options.py.
+The evaluation of annotations is not postponed in this module; options.py has the reason.
 """
 
 import math
@@ -46,10 +46,10 @@ def _keys(value: list[str]) -> None:
 
 
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Settings of the front end. Each has the help text of its flag.
+    """Settings of the front end, each with the help text of its flag.
 
-    uds: "none" means None.
-    request_timeout: 0 = no limit.
+    uds: the text "none" means that there is no Unix socket.
+    request_timeout: seconds, 0 = no limit.
     """
 
     host: Annotated[
@@ -478,7 +478,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def socket(self) -> str | None:
-        """The path of the Unix socket to listen on, in place of host and port."""
+        """The path of the Unix socket to listen on instead of host and port; None = no socket."""
         return None if self.uds == "none" else self.uds
 
 

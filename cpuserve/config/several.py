@@ -1,7 +1,7 @@
-"""The models of one server: NAME=MODEL of the command line, and the file of --models.
+"""The models of one server: NAME=MODEL on the command line, and the file of --models.
 
-A model of the file is a path or name, or a mapping: `model`, `aliases`, `adapters` (paths by name),
-and options of the engine as in a config file.
+In the file, a model is a path or a name, or a mapping with `model`, `aliases`, `adapters` (paths by
+name), and options of the engine as in a config file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cpuserve.config.fields import BY_NAME
 from cpuserve.config.load import Asked, options_of, parse_file
 from cpuserve.errors import ConfigError
 
-# Keys of a model in the file that are no options.
+# Keys of a model in the file that are not options.
 _OWN = ("model", "aliases", "adapters")
-# Flags about one model apply to the first model of the file, unless it has the option itself.
+# These flags apply to the first model of the file, unless it sets the same option itself.
 _ABOUT_FIRST = (
     *("revision", "tokenizer", "chat_template", "pooling"),
     *("override_generation_config", "allow_runtime_lora_updating"),
 )
-# Options that the file gives under another name, or that only the first model can have.
+# Options that have another name in the file, or that only the first model can have.
 _REFUSED = {
     "served_model_name": "give `aliases`",
     "lora_modules": "give `adapters`, paths by name",
@@ -33,7 +33,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that a request may name, with its options; adapters: paths by name."""
+    """A model that requests may ask for, with its options; adapters: paths by name."""
 
     name: str
     asked: Asked
@@ -42,9 +42,9 @@ class NamedModel:
 
 
 def several_models(asked: Asked) -> tuple[Asked, list[NamedModel]]:
-    """Return the options of the first model, and the further models.
+    """Return the options of the first model, and the other models.
 
-    The first model of the file is the first of the server, unless the command line has a MODEL.
+    The first model of the file is the first model of the server, unless the command line has one.
 
     Raises:
         ConfigError: the file cannot be read or is wrong, or two models have the same name.
@@ -69,7 +69,7 @@ def several_models(asked: Asked) -> tuple[Asked, list[NamedModel]]:
 
 
 def for_another(asked: Asked, name: str, model: str, source: str = "flag --also-serve") -> Asked:
-    """Return the options for `model`, served as `name`; options about one model are dropped."""
+    """Return the options for `model`, served as `name`, without options about a single model."""
     options = msgspec.structs.replace(
         asked.options,
         model=model,
@@ -88,7 +88,7 @@ def for_another(asked: Asked, name: str, model: str, source: str = "flag --also-
 def created_model(
     asked: Asked, name: str, model: str, adapter: str | None, quantization: str | None
 ) -> NamedModel:
-    """Return a model that a client created; adapter: the path of its LoRA adapter."""
+    """Return a model that a client has created; adapter: the path of its LoRA adapter."""
     found = for_another(asked, name, model, f"created model {name}")
     own = "adapter" if name != "adapter" else "own-adapter"
     adapters = {} if adapter is None else {own: adapter}
@@ -100,9 +100,9 @@ def created_model(
 
 
 def _as_first(asked: Asked, first: NamedModel) -> Asked:
-    """Return the options of the server if a model of the file is its first model.
+    """Return the options of the server if its first model is a model of the file.
 
-    Flags about one model, such as --served-model-name, apply to the first model.
+    Flags about one model, such as --served-model-name, apply to this model.
     """
     given = {
         name: value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-# With more drafts than this, a step takes more time than the accepted tokens save.
+# With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
 MOST_LOOKUP = 32
 
@@ -14,8 +14,8 @@ MOST_LOOKUP = 32
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     """Propose up to num_speculative_tokens draft tokens for a sequence in each step.
 
-    method "ngram": find the last prompt_lookup_max tokens (or fewer, down to prompt_lookup_min)
-    earlier in the sequence, and propose the tokens that followed them there.
+    method "ngram": find an earlier occurrence of the last prompt_lookup_max tokens (or fewer, down
+    to prompt_lookup_min) in the sequence, and propose the tokens after it.
     """
 
     method: str
@@ -25,7 +25,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def read_speculation(values: Mapping[str, object]) -> Speculation:
-    """Return the settings; one of prompt_lookup_max and _min alone sets both, as in vLLM.
+    """Return the settings; if only one of prompt_lookup_max and _min is set, it sets both.
 
     Raises a ValueError for an unknown name or a value that is not supported.
     """
@@ -54,7 +54,7 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
 
 
 def _whole(values: Mapping[str, object], name: str, most: int) -> int:
-    """Return the setting, or 0 if it is missing or null."""
+    """Return the setting; 0 if it is missing or null."""
     value = values.get(name)
     if value is None:
         return 0

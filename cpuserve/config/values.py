@@ -1,6 +1,6 @@
 """Parses and formats sizes, counts and CPU lists.
 
-Every ValueError states the error and has examples.
+Every ValueError says what is wrong and shows examples.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_S = 10.0 * 365 * 24 * 3600  # a timer cannot count much longer
-MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel; prevents a typo from creating a huge list
+MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel, so that a typo cannot create a huge list
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """An amount of memory: `bytes`, or a `percent` of the memory; automatic if both are None."""
+    """An amount of memory: `bytes`, or `percent` of the memory; both None = automatic."""
 
     bytes: int | None = None
     percent: float | None = None
@@ -57,7 +57,7 @@ def parse_space(text: str) -> Space:
 
 
 def parse_count(text: str) -> int:
-    """Parse "8192", "8k" (8,000) or "8K" (8,192); m and M, g and G work alike."""
+    """Parse "8192", "8k" (8,000) or "8K" (8,192); m and M, g and G differ in the same way."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
     scale = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": GIB}
     if match is None or ("." in match[1] and not match[2]):
@@ -147,7 +147,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_gib(count: int) -> str:
-    """Format bytes as GiB, rounded down, in the form that CPUSERVE_KVCACHE_SPACE accepts."""
+    """Format bytes as GiB, rounded down, as CPUSERVE_KVCACHE_SPACE accepts it."""
     return _plain(count * 100 // GIB, 2)
 
 

@@ -102,7 +102,7 @@ class Adapter:
 
     matrices: the stored matrices by (module, "A" or "B").
     tiled: whether the value heads of gated delta nets are in the order of llama.cpp.
-    stored: for each linear and table of the Program, the module of the checkpoint with its rows.
+    stored: the module of the checkpoint with the rows of each linear and table of the Program.
     task: the name of the task, if several tasks share the file.
     types: (table of words, table of token types), if the adapter changes both. All tokens have
       type 0. The change of type 0 is one more column of matrix B for words, and matrix A for words

@@ -1,8 +1,7 @@
 """Weight formats: convert the tensors of a checkpoint to rows that the C++ packers read.
 
-To add a format, write a file with a `@weight_format("name")` function and add a line to
-`BUILTIN` in registry.py. A checkpoint states its format in config.json as
-quantization_config.quant_method.
+To add a format, write a file with a `@weight_format("name")` function, and add a line to `BUILTIN`
+in registry.py. A checkpoint states its format in config.json, in quantization_config.quant_method.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["FORMATS", "dequantize", "open_weights", "quantize_online", "weight_f
 
 
 def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weights:
-    """The `Weights` of `store` in format `name`; ModelError for a format that does not exist."""
+    """Return the `Weights` of `store` in format `name`; ModelError if there is no such format."""
     found = FORMATS.get(name)
     if found is None:
         msg = (
@@ -37,7 +36,7 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
 
 
 def quantize_online(weights: Weights, scheme: str) -> Weights:
-    """`weights`, with dense matrices quantized during packing unless `scheme` is "none"."""
+    """Return `weights`; unless `scheme` is "none", packing quantizes its dense matrices."""
     if scheme == "none":
         return weights
     from cpuserve.quant.online import OnlineWeights
@@ -46,7 +45,7 @@ def quantize_online(weights: Weights, scheme: str) -> Weights:
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """An fp32 copy of the tensor, of `tensor.shape`, with row_order and column_order applied."""
+    """Return an fp32 copy of the tensor, with row_order and column_order applied."""
     stored = _as_stored(tensor)
     if tensor.column_order is None:
         return stored
@@ -56,7 +55,7 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
 
 
 def _as_stored(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """An fp32 copy of the tensor with row_order applied, but not column_order."""
+    """Return an fp32 copy of the tensor with row_order applied, but not column_order."""
     from cpuserve.quant import dense, float_rows, rows
     from cpuserve.quant.gguf import blocks
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint32]
 
-ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # for output 0, 1 .. 7: the nibble of a word that has it
+ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # for output 0, 1 .. 7: the nibble with its code
 
 
 @weight_format("awq")
 def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of an AWQ checkpoint; ModelError unless it has 4 bits in "gemm" packing."""
+    """Return the weights of an AWQ checkpoint; ModelError unless it is 4 bits, "gemm" packing."""
     settings = config.get("quantization_config") or {}
     expect(settings, "an AWQ", bits=4, version="gemm")
     return AwqWeights(store)
@@ -47,13 +47,13 @@ class AwqWeights(IntWeights):
     parts = ("qweight", "qzeros", "scales")
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
+        """Return the number of outputs, of inputs, and of groups of inputs of a matrix."""
         k, packed = self.part(stem, "qweight").shape
         scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
         return packed * 8, k, groups_of_columns(scales, zeros, packed * 8, packed)
 
     def packed(self, stem: str, rows: slice) -> npt.NDArray[np.uint8]:
-        """The 4-bit codes as bytes [rows, k / 2]."""
+        """Return the 4-bit codes as bytes [rows, k / 2]."""
         return transposed_nibbles(_columns(self.part(stem, "qweight"), rows))
 
     def scale(self, stem: str, rows: slice) -> npt.NDArray[np.float32]:
@@ -68,15 +68,15 @@ class AwqWeights(IntWeights):
 
 
 def _columns(tensor: StoredTensor, outputs: slice) -> Words:
-    """The words with the codes of some outputs; each word has eight codes."""
+    """Return the words that have the codes of some outputs; a word has eight codes."""
     return words(tensor)[:, outputs.start // 8 : -(-outputs.stop // 8)]
 
 
 def transposed_nibbles(words: Words) -> npt.NDArray[np.uint8]:
     """Return 4-bit codes as bytes [8 * m, k / 2], from words [k, m] of eight outputs in ORDER.
 
-    Each 8 x 8 matrix of nibbles (eight inputs, eight outputs) is transposed: its blocks of 4 x 4,
-    then of 2 x 2, then of 1 are swapped across the diagonal, as in Hacker's Delight 7-3.
+    Each 8 x 8 matrix of nibbles (eight inputs, eight outputs) is transposed: its 4 x 4 blocks, then
+    its 2 x 2 blocks, then its nibbles are swapped across the diagonal (Hacker's Delight 7-3).
     """
     k, m = words.shape
     parts = np.ascontiguousarray(words.reshape(k // 8, 8, m).transpose(1, 2, 0))

@@ -1,8 +1,8 @@
 """The interface between weight formats and the C++ packers.
 
-A format (dense, gguf, awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a source
-type that the packers read (`csrc/kernels/table/weights.h: SourceType`). Tensors stay quantized in
-memory.
+A format (dense, gguf, awq, gptq ...) turns the tensors of a checkpoint into `QuantTensor`s: rows of
+a source type that the packers read (`csrc/kernels/table/weights.h: SourceType`). Tensors stay
+quantized in memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cpuserve.program.weight_kinds import SourceType, WeightKind
 
 @dataclass(frozen=True, slots=True)
 class QuantTensor:
-    """One checkpoint tensor, as stored.
+    """A tensor of a checkpoint, with its codes as they are stored.
 
-    data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
-    shape: logical shape.
-    row_order: row row_order[i] of the file becomes row i (None = identity); it reverses the RoPE
+    data: uint8 view [rows, row_bytes] of the mapped file (a vector has rows = 1).
+    shape: the logical shape.
+    row_order: row i is row row_order[i] of the file (None = the same order). It reverses the RoPE
       interleaving of q and k in GGUF files without changing their blocks.
-    column_order: weight i of a stored row multiplies input column_order[i] (None = identity). It is
-      needed where inputs that share a scale are not neighbours (activation order of GPTQ).
-    release: removes the pages of `data` from this process after reading (MADV_DONTNEED).
+    column_order: weight i of a stored row multiplies input column_order[i] (None = input i). It is
+      needed if inputs that share a scale are not neighbours (activation order of GPTQ).
+    release: a function that removes the pages of `data` from this process (MADV_DONTNEED).
     """
 
     name: str
@@ -46,22 +46,22 @@ class QuantTensor:
         return int(self.data.nbytes)
 
     def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows [n, row_bytes] of `data`, counted over all matrices of a stack."""
+        """Return rows [n, row_bytes] of `data`; rows are counted over all matrices of a stack."""
         data = self.data.reshape(-1, row_bytes)
         return data[rows if self.row_order is None else self.row_order[rows]]
 
 
-# The number of weights that are built at a time: their codes and the new rows fit in L2.
+# The number of weights that are built at a time, so that their codes and the new rows fit in L2.
 WEIGHTS_AT_ONCE = 1 << 19
-# Each range of rows that is built begins at a multiple of this number, so that no 32-bit word of
-# codes has rows inside and outside of the range.
+# Each range of rows that is built begins at a multiple of this number, so that a 32-bit word of
+# codes does not have rows inside and outside of the range.
 ROWS_TOGETHER = 32
 
 Each = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]
 
 
 class BuiltTensor(QuantTensor):
-    """A tensor that builds its rows at each read and does not keep them."""
+    """A tensor that builds its rows each time they are read, and does not keep them."""
 
     __slots__ = ("_build", "_size")
     _build: Callable[[slice], npt.NDArray[np.uint8]]
@@ -77,9 +77,9 @@ class BuiltTensor(QuantTensor):
         release: Callable[[], None] | None,
         column_order: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """size: bytes of all rows.
+        """size: the bytes of all rows.
 
-        build: returns the rows [n, row_bytes] of a slice.
+        build: a function that returns the rows [n, row_bytes] of a slice.
 
         Rows are counted over all matrices of a stack.
         """
@@ -90,7 +90,7 @@ class BuiltTensor(QuantTensor):
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """All rows, built again at every call."""
+        """All rows, which are built again at every call."""
         return rows_of(self, map)
 
     @property
@@ -99,10 +99,10 @@ class BuiltTensor(QuantTensor):
         return self._size
 
     def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows [n, row_bytes] of `data`; other rows are not built if the format allows it.
+        """Return rows [n, row_bytes] of `data`, and build no other rows if the format allows it.
 
         Raises:
-            ModelError: the stored tensors have shapes that do not fit together.
+            ModelError: the stored tensors do not fit each other.
         """
         del row_bytes  # it follows from the shape
         try:
@@ -113,9 +113,9 @@ class BuiltTensor(QuantTensor):
 
 
 def rows_of(tensor: QuantTensor, each: Each) -> npt.NDArray[np.uint8]:
-    """`tensor.data`; rows that have to be built are built in parts that fit a cache.
+    """Return `tensor.data`; if rows have to be built, they are built in parts that fit a cache.
 
-    each: each(function, slices) returns the results like `map`; a thread pool has such a method.
+    each: each(function, slices) returns the results, like `map` or the `map` of a thread pool.
 
     Raises:
         ModelError: as in `BuiltTensor.cut`.
@@ -140,10 +140,10 @@ class Weights(Protocol):
     """All tensors of a checkpoint under the names that a Program uses (Hugging Face names)."""
 
     def names(self) -> set[str]:
-        """Every tensor name in the checkpoint, after renaming."""
+        """Return the name of each tensor in the checkpoint, after renaming."""
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor as a view of the file mapping; its data is not read yet."""
+        """Return the tensor as a view of the mapped file; its data is not read yet."""
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind that this tensor is packed into when the engine computes in `dtype`."""
+        """Return the weight kind that packing makes of this tensor for an engine in `dtype`."""

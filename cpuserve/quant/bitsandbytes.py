@@ -1,4 +1,4 @@
-"""bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and NF4 and FP4 in blocks.
+"""bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and blocks of NF4 or FP4.
 
 A matrix of n outputs and k inputs is stored as follows.
 
@@ -12,8 +12,9 @@ int8:
   quant_state.bitsandbytes__nf4 or quant_state.bitsandbytes__fp4
                JSON with shape and blocksize
 
-absmax may be quantized as well (nested). It then has uint8 codes. nested_quant_map has the values
-of these codes, nested_absmax the scale of each nested_blocksize codes, and nested_offset is added.
+absmax may be quantized as well (nested) and then has uint8 codes. nested_quant_map has the values
+of these codes, nested_absmax has a scale for each nested_blocksize codes,
+and nested_offset is added.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbyt
 
 @weight_format("bitsandbytes")
 def bitsandbytes_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of a bitsandbytes checkpoint; the tensors of a matrix show its format."""
+    """Return the weights of a bitsandbytes checkpoint; the tensors of a matrix show its format."""
     return BitsAndBytesWeights(store)
 
 
@@ -67,7 +68,7 @@ class BitsAndBytesWeights(PackedWeights):
     )
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its stored codes, or in fp32 if the kernels cannot read them."""
+        """Return the matrix with its stored codes, or in fp32 if the kernels cannot read these."""
         if self.leader(stem) == ("weight", "I8"):
             return self._int8(name, stem)
         state = self._state(stem)
@@ -86,7 +87,7 @@ class BitsAndBytesWeights(PackedWeights):
 
         def values(rows: slice) -> Float32:
             table = floats(self.part(stem, "weight.quant_map"))
-            # If the number of inputs is odd, the last row may end in the middle of a byte.
+            # If the number of inputs is odd, a row may end in the middle of a byte.
             first, end = rows.start * k, rows.stop * k
             pairs = self.part(stem, "weight").data.reshape(-1)[first // 2 : -(-end // 2)]
             codes = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[: end - first]
@@ -96,7 +97,7 @@ class BitsAndBytesWeights(PackedWeights):
         return self.converted(name, stem, (n, k), values, WHY)
 
     def _source(self, stem: str) -> SourceType | None:
-        """The source type with the same values of codes as quant_map; None if no type has them."""
+        """Return the source type with the values in quant_map; None if no source type has them."""
         table = floats(self.part(stem, "weight.quant_map")).reshape(-1)
         for source, values in TABLES.items():
             if table.shape == values.shape and np.allclose(table, values, rtol=0, atol=1e-6):
@@ -114,7 +115,7 @@ class BitsAndBytesWeights(PackedWeights):
         return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
 
     def _state(self, stem: str) -> dict[str, Any]:
-        """The description of a matrix of 4 bits; ModelError if it is broken."""
+        """Return the description of a 4-bit matrix; ModelError if it is broken."""
         name = STATES[0] if self.has(stem, STATES[0]) else STATES[1]
         stored = self.part(stem, name)
         try:
@@ -133,7 +134,7 @@ class BitsAndBytesWeights(PackedWeights):
         return state
 
     def _absmax(self, stem: str, state: dict[str, Any], blocks: Blocks) -> Float32:
-        """The scales of the blocks with the numbers `blocks`."""
+        """Return the scales of the blocks with the numbers in `blocks`."""
         stored = self.part(stem, "weight.absmax")
         if stored.dtype != "U8":
             return some_floats(stored, blocks).reshape(-1)

@@ -1,4 +1,4 @@
-"""A quantized matrix as numpy arrays of codes and scales."""
+"""A quantized matrix as numpy arrays of its codes and scales."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 GROUP = 128  # inputs that share a scale in 4-bit matrices
-ZERO = 128  # the uint8 code of the int8 number 0
+ZERO = 128  # the uint8 code of the int8 value 0
 
 Float32 = npt.NDArray[np.float32]
 
 
 class Codes(NamedTuple):
-    """A matrix [n, k]: w = scale * codes + minimum, or scale * (codes - zero) without a minimum.
+    """A matrix [n, k]: w = scale * codes + minimum; without a minimum w = scale * (codes - zero).
 
-    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` inputs.
+    codes: uint8 [n, k]. scale, minimum (or None): fp32 [n, groups], each for `group` inputs.
     """
 
     codes: npt.NDArray[np.uint8]

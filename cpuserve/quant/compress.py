@@ -1,21 +1,22 @@
 """Quantize matrices into the formats of compressed-tensors, for `cpuserve quantize`.
 
 vLLM loads all of these formats on GPUs, and W8A8 and W4A16 on CPUs. `compressed_tensors.py` reads
-them back without loss. The format of a matrix depends on the weight kind that the matrix would have
-if the server quantized it at load with the same scheme. In this table, the left column has weight
-kinds, with "of" and a scheme where the scheme matters. "The same values" means that the copy and
-quantization at load result in equal weights:
+them back without loss. The format of a matrix depends on the weight kind that the matrix would get
+if the server quantized it at load with the same scheme.
+
+The left column of this table has weight kinds, with "of" and a scheme if the scheme matters.
+"The same values" means that the copy has the same weights as quantization at load:
 
 w8_channel of w8a8   int-quantized, W8A8: activations int8 with a scale per row. The same values.
 w8_channel, w8_channel_g128 of int8
                      pack-quantized, W8A16 with a scale per output. The same values.
 w8_g32               pack-quantized, W8A16 in groups of 32. The same values.
 w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer zero points
-                     (`quantize_zeros`) where quantization at load has fp16 minimums
+                     (`quantize_zeros`); quantization at load has fp16 minimums instead
 
 Three things differ from quantization at load, because vLLM could not load the copy otherwise.
 Embeddings and output heads are not quantized. q, k and v have one format, because vLLM fuses them:
-where v needs 8 bits, all three have 8 bits. All matrices of experts have one format, because vLLM
+if v needs 8 bits, all three have 8 bits. All matrices of experts have one format, because vLLM
 fuses experts: every int4 scheme stores them with symmetric codes of 4 bits.
 """
 
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-# A block of rows that are quantized together has a multiple of this number of rows, because the
-# zero points of 8 rows share a 32-bit word.
+# The number of rows that are quantized together is a multiple of this number, because the zero
+# points of 8 rows share a 32-bit word.
 ROWS_OF_WORD = 8
 WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # vLLM fuses all three
-# Like routers, vLLM creates these linears without a quantization config, so they are not quantized.
+# vLLM creates these linears, like routers, without a quantization config: they are not quantized.
 GATES = ("shared_expert_gate.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
 _LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
@@ -64,10 +65,10 @@ _LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
 class Form:
     """How a matrix is stored.
 
-    bits: 4 or 8.
-    group: inputs that share a scale; 0 = all of them.
-    symmetric: no zero points.
-    per_token: activations are int8, with a scale for each row.
+    bits: 4 or 8 bits per code.
+    group: number of inputs that share a scale; 0 = all inputs.
+    symmetric: whether there are no zero points.
+    per_token: whether activations are int8 with a scale for each row.
     """
 
     bits: int
@@ -76,7 +77,7 @@ class Form:
     per_token: bool = False
 
     def __str__(self) -> str:
-        """A text such as "W4A16 in groups of 128"."""
+        """Return a text such as "W4A16 in groups of 128"."""
         scales = f"in groups of {self.group}" if self.group else "with a scale per output"
         return f"W{self.bits}A{8 if self.per_token else 16} {scales}"
 
@@ -84,7 +85,7 @@ class Form:
 class StoredMatrixTensor(NamedTuple):
     """One of the tensors that store a matrix.
 
-    rows: the number of matrix rows that a row of the tensor describes; 0 if it describes all.
+    rows: number of matrix rows that a row of the tensor describes; 0 if it describes all rows.
     """
 
     suffix: str
@@ -94,13 +95,13 @@ class StoredMatrixTensor(NamedTuple):
 
 
 def is_quantized(name: str) -> bool:
-    """Whether files have the matrix `name` quantized: not embeddings, heads, routers and gates."""
+    """Whether files have matrix `name` quantized: not embeddings, heads, routers and gates."""
     kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
     return name.endswith(".weight") and not name.endswith(kept) and NGRAMS not in name
 
 
 def form_of(name: str, k: int, scheme: str) -> Form:
-    """How matrix `name` [n, k] is stored; scheme: a value of --quantization other than none."""
+    """Return how matrix `name` [n, k] is stored; scheme: a value of --quantization but none."""
     expert = _EXPERT.fullmatch(name) is not None
     together, leader = WITH_VALUES
     kind = kind_of(leader if name.endswith(together) else name, scheme)
@@ -117,7 +118,7 @@ def form_of(name: str, k: int, scheme: str) -> Form:
 
 
 def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
-    """The tensors that store a matrix [n, k], in their order within a file."""
+    """Return the tensors that store a matrix [n, k], in their order in a file."""
     groups = k // form.group if form.group else 1
     scale = StoredMatrixTensor("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:
@@ -133,10 +134,10 @@ def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
 def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]]:
     """Quantize fp32 rows [n, k] of matrix `name`; return the rows of its tensors by suffix.
 
-    The tensors are those in `parts`, except weight_shape.
+    The tensors are those in `parts`, without weight_shape.
 
     Raises:
-        ModelError: a weight is no finite number, or too large for the form.
+        ModelError: a weight is not a finite number, or is too large for the form.
     """
     if not np.isfinite(rows).all():
         msg = f"{name} has a weight that is not a finite number; download the model again"
@@ -166,10 +167,10 @@ def _columns(zero: Bytes) -> Bytes:
 
 
 def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict[str, Any]:
-    """The quantization_config of config.json.
+    """Return the quantization_config for config.json.
 
     forms: how matrices are quantized, by the name of their module.
-    dense: modules that may look like linears and are not quantized.
+    dense: modules that look like linears but are not quantized.
     """
     present = sorted(set(forms.values()))
     config_groups = {
@@ -182,8 +183,8 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
         "format": "int-quantized" if per_token else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": config_groups,
-        # "lm_head" is listed even if the output head is tied: there is no tensor for it then, but
-        # readers still see the module.
+        # "lm_head" is listed even if the output head is tied: readers then see the module although
+        # it has no tensor.
         "ignore": sorted({*dense, "lm_head"}),
     }
 
@@ -191,7 +192,7 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
 def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[str]]:
     """Return the `targets` of each form: "Linear" if there is one form, else patterns of names.
 
-    vLLM matches its fused matrix of q, k and v with "Linear" before it looks at the names of the
+    vLLM matches its fused matrix of q, k and v with "Linear" before it looks at the names of its
     parts, so "Linear" may not be mixed with patterns.
     """
     if len(present) == 1:
@@ -210,8 +211,8 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
 def _pattern(module: str, *, every: bool = True) -> str:
     """Return a pattern that matches this module in every layer and expert; every=False: only here.
 
-    The pattern has no prefix, because the prefixes of vLLM and of the file differ in multimodal
-    models.
+    The pattern has no prefix, because multimodal models have other prefixes in vLLM than in the
+    file.
     """
     layer = _LAYER.fullmatch(module)
     stem = re.escape(layer[1] if layer else module)

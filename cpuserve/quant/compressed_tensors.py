@@ -65,7 +65,7 @@ FORMATS = (
 
 @weight_format("compressed-tensors")
 def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a compressed-tensors checkpoint; ModelError for an unsupported format."""
+    """Return the weights of a compressed-tensors checkpoint; ModelError if it is not supported."""
     settings = config.get("quantization_config") or {}
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -87,7 +87,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class CompressedWeights(IntWeights):
-    """Weights with matrices stored in the ways above, which their tensors show."""
+    """Weights with matrices stored in the ways above; the tensors of a matrix show its way."""
 
     leaders = (
         ("weight", "I8"),
@@ -109,14 +109,14 @@ class CompressedWeights(IntWeights):
     )
 
     def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
-        """block: the (outputs, inputs) that share a scale in FP8 matrices; None without blocks."""
+        """block: (outputs, inputs) that share a scale in FP8 matrices; None = no blocks."""
         super().__init__(store)
         self._block = block
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind. Activations of W8A16 matrices are int8, as with --quantization int8.
+        """Return the weight kind; W8A16 matrices get int8 activations, as with --quantization int8.
 
-        They have one scale per 128 inputs, or one per row in the attention output.
+        Such activations have one scale per 128 inputs, or one per row in the attention output.
         """
         kind = super().kind(name, dtype)
         stem = name.removesuffix("weight")
@@ -125,7 +125,7 @@ class CompressedWeights(IntWeights):
         return "w8_channel_g128"
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in the source type that fits its tensors."""
+        """Return the matrix in the source type that fits its tensors."""
         leader = self.leader(stem)
         if leader == ("weight", "I8"):
             return self._int8(name, stem)
@@ -137,7 +137,7 @@ class CompressedWeights(IntWeights):
         return self._packed(name, stem)
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """The number of outputs, of inputs, and of groups of inputs in a matrix of integers."""
+        """Return the number of outputs, of inputs, and of groups of inputs of an integer matrix."""
         if self.leader(stem)[0] == "weight":
             n, k = matrix_shape(self.part(stem, "weight"))
             each = self.part(stem, "weight_scale").shape
@@ -154,7 +154,7 @@ class CompressedWeights(IntWeights):
         return int(shape[0]), int(shape[1]), scale[1]
 
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """The 4-bit codes as bytes [rows, k / 2]; the file stores them in this order."""
+        """Return the 4-bit codes as bytes [rows, k / 2]; the file stores them in this order."""
         return words(self.part(stem, "weight_packed"))[rows].view(np.uint8)
 
     def scale(self, stem: str, rows: slice) -> Float32:
@@ -166,10 +166,10 @@ class CompressedWeights(IntWeights):
         return some_floats(scales, rows).reshape(rows.stop - rows.start, -1)
 
     def _for_all_rows(self, stem: str, values: StoredTensor) -> bool:
-        """Whether `values` has one value for each group, shared by all rows of the matrix.
+        """Whether `values` has one value for each group, which all rows of the matrix share.
 
         Raises:
-            ModelError: the number of values is neither one nor n for each group.
+            ModelError: the number of values for each group is neither one nor n.
         """
         n, _, groups = self.layout(stem)
         count = math.prod(values.shape)
@@ -200,7 +200,7 @@ class CompressedWeights(IntWeights):
         return unpack(np.ascontiguousarray(packed.T), bits).T[:count].astype(np.float32)
 
     def _bits(self, stem: str, k: int) -> int:
-        """Bits of a code, 4 or 8, from the number of words for `k` codes; ModelError for others."""
+        """Return the bits of a code, from the words for `k` codes; ModelError unless 4 or 8."""
         packed = self.part(stem, "weight_packed").shape[1]
         for bits in (4, 8):
             if packed == -(-k * bits // 32):
@@ -212,7 +212,7 @@ class CompressedWeights(IntWeights):
         raise ModelError(msg)
 
     def _packed(self, name: str, stem: str) -> BuiltTensor:
-        """A matrix of packed integers."""
+        """Return a matrix of packed integers."""
         n, k, groups = self.layout(stem)
         bits = self._bits(stem, k)
         order = None
@@ -227,7 +227,7 @@ class CompressedWeights(IntWeights):
         return self.from_codes(name, stem, codes, order, bits)
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
-        """A matrix of int8 numbers."""
+        """Return a matrix of int8 numbers."""
         n, k, groups = self.layout(stem)
         stored = self.has(stem, "weight_zero_point")
         zeros = self.part(stem, "weight_zero_point") if stored else None
@@ -249,7 +249,7 @@ class CompressedWeights(IntWeights):
     def _rows(
         self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[slice], Bytes]
     ) -> BuiltTensor:
-        """The matrix in rows of s8_channel: each has its scale, then its int8 codes."""
+        """Return the matrix in rows of s8_channel: each row has its scale, then its int8 codes."""
         n, k = shape
 
         def build(rows: slice) -> Bytes:
@@ -263,11 +263,11 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
-        """The FP8 matrix, with its stored codes or converted; see `fp8_matrix`."""
+        """Return the FP8 matrix, with its stored codes or converted (see `fp8_matrix`)."""
         return fp8_matrix(self, name, stem, "weight_scale", self._block)
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The NVFP4 matrix, with its stored codes if 32 divides its inputs, else converted."""
+        """Return the NVFP4 matrix, with its stored codes if 32 divides its inputs, or converted."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
 
@@ -295,7 +295,7 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, (n, 2 * half), "nvfp4", build, self.release(stem))
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The MXFP4 matrix, with its codes in the order of GGUF blocks."""
+        """Return the MXFP4 matrix, with its codes in the order of GGUF blocks."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
 
         def build(rows: slice) -> Bytes:

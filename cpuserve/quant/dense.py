@@ -18,15 +18,15 @@ SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 @weight_format("dense")
 def dense_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of an unquantized checkpoint."""
+    """Return the weights of an unquantized checkpoint."""
     return StoredWeights(store, SOURCES)
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """An fp32 copy of an f32, f16 or bf16 tensor, of `tensor.shape`."""
+    """Return an fp32 copy of an f32, f16 or bf16 tensor, of the shape `tensor.shape`."""
     flat = tensor.data.reshape(-1)
     if tensor.source == "bf16":
-        # A bf16 value is the upper half of the fp32 value.
+        # A bf16 value is the upper half of the same value in fp32.
         values = (flat.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = flat.view("<f4" if tensor.source == "f32" else "<f2").astype(np.float32)
@@ -34,5 +34,5 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
 
 
 def in_row_order(values: npt.NDArray[T], tensor: QuantTensor) -> npt.NDArray[T]:
-    """`values` [rows, ...] in stored order, permuted by the tensor's row_order."""
+    """Return `values` [rows, ...] of the file, permuted by the tensor's row_order."""
     return values if tensor.row_order is None else values[tensor.row_order]

@@ -5,8 +5,8 @@ nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
 fp4_g64     the same layout; FP4 of bitsandbytes
 nvfp4       { fp32 scale; k / 16 of { E4M3 s; u8 q[8] } }; E2M1
 
-w = scale * value; for nvfp4, w = scale * (s * value). The first of two 4-bit codes in a byte is in
-its low half.
+w = scale * value, and for nvfp4 w = scale * (s * value). A byte has two 4-bit codes, the first one
+in its low half.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 SOURCES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
-WHOLE = 32  # divides the number of inputs of every FP8 or NVFP4 matrix that keeps its codes
+WHOLE = 32  # divides the inputs of every FP8 or NVFP4 matrix that keeps its codes
 BLOCK = 128  # inputs that share a scale of e4m3_g128
 GROUP = 64  # inputs that share a scale of nf4_g64 and fp4_g64
-SMALL = 16  # inputs that share an FP8 scale of nvfp4
+SMALL = 16  # inputs that share an FP8 scale in nvfp4
 NF4 = """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453
 -0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0.0
 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224
@@ -43,13 +43,13 @@ TABLES: dict[SourceType, Float32] = {
         [s * x / 12 for s in (1, -1) for x in (0, 0.0625, 8, 12, 4, 6, 2, 3)], np.float32
     ),
 }
-# Values are divided by this unit and scales multiplied by it, because bf16 then rounds the values
-# less (csrc/kernels/linear/source.h).
+# Values are divided by this unit, and scales are multiplied by it, because bf16 then rounds the
+# values less (csrc/kernels/linear/source.h).
 UNITS: dict[SourceType, float] = {"nf4_g64": 0.69589135, "fp4_g64": 1 / 12}
 
 
 def e4m3(codes: Bytes) -> Float32:
-    """The values of bytes in FP8 E4M3 (OCP: no infinities, bias 7)."""
+    """Return the values of bytes in FP8 E4M3 (OCP: no infinities, exponent bias 7)."""
     bits = np.arange(256)
     exponent, fraction = bits >> 3 & 15, (bits & 7).astype(np.float32)
     normal = np.ldexp(1 + fraction / 8, exponent - 7)
@@ -60,7 +60,7 @@ def e4m3(codes: Bytes) -> Float32:
 
 
 def f8_rows(codes: Bytes, scale: Float32) -> Bytes:
-    """Rows of e4m3_g128 from codes [n, k] and scales [n, ceil(k / 128)]."""
+    """Return rows of e4m3_g128 from codes [n, k] and scales [n, ceil(k / 128)]."""
     n, k = codes.shape
     blocks = scale.shape[1]
     out = np.zeros((n, blocks, 4 + BLOCK), np.uint8)
@@ -72,7 +72,7 @@ def f8_rows(codes: Bytes, scale: Float32) -> Bytes:
 
 
 def table_rows(pairs: Bytes, scale: Float32) -> Bytes:
-    """Rows of nf4_g64 or fp4_g64 from pairs of codes [n, k / 2] and scales [n, k / 64]."""
+    """Return rows of nf4_g64 or fp4_g64 from pairs of codes [n, k / 2] and scales [n, k / 64]."""
     n, groups = scale.shape
     out = np.empty((n, groups, 2 + GROUP // 2), np.uint8)
     out[:, :, :2] = scale.astype("<f2")[..., None].view(np.uint8)
@@ -81,9 +81,9 @@ def table_rows(pairs: Bytes, scale: Float32) -> Bytes:
 
 
 def nvfp4_rows(pairs: Bytes, small: Bytes, scale: Float32) -> Bytes:
-    """Rows of nvfp4 from pairs of codes [n, k / 2] and FP8 scales [n, k / 16].
+    """Return rows of nvfp4 from pairs of codes [n, k / 2] and FP8 scales [n, k / 16].
 
-    scale: [1], or one for each row [n].
+    scale: fp32 [1], or [n] with a scale for each row.
     """
     n, groups = small.shape
     out = np.empty((n, 4 + groups * (1 + SMALL // 2)), np.uint8)
@@ -96,21 +96,21 @@ def nvfp4_rows(pairs: Bytes, small: Bytes, scale: Float32) -> Bytes:
 
 
 def dequantize(tensor: QuantTensor) -> Float32:
-    """An fp32 copy of a tensor of one of these types, of `tensor.shape`."""
+    """Return an fp32 copy of a tensor of one of these types, of the shape `tensor.shape`."""
     values, scale, group = read_values(tensor)
     spread = np.repeat(scale, group, axis=1)[:, : values.shape[1]]
     return (values * spread).reshape(tensor.shape)
 
 
 def widened(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """As `read_values`, but values of NF4 and FP4 are divided by their unit (UNITS)."""
+    """Return the same as `read_values`, with NF4 and FP4 values divided by their unit (UNITS)."""
     values, scale, group = read_values(tensor)
     unit = np.float32(UNITS.get(tensor.source, 1))
     return values / unit, scale * unit, group
 
 
 def read_values(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """Return (values of codes [n, k], scales [n, groups], inputs of a group), rows as packed."""
+    """Return (values of the codes [n, k], scales [n, groups], group size), rows in packed order."""
     data = np.ascontiguousarray(in_row_order(tensor.data, tensor))
     n, k = len(data), tensor.shape[-1]
     if tensor.source == "e4m3_g128":

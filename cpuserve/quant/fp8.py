@@ -1,10 +1,10 @@
-"""FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale for each block, row or matrix.
+"""FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale per block, row or matrix.
 
-A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k], and w = scale * value. The
-scales are either in weight_scale_inv or in weight_scale. weight_scale_inv has one scale for each
-block of weight_block_size (usually 128 x 128), so its shape is [n / 128, k / 128], rounded up.
-weight_scale has one number, or one for each row. Scales of activations (input_scale) are not used,
-as activations are not rounded to FP8 here.
+A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k]; w = scale * value. The scales
+are in weight_scale_inv or in weight_scale. weight_scale_inv has one scale for each block of
+weight_block_size (usually 128 x 128): its shape is [n / 128, k / 128], rounded up. weight_scale has
+one number, or one for each row. The scales of activations (input_scale) are not used, because this
+server does not round activations to FP8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHY = "FP8 weights whose blocks are not multiples of 128 inputs"
 
 @weight_format("fp8")
 def fp8_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of an FP8 checkpoint; ModelError for blocks that are not two positive numbers."""
+    """Return the weights of an FP8 checkpoint; ModelError if weight_block_size is wrong."""
     settings = config.get("quantization_config") or {}
     block = settings.get("weight_block_size")
     if block is not None:
@@ -52,12 +52,12 @@ class Fp8Weights(PackedWeights):
     parts = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
 
     def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
-        """block: the (outputs, inputs) that share a scale in weight_scale_inv."""
+        """block: (outputs, inputs) that share a scale in weight_scale_inv."""
         super().__init__(store)
         self._block = block
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its stored codes, or in fp32; see `fp8_matrix`."""
+        """Return the matrix with its stored codes, or in fp32 (see `fp8_matrix`)."""
         by_block = self.has(stem, "weight_scale_inv")
         part = "weight_scale_inv" if by_block else "weight_scale"
         return fp8_matrix(self, name, stem, part, self._block)
@@ -68,11 +68,11 @@ def fp8_matrix(
 ) -> BuiltTensor:
     """Return an FP8 matrix in rows of e4m3_g128, which keep its codes, or in fp32.
 
-    Rows of e4m3_g128 need a number of inputs that 32 divides. A scale must be for a whole row or
-    for a multiple of 128 inputs. Other matrices are converted to fp32.
+    Rows of e4m3_g128 need a number of inputs that 32 divides, and a scale for a whole row or for a
+    multiple of 128 inputs. Other matrices are converted to fp32.
 
     part: the suffix of the tensor with the scales.
-    block: (outputs, inputs) of a scale.
+    block: (outputs, inputs) that share a scale.
     """
     weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
     n, k = matrix_shape(weight)
@@ -91,7 +91,7 @@ def fp8_matrix(
 
 
 def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
-    """The shape [n, k] of a matrix; ModelError if the tensor is not a matrix."""
+    """Return the shape [n, k] of a matrix; ModelError if the tensor is not a matrix."""
     if len(tensor.shape) != 2:
         msg = f"{tensor.name} has shape {list(tensor.shape)}, but a quantized matrix has two"
         raise ModelError(msg)
@@ -101,7 +101,7 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
 def scaled(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, rows: slice
 ) -> Float32:
-    """The weights [rows, k] of some rows in fp32; scale and block: as in `by_rows`."""
+    """Return some rows [rows, k] of a matrix in fp32; scale and block: as in `by_rows`."""
     n, k = matrix_shape(weight)
     factors, columns = by_rows(weight, scale, block, rows)
     values = e4m3(weight.data.reshape(n, k)[rows])
@@ -111,11 +111,11 @@ def scaled(
 def by_rows(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, some: slice
 ) -> tuple[Float32, int]:
-    """Return (scales [some, blocks] of some rows of a matrix [n, k], inputs that share a scale).
+    """Return (the scales [some, blocks] of some rows, the number of inputs that share a scale).
 
-    scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
-      rounded up.
-    block: (rows, columns).
+    scale: the scales of the matrix [n, k]: one number, [n, 1] with one for each row, or
+      [n / rows, k / columns], rounded up, with one for each block.
+    block: (rows, columns) of a block.
 
     Raises:
         ModelError: scale has none of these shapes.

@@ -1,9 +1,9 @@
-"""GPTQ checkpoints: 2, 3, 4 or 8 bits, one scale and one zero point per group of inputs.
+"""GPTQ checkpoints: 2, 3, 4 or 8 bits, with a scale and a zero point per group of inputs.
 
 A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n] (codes of
-consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32], scales fp16
-[groups, n] and g_idx int32 [k], the group of each input; w = scale * (q - zero). In checkpoint
-format "gptq", qzeros has zero - 1.
+consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32], scales fp16 [groups,
+n] and g_idx int32 [k], the group of each input; w = scale * (q - zero). In the checkpoint format
+"gptq", qzeros has zero - 1 instead of zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BITS = (2, 3, 4, 8)
 
 @weight_format("gptq")
 def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a GPTQ checkpoint; ModelError for another number of bits."""
+    """Return the weights of a GPTQ checkpoint; ModelError for an unsupported number of bits."""
     settings = config.get("quantization_config") or {}
     bits = settings.get("bits", 4)
     if bits not in BITS:
@@ -54,20 +54,20 @@ class GptqWeights(IntWeights):
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, store: TensorStore, *, bits: int, zero_offset: int) -> None:
-        """zero_offset: added to the stored zero points."""
+        """zero_offset: a number to add to the stored zero points."""
         super().__init__(store)
         self._bits = bits
         self._zero_offset = zero_offset
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
+        """Return the number of outputs, of inputs, and of groups of inputs of a matrix."""
         packed, n = self.part(stem, "qweight").shape
         scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
         groups = groups_of_columns(scales, zeros, n, -(-n * self._bits // 32))
         return n, packed * 32 // self._bits, groups
 
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """The codes as bytes [rows, k * bits / 8]; the file has a column for each output."""
+        """Return the codes as bytes [rows, k * bits / 8]; the file has a column for each output."""
         return np.ascontiguousarray(words(self.part(stem, "qweight"))[:, rows].T).view(np.uint8)
 
     def scale(self, stem: str, rows: slice) -> Float32:
@@ -82,7 +82,7 @@ class GptqWeights(IntWeights):
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix; its inputs are sorted by group unless each group has consecutive inputs."""
+        """Return the matrix; inputs are sorted by group unless groups have consecutive inputs."""
         order = None
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)

@@ -1,9 +1,10 @@
-"""MXFP4 checkpoints (gpt-oss): 4-bit floats in blocks of 32 with a power of two as their scale.
+"""MXFP4 checkpoints (gpt-oss): 4-bit floats in blocks of 32; the scale is a power of two.
 
-The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16], where the
-low and the high nibble of byte i are elements 2 i and 2 i + 1, and X_scales [experts, out, in / 32]
-has the exponents plus 127. The GGUF type MXFP4 has the same codes in another order. Matrices that
-the quantizer left alone (`modules_to_not_convert`) are stored without blocks. Source: OCP
+The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16], where
+byte i has element 2 i in its low half and element 2 i + 1 in its high half. X_scales
+[experts, out, in / 32] has the exponents plus 127. The GGUF type MXFP4 has the same codes in
+another order. Matrices that the quantizer left alone (`modules_to_not_convert`)
+have no blocks. Source: OCP
 Microscaling Formats 1.0; transformers integrations/mxfp4.py.
 """
 
@@ -36,7 +37,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 @weight_format("mxfp4")
 def mxfp4_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of an MXFP4 checkpoint; ModelError if blocks and scales do not fit each other."""
+    """Return the weights of an MXFP4 checkpoint; ModelError if its blocks and scales do not fit."""
     return Mxfp4Weights(store)
 
 
@@ -44,7 +45,7 @@ class Mxfp4Weights:
     """Weights of a checkpoint with some tensors stored as blocks and scales."""
 
     def __init__(self, store: TensorStore) -> None:
-        """Find the blocks in `store`."""
+        """Find the matrices in `store` that are stored as blocks."""
         self._store = store
         names = store.names()
         self._packed = {n.removesuffix(BLOCKS) for n in names if n.endswith(BLOCKS)}
@@ -54,22 +55,22 @@ class Mxfp4Weights:
         self._dense = StoredWeights(WithoutTensors(store, taken), SOURCES)
 
     def names(self) -> set[str]:
-        """All tensor names; blocks and scales appear as one tensor."""
+        """Return all tensor names; a matrix with blocks and scales counts as one tensor."""
         return self._dense.names() | self._packed
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; blocks get the order of GGUF when they are read."""
+        """Return the tensor; blocks are put in the order of GGUF when they are read."""
         if name not in self._packed:
             return self._dense.get(name)
         return block_stack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind: MXFP4 for tensors stored in blocks, from `dtype` for others."""
+        """Return the weight kind: MXFP4 for tensors in blocks, otherwise the kind of `dtype`."""
         return QUANTIZED_KINDS[SOURCE] if name in self._packed else self._dense.kind(name, dtype)
 
 
 def block_stack(name: str, blocks: StoredTensor, scales: StoredTensor) -> BuiltTensor:
-    """Blocks [..., in / 32, 16] and scales [..., in / 32] as rows of GGUF blocks [..., in]."""
+    """Return blocks [..., in / 32, 16] with scales [..., in / 32] as rows of GGUF blocks."""
     *outer, groups = scales.shape
 
     def build(rows: slice) -> Bytes:

@@ -1,9 +1,9 @@
-"""The experts of nomic-bert as other families store them: a matrix for each.
+"""The experts of nomic-bert as other families store them: with a matrix for each expert.
 
-Published files have all experts of a layer in two matrices [experts * features, width]: w1 with the
-rows of up, and w2 with the transposes of down. A bias is added to the sum of the experts. Here the
-bias becomes a part of the norm before the experts: a Program applies that norm a second time, with
-this bias, and adds the experts to the result. So no operation has to add a bias to a mixture.
+Published files have all experts of a layer in two matrices [experts * features, width]: w1 has the
+rows of up, and w2 the transposes of down. A bias is added to the sum of the experts. Here this bias
+becomes a part of the norm before the experts: a Program applies the norm a second time, with this
+bias, and adds the experts to the result. So no operation has to add a bias to a mixture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BIAS = ".mlp.experts.bias"
 
 
 class NomicExperts:
-    """`Weights` of a checkpoint of nomic-bert, as its Program reads them."""
+    """The `Weights` of a nomic-bert checkpoint, as its Program reads them."""
 
     def __init__(self, weights: Weights, experts: int, shifted: str) -> None:
         """Wrap the weights of a checkpoint.
@@ -50,11 +50,11 @@ class NomicExperts:
                 self._names.add(name)
 
     def names(self) -> set[str]:
-        """Every tensor name, with the experts as single matrices."""
+        """Return the name of each tensor, with each expert's matrices as separate tensors."""
         return self._names
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; matrices of experts are views of the file, or built when they are read."""
+        """Return the tensor; matrices of experts are views of the file, or are built when read."""
         if f".{self._shifted}." in name:
             return self._norm(name)
         match = _EXPERT.fullmatch(name)
@@ -67,7 +67,7 @@ class NomicExperts:
         return part if match["part"] == "up" else transposed(part)
 
     def _norm(self, name: str) -> QuantTensor:
-        """The weight of the norm, or its bias plus the bias of the experts."""
+        """Return the weight of the norm, or its bias plus the bias of the experts."""
         at, _, kind = name.partition(f".{self._shifted}.")
         norm = self._weights.get(f"{at}.norm1.{kind}")
         if kind == "weight":
@@ -76,12 +76,12 @@ class NomicExperts:
         return QuantTensor(name, norm.shape, "f32", values.reshape(1, -1).view("u1"))
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind of a matrix; an expert has the kind of its stored matrix."""
+        """Return the weight kind of a matrix; an expert has the kind of its stored matrix."""
         return self._weights.kind(_stored(name), dtype)
 
 
 def _stored(name: str) -> str:
-    """The name of the stored tensor that has this matrix."""
+    """Return the name of the stored tensor that contains this matrix."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return name

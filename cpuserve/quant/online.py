@@ -1,36 +1,36 @@
-"""Online quantization: int8 or int4 matrices from a dense checkpoint, made while it is loaded.
+"""Online quantization: int8 or int4 matrices are made of a dense checkpoint while it is loaded.
 
-The packers (csrc/kernels/linear) read the rows of the checkpoint and quantize them on all threads
-while they pack. This file selects the kind of each matrix. It also has the same arithmetic in
-numpy, for the torch executor and the tests.
+The packers (csrc/kernels/linear) read the rows of the checkpoint, and quantize them on all threads
+while they pack. This file selects the weight kind of each matrix. It also has the same arithmetic
+in numpy, for the torch executor and the tests.
 
-int8: one scale per output, which is its largest magnitude / 127.
-int4: a scale and a minimum per 128 inputs; the range is clipped if that reduces the squared error.
-  Both schemes keep the embedding and the output head in int8, since their precision affects the
-  choice of every token.
+int8: one scale per output: its largest absolute weight / 127.
+int4: a scale and a minimum per 128 inputs. The range is clipped if that reduces the squared error.
+Both schemes keep the embedding and the output head in int8, since their precision affects the
+choice of every token.
 
-Activations are int8 rows with one scale per 128 inputs. Losses below are in nats per token compared
-with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation scale per row is 8 % faster
-with many rows, but added a loss of 0.020 in the down projections, 0.016 in q, k and v, 0.004 in
-gate and up, and nothing measurable in the attention output, so only the attention output uses it.
-Activation scales per 128 inputs in all layers lost 0.009 (0.006 of it in gate and up), and scales
-per 32 inputs lost 0.003. 4-bit weights in groups of 128 lost 0.5. Small models get groups of 32
-("int8_fine", "int4_fine").
-In the output head, groups of 32 are no more accurate than one scale per output (with int8 they lost
-0.0150 and 0.0136, with int4 0.5534 and 0.5545), but have 6 % more bytes to read in every step.
+Activations are int8 rows with one scale per 128 inputs. The losses below are in nats per token,
+compared with fp32, on SmolLM2-135M over tests/data/fidelity.txt.
+One activation scale per row is 8 % faster with many rows. But it added a loss of 0.020 in the down
+projections, 0.016 in q, k and v, and 0.004 in gate and up. It added no measurable loss in the
+attention output, so only the attention output has one scale per row. Activation scales per 128
+inputs in all layers lost 0.009 (0.006 of it in gate and up), and scales per 32 inputs lost 0.003.
+4-bit weights in groups of 128 lost 0.5, so small models get groups of 32 ("int8_fine" and so on).
+In the output head, groups of 32 are no more accurate than one scale per output (losses of 0.0150
+and 0.0136 with int8, 0.5534 and 0.5545 with int4), but every step has 6 % more bytes to read.
 Embeddings have the weight kind of the output head, since most heads are tied to them.
 
-int4_mixed: int4, but int8 for the matrices in SENSITIVE, because errors of their outputs reach
+int4_mixed: like int4, but with int8 for the matrices in SENSITIVE. Errors in their outputs reach
 every later layer (down projections), or every later token that attends to this one (values). Small
-models lose more by 4 bits, so for them int4 already keeps SENSITIVE in int8, and int4_mixed also
-keeps every second layer in int8. On SmolLM2-135M, 4 bits in groups of 32 for all matrices of the
+models lose more by 4 bits. For them, int4 already keeps SENSITIVE in int8, and int4_mixed also
+keeps every second layer in int8. On SmolLM2-135M, 4 bits in groups of 32 in all matrices of the
 layers cost 9.6 % more nats per token than bf16 weights, and 4.2 % more with SENSITIVE in int8
 (benchmarks/weight_loss.py).
 
-w8a8: the scheme of this name in compressed-tensors: one scale per output and one per
+w8a8: the scheme of this name in compressed-tensors, with one scale per output and one scale per
 activation row in every layer, for models that tolerate it.
 
-Copies that `cpuserve quantize` writes have integer zero points in place of minimums
+The copies that `cpuserve quantize` writes have integer zero points instead of minimums
 (`quantize_zeros`).
 """
 
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # group size of the fine schemes
 CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
-CUT_STEP = np.float32(0.05)  # each is narrower than the one before by this share of the full range
-# Significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
-# most the 11 bits of fp16: a reader with this product in fp16, or the scale in bf16, is exact.
+CUT_STEP = np.float32(0.05)  # each range is narrower than the last by this part of the full range
+# The significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
+# most the 11 bits of fp16. A reader that stores this product in fp16,
+# or the scale in bf16, is exact.
 SCALE_BITS = 7
-MOST_SCALE = np.float32(4096)  # the largest scale: 15 times this is in the range of fp16
+MOST_SCALE = np.float32(4096)  # the largest scale: 15 times this scale is within fp16
 MIXED = "int4_mixed"
 FINE = "_fine"
 SENSITIVE = (
@@ -72,9 +73,9 @@ SENSITIVE = (
     "dense_4h_to_h.weight",
 )
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
-LAYER = re.compile(r"\.(\d+)\.")  # the first number in a name is the number of the layer
-# The table of per-layer embeddings (Gemma 3n and 4). A row has a token's embeddings for all layers
-# side by side, which may differ in magnitude, so one scale must not cover several layers.
+LAYER = re.compile(r"\.(\d+)\.")  # the number of the layer in a name
+# The table of per-layer embeddings (Gemma 3n and 4). A row has the embeddings of a token for all
+# layers, which may differ in magnitude, so one scale must not cover several layers.
 BY_LAYER = "embed_tokens_per_layer.weight"
 PER_TOKEN = (
     "embed_tokens.weight",
@@ -88,7 +89,7 @@ PER_TOKEN = (
     "tok_embeddings.weight",
 )
 # Small matrices that choose experts. They are not quantized, because an error in a router changes
-# which experts a token is multiplied by.
+# the experts that a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",
@@ -104,7 +105,7 @@ ROUTERS = (
     "hc_ffn_fn",
     "block_inject_weight.weight",
 )
-# Tables of n-grams stay in the mapped file, where quantized rows would save no memory.
+# Tables of n-grams stay in the mapped file; to quantize their rows would save no memory.
 NGRAMS = ".ngram_embedding."
 
 
@@ -117,17 +118,15 @@ class OnlineWeights:
         self._scheme = scheme
 
     def names(self) -> set[str]:
-        """Every tensor name in the checkpoint, after renaming."""
+        """Return the name of each tensor in the checkpoint, after renaming."""
         return self._weights.names()
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor as stored; packing quantizes it."""
+        """Return the tensor as it is stored; packing quantizes it."""
         return self._weights.get(name)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind that the scheme selects; a tensor that is quantized in the file keeps its
-        kind.
-        """
+        """Return the weight kind of the scheme; a tensor quantized in the file keeps its kind."""
         stored = self._weights.kind(name, dtype)
         kept = name.endswith((*ROUTERS, *BY_HEADS)) or NGRAMS in name
         if kept or stored not in DENSE_KINDS.values():
@@ -137,7 +136,7 @@ class OnlineWeights:
 
 
 def kind_of(name: str, scheme: str) -> WeightKind:
-    """The weight kind of dense matrix `name` under `scheme`."""
+    """Return the weight kind of the dense matrix `name` with the scheme `scheme`."""
     if scheme.startswith("int4"):
         fine = FINE if scheme.endswith(FINE) else ""
         scheme = ("int8" if _in_8_bits(name, scheme) else "int4") + fine
@@ -156,7 +155,7 @@ def kind_of(name: str, scheme: str) -> WeightKind:
 
 
 def _in_8_bits(name: str, scheme: str) -> bool:
-    """Whether an int4 scheme keeps matrix `name` of a layer in 8 bits."""
+    """Whether an int4 scheme stores matrix `name` of a layer with 8 bits."""
     mixed, fine = scheme.startswith(MIXED), scheme.endswith(FINE)
     layer = LAYER.search(name)
     if mixed and fine and layer and int(layer[1]) % 2:
@@ -165,7 +164,7 @@ def _in_8_bits(name: str, scheme: str) -> bool:
 
 
 def quantize(rows: Float32, kind: str) -> Codes:
-    """fp32 `rows`, quantized exactly as the packer of `kind` does."""
+    """Return fp32 `rows` quantized exactly as the packer of the weight kind `kind` does it."""
     if kind == "w8_g32":
         return quantize_groups(rows)
     if kind == "w4m_g32":
@@ -174,7 +173,7 @@ def quantize(rows: Float32, kind: str) -> Codes:
 
 
 def quantize_int8(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] quantized with one scale per row; codes have zero point 128."""
+    """Return fp32 `rows` [n, k] quantized with one scale per row; the code 128 is the value 0."""
     scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
     safe = np.where(scale > 0, scale, np.float32(1))
     q = np.clip(np.rint(rows / safe), -127, 127)
@@ -182,7 +181,7 @@ def quantize_int8(rows: Float32) -> Codes:
 
 
 def quantize_groups(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as Q8_0 of GGUF: fp16 scale per 32 inputs; codes have zero point 128."""
+    """Return fp32 `rows` [n, k] as Q8_0 of GGUF: an fp16 scale per 32 inputs; the code 128 is 0."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     amax = np.abs(x).max(axis=2)
@@ -192,7 +191,7 @@ def quantize_groups(rows: Float32) -> Codes:
 
 
 def quantize_nibbles(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as Q4_1 of GGUF: an fp16 minimum, and an fp16 scale, per 32 inputs.
+    """Return fp32 `rows` [n, k] as Q4_1 of GGUF: an fp16 scale and minimum per 32 inputs.
 
     The scale is a fifteenth of the distance from the minimum to the maximum.
     """
@@ -207,9 +206,9 @@ def quantize_nibbles(rows: Float32) -> Codes:
 
 
 def quantize_int4(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] quantized to 4 bits with an fp16 scale and minimum per 128 inputs."""
+    """Return fp32 `rows` [n, k] in 4 bits, with an fp16 scale and minimum per 128 inputs."""
     n, k = rows.shape
-    # The padding beyond k repeats the last weight, so it does not widen the range of its group.
+    # The padding repeats the last weight, so it does not widen the range of its group.
     x = np.pad(rows, ((0, 0), (0, -k % GROUP)), mode="edge").reshape(n, -1, GROUP)
     real = (np.arange(x.shape[1] * GROUP) < k).reshape(-1, GROUP)
     low, high = x.min(axis=2), x.max(axis=2)
@@ -236,7 +235,7 @@ def quantize_int4(rows: Float32) -> Codes:
 class Zeros(NamedTuple):
     """A matrix [n, k] of 4-bit codes: w = scale * (codes - zero).
 
-    codes [n, k] and zero [n, groups] uint8 below 16; scale [n, groups] fp32.
+    codes [n, k], zero [n, groups]: uint8 below 16. scale [n, groups]: fp32.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -245,15 +244,15 @@ class Zeros(NamedTuple):
 
 
 def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zeros:
-    """fp32 `rows` [n, k], quantized to 4 bits with a scale and an integer zero point per `group`.
+    """Return fp32 `rows` [n, k] in 4 bits, with a scale and integer zero point per `group` inputs.
 
     The range of a group includes 0, and is clipped if that reduces the squared error, as in
     `quantize_int4`; k is a multiple of `group`. The scale is infinite if weights are too large.
 
-    symmetric: all zero points are 8.
+    symmetric: whether all zero points are 8.
     """
     n, k = rows.shape
-    # Each group is a column, so that the inner loops of numpy run over all groups.
+    # Each group becomes a column, so that the inner loops of numpy run over all groups.
     x = np.ascontiguousarray(rows.reshape(-1, group).T)
     low = np.minimum(x.min(axis=0), np.float32(0))
     high = np.maximum(x.max(axis=0), np.float32(0))
@@ -274,7 +273,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
         np.multiply(steps, scale, out=off)
         np.subtract(x, off, out=off)
         error = np.einsum("ij,ij->j", off, off)
-        better = (error < best_error) | (i == 0)  # i == 0 counts even if its scale is infinite
+        better = (error < best_error) | (i == 0)  # the first range counts, even if its scale is inf
         best_error[better] = error[better]
         best_scale[better], best_zero[better] = scale[better], zero[better]
     _steps(x, _inverse(best_scale), best_zero, steps)
@@ -284,7 +283,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
 
 
 def _steps(x: Float32, inverse: Float32, zero: Float32, out: Float32) -> None:
-    """Write code - zero of each x to `out`; x, out [group, groups], inverse, zero [groups]."""
+    """Write code - zero for each x to `out`; x, out: [group, groups], inverse, zero: [groups]."""
     np.multiply(x, inverse, out=out)
     np.rint(out, out=out)
     np.maximum(out, -zero, out=out)
@@ -296,7 +295,7 @@ def _inverse(scale: Float32) -> Float32:
 
 
 def _short(x: Float32) -> Float32:
-    """x rounded to SCALE_BITS significant bits and to fp16; inf beyond MOST_SCALE."""
+    """Return x rounded to SCALE_BITS significant bits and to fp16; inf beyond MOST_SCALE."""
     dropped = 24 - SCALE_BITS
     bits = x.view(np.uint32) + np.uint32(1 << (dropped - 1))
     short = _half((bits & np.uint32(-(1 << dropped) & 0xFFFFFFFF)).view(np.float32))

@@ -4,9 +4,9 @@ AWQ and GPTQ store `q_proj.qweight`, `q_proj.scales` and more. Here they become 
 that a Program reads (`q_proj.weight`). Its rows are converted to a source type of the packers when
 they are read, one matrix at a time.
 
-A matrix in a format without kernels becomes fp32 rows, which are packed as int8 in groups of 32. On
-normally distributed weights the error of this is 0.005 of their standard deviation; the error of
-FP8 itself is 0.026.
+A matrix in a format without kernels becomes fp32 rows, which are packed as int8 in groups of 32.
+With normally distributed weights, this adds an error of 0.005 of their standard deviation; the
+error of FP8 itself is 0.026.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_ZERO = 255  # the largest zero point that kinds of 8 bits hold; GPTQ can store 256
+MOST_ZERO = 255  # the largest zero point in 8-bit kinds; GPTQ can store 256
 SIGN = 128  # the zero point of int8 numbers that are stored as uint8 codes
 FOUR, EIGHT = 4, 8
 
@@ -68,10 +68,10 @@ def rebuilt(
     release: Callable[[], None],
     column_order: Order | None = None,
 ) -> BuiltTensor:
-    """A matrix with rows [n, row_bytes] that `build` makes when they are read.
+    """Return a matrix with rows [n, row_bytes] that `build` returns when they are read.
 
-    build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER, except that
-    the last slice ends at the end of the matrix.
+    build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER, but the
+    last slice ends at the end of the matrix.
     """
     n = shape[0]
     size = n * row_bytes(source, shape[1])
@@ -95,14 +95,14 @@ class PackedWeights(ABC):
     """`Weights` of a checkpoint that stores a matrix as several tensors with a common name stem."""
 
     leaders: tuple[tuple[str, str], ...]  # (suffix, dtype) of the tensors that mark such a matrix
-    parts: tuple[str, ...]  # suffixes of all tensors a quantized matrix may have
+    parts: tuple[str, ...]  # suffixes of all tensors that such a matrix may have
 
     def __init__(self, store: TensorStore) -> None:
         """Find the quantized matrices of `store`."""
         self._store = store
         self._rebuilt: dict[str, BuiltTensor] = {}
         self._said: set[str] = set()
-        # For the stem of each quantized matrix, (suffix, dtype) of the tensor that marks it.
+        # By the stem of each quantized matrix: (suffix, dtype) of the tensor that marks it.
         self._stems = {
             name.removesuffix(suffix): (suffix, dtype)
             for name in store.names()
@@ -113,11 +113,11 @@ class PackedWeights(ABC):
         self._dense = StoredWeights(WithoutTensors(store, taken), SOURCES)
 
     def names(self) -> set[str]:
-        """All tensor names; the tensors of a quantized matrix appear as one `.weight`."""
+        """Return all tensor names; the tensors of a quantized matrix count as one `.weight`."""
         return self._dense.names() | {stem + "weight" for stem in self._stems}
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; rows of a quantized matrix are built when they are read."""
+        """Return the tensor; rows of a quantized matrix are built when they are read."""
         stem = name.removesuffix("weight")
         if stem not in self._stems:
             return self._dense.get(name)
@@ -126,7 +126,7 @@ class PackedWeights(ABC):
         return self._rebuilt[name]
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind: from the source type of a quantized tensor, from `dtype` of others."""
+        """Return the weight kind: of the source type if it is quantized, otherwise of `dtype`."""
         if name.removesuffix("weight") not in self._stems:
             return self._dense.kind(name, dtype)
         source = self.get(name).source
@@ -135,7 +135,7 @@ class PackedWeights(ABC):
         return QUANTIZED_KINDS.get(source, CONVERTED_KIND)
 
     def packed_bytes(self) -> int:
-        """Bytes that all tensors take after they are packed."""
+        """Return the bytes that all tensors take after packing."""
         total = 0
         for name in self.names():
             tensor = self.get(name)
@@ -149,12 +149,12 @@ class PackedWeights(ABC):
         return total
 
     def leader(self, stem: str) -> tuple[str, str]:
-        """The (suffix, dtype) of the tensor that marks the matrix."""
+        """Return the (suffix, dtype) of the tensor that marks the matrix."""
         return self._stems[stem]
 
     @abstractmethod
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The tensor of a quantized matrix; reading its `data` reads the codes from the files."""
+        """Return a quantized matrix; reading its `data` reads the codes from the files."""
 
     def converted(
         self,
@@ -164,10 +164,10 @@ class PackedWeights(ABC):
         values: Callable[[slice], Float32],
         why: str,
     ) -> BuiltTensor:
-        """The tensor of a matrix without kernels for its format, in fp32; it is packed as int8.
+        """Return an fp32 matrix, for a format without kernels; packing converts it to int8.
 
-        values: returns some of its rows in fp32, see `rebuilt`.
-        why: the property that no kernel supports, which is logged once.
+        values: a function that returns some of its rows in fp32 (see `rebuilt`).
+        why: the property that no kernel supports; it is logged once.
         """
         if why not in self._said:
             self._said.add(why)
@@ -179,7 +179,7 @@ class PackedWeights(ABC):
         return rebuilt(name, shape, "f32", build, self.release(stem))
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
-        """A stored tensor of the matrix; ModelError if it is missing."""
+        """Return a stored tensor of the matrix; ModelError if it is missing."""
         if not self.has(stem, suffix):
             msg = (
                 f"the checkpoint has no tensor {stem}{suffix}, but other tensors of this matrix; "
@@ -193,7 +193,7 @@ class PackedWeights(ABC):
         return stem + suffix in self._store.names()
 
     def release(self, stem: str) -> Callable[[], None]:
-        """A function that calls `release` of all stored tensors of the matrix."""
+        """Return a function that calls `release` of all stored tensors of the matrix."""
         parts = [self._store.get(stem + p) for p in self.parts if self.has(stem, p)]
 
         def run() -> None:
@@ -218,9 +218,9 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
 
 
 def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed: int) -> int:
-    """The number of groups of a matrix that has a column for each of `n` outputs.
+    """Return the number of groups of a matrix that has a column for each of `n` outputs.
 
-    packed: the number of words that hold the zero points of a group for all outputs.
+    packed: number of words with the zero points of a group for all outputs.
 
     Raises:
         ModelError: the scales or zero points do not have the shape for `n` outputs.
@@ -236,7 +236,7 @@ def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed:
 
 
 def columns_by_group(order: Order, groups: int) -> Order | None:
-    """The inputs sorted by group; None unless all groups have the same multiple of 32 inputs.
+    """Return the inputs sorted by group; None unless groups have equal multiples of 32 inputs.
 
     order: the group of each input [k].
     """
@@ -246,7 +246,7 @@ def columns_by_group(order: Order, groups: int) -> Order | None:
 
 
 def words(tensor: StoredTensor) -> npt.NDArray[np.uint32]:
-    """A stored int32 tensor as unsigned words of its shape.
+    """Return a stored int32 tensor as unsigned words, in its shape.
 
     Raises:
         ModelError: the tensor has another type.
@@ -258,23 +258,23 @@ def words(tensor: StoredTensor) -> npt.NDArray[np.uint32]:
 
 
 def floats(tensor: StoredTensor) -> Float32:
-    """A stored float tensor in fp32.
+    """Return a stored float tensor in fp32.
 
     Raises:
-        ModelError: the tensor has no float type.
+        ModelError: the tensor does not have a float type.
     """
     return _in_fp32(tensor, tensor.data.reshape(1, -1), tensor.shape)
 
 
 def some_floats(tensor: StoredTensor, rows: slice | Order) -> Float32:
-    """The elements or rows `rows` of a stored float tensor in fp32; ModelError as for `floats`."""
+    """Return the elements or rows `rows` of a float tensor in fp32; ModelError as for `floats`."""
     data = tensor.data.reshape(*tensor.shape[:2], -1)[rows]
     shape = (len(data), *tensor.shape[1:])
     return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), shape)
 
 
 def column_floats(tensor: StoredTensor, columns: slice) -> Float32:
-    """Columns of a stored float matrix in fp32; ModelError as for `floats`."""
+    """Return columns of a stored float matrix in fp32; ModelError as for `floats`."""
     data = tensor.data.reshape(*tensor.shape, -1)[:, columns]
     return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), data.shape[:2])
 
@@ -287,9 +287,9 @@ def _in_fp32(tensor: StoredTensor, data: Bytes, shape: tuple[int, ...]) -> Float
 
 
 def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
-    """Codes of `bits` bits [..., 32 / bits * w] from words [..., w], lowest bits first.
+    """Return codes of `bits` bits [..., 32 / bits * w] from words [..., w], lowest bits first.
 
-    A code of 3 bits may begin in one word and end in the next.
+    A code of 3 bits may begin in one word and end in the next word.
     """
     return spread_bits(np.ascontiguousarray(packed).view(np.uint8), bits)
 
@@ -299,13 +299,13 @@ class IntWeights(PackedWeights):
 
     @abstractmethod
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
+        """Return the number of outputs, of inputs, and of groups of inputs of a matrix."""
 
-    # The methods below read only the given rows, which begin and end as described at `rebuilt`.
+    # The methods below read only the passed rows, which are slices as `rebuilt` describes them.
 
     @abstractmethod
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """The codes [rows, k * bits / 8] of a matrix of fewer than 8 bits, lowest bits first."""
+        """Return the codes [rows, k * bits / 8] (fewer than 8 bits each), lowest bits first."""
 
     @abstractmethod
     def scale(self, stem: str, rows: slice) -> Float32:
@@ -316,18 +316,18 @@ class IntWeights(PackedWeights):
         """The zero points [rows, groups]."""
 
     def _all_zeros_are(self, stem: str, number: int) -> bool:
-        """Whether the zero points of all codes are `number`."""
+        """Whether all zero points of the matrix are equal to `number`."""
         n, _, _ = self.layout(stem)
         return bool((self.zero(stem, slice(0, n)) == number).all())
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix of 4-bit codes, in blocks of a size that divides its groups."""
+        """Return the matrix of 4-bit codes, in blocks of a size that divides its groups."""
         return self._few_bits(name, stem, FOUR, None)
 
     def _few_bits(self, name: str, stem: str, bits: int, columns: Order | None) -> BuiltTensor:
-        """The matrix of 2 to 4 bits.
+        """Return the matrix of 2- to 4-bit codes.
 
-        columns: the inputs in the order of their groups; None if they are stored in this order.
+        columns: the inputs sorted by group; None if they are stored in this order.
         """
         n, k, groups = self.layout(stem)
         small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
@@ -352,14 +352,14 @@ class IntWeights(PackedWeights):
     ) -> BuiltTensor:
         """Return the matrix with these codes [n, k].
 
-        It keeps its codes if a kernel can read its groups, which have a multiple of 32 inputs.
-        Otherwise the weights are converted to floats.
+        A matrix keeps its codes if a kernel can read its groups, which have a multiple of 32
+        inputs. Otherwise its weights are converted to floats.
 
-        codes: returns the codes of some rows, see `rebuilt`.
+        codes: a function that returns the codes of some rows (see `rebuilt`).
         order: the group of each input [k]; None if each group has consecutive inputs.
 
         Raises:
-            ModelError: the inputs are not in groups of one size, and no order is given.
+            ModelError: the groups do not have equal sizes, and `order` is None.
         """
         n, k, groups = self.layout(stem)
         columns = None if order is None else columns_by_group(order, groups)
@@ -396,7 +396,7 @@ class IntWeights(PackedWeights):
 
 
 def expect(config: dict[str, Any], method: str, **wanted: Any) -> None:
-    """Raise a ModelError that lists every setting of quantization_config unlike `wanted`."""
+    """Raise a ModelError that lists each setting of quantization_config that is not as wanted."""
     bad = {k: config.get(k) for k, v in wanted.items() if config.get(k, v) != v}
     if bad:
         got = ", ".join(f"{k} = {str(v)[:40]}" for k, v in bad.items())

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, where a name may denote some rows of a tensor (program/parts.py)."""
+"""Weights of a checkpoint, where a name may mean some rows of a tensor (program/parts.py)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> QuantTensor:
-    """Some rows of a tensor: a view if they are contiguous in the file. Otherwise they are copied
-    when they are read, because the tensor itself may be built only then.
+    """Return some rows of a tensor: a view if they are contiguous in the file, else a copy.
+
+    The copy is made when it is read, because the tensor itself may be built only then.
 
     rows: the rows of `whole`, counted over all matrices of a stack.
-    vector: `whole` is a vector, or a stack of vectors, and each number is a row.
+    vector: whether `whole` is a vector or a stack of vectors; each number then counts as a row.
     """
     span = range(rows.start, rows.stop, rows.step or 1)
     count = len(span)
@@ -49,7 +50,7 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:
-    """A dense matrix [in, out], or each matrix of a stack, transposed to [out, in]."""
+    """Return a dense matrix [in, out], or each matrix of a stack, transposed to [out, in]."""
     *outer, n_in, n_out = stored.shape
     count = math.prod(outer)
     element = f"u{stored.nbytes // math.prod(stored.shape)}"
@@ -67,30 +68,30 @@ def transposed(stored: QuantTensor) -> BuiltTensor:
     return BuiltTensor(stored.name, shape, stored.source, stored.nbytes, build, stored.release)
 
 
-# The matrices or biases of all experts in one tensor, with or without the suffix of other matrices.
+# The matrices or biases of all experts in one tensor, with or without a suffix such as ".weight".
 _STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>\w+?_proj|w[123])(?P<kind>\.weight|[._]bias)?")
 _DENSE = ("f32", "f16", "bf16")
 
 
 class PartWeights:
-    """`Weights` of a checkpoint in any format, and the parts of its tensors.
+    """The `Weights` of a checkpoint in any format, and the parts of its tensors.
 
-    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each of them has
-    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. The same applies to
-    biases.
+    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each matrix has
+    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. This holds for biases
+    as well.
 
-    Where the biases of `experts.down_proj` are `experts.down_proj_bias`, the layout is as in
+    If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is as in
     gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
 
     def __init__(self, weights: Weights) -> None:
-        """weights: the whole tensors."""
+        """weights: the weights with whole tensors."""
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, TensorPart] = {}  # by the name of an expert's matrix or bias
-        self._cut: dict[str, QuantTensor] = {}  # results of `get` for _experts: each is made once
-        self._of: dict[str, list[str]] = {}  # by stored stack, the keys of its parts
+        self._experts: dict[str, TensorPart] = {}  # parts by the name of an expert's matrix or bias
+        self._cut: dict[str, QuantTensor] = {}  # results of `get` for _experts
+        self._of: dict[str, list[str]] = {}  # the parts of each stored stack
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)
@@ -108,7 +109,7 @@ class PartWeights:
         self._names |= self._experts.keys()
 
     def _whole(self, name: str) -> QuantTensor:
-        """A tensor that may have parts; a stack, which has many, is made once."""
+        """Return a tensor that may have parts; a stack, which has many parts, is read only once."""
         if (stack := self._stacks.get(name)) is not None:
             return stack
         tensor = self._weights.get(name)
@@ -116,15 +117,15 @@ class PartWeights:
         return transposed(tensor) if by_inputs and len(tensor.shape) == 3 else tensor
 
     def names(self) -> set[str]:
-        """Every tensor name in the checkpoint, after renaming; parts are not listed."""
+        """Return the name of each tensor, after renaming; parts are not listed."""
         return set(self._names)
 
     def parts_of(self, name: str) -> list[str]:
-        """The names that a stored tensor has here: its own, or one per expert's matrix."""
+        """Return each name of a stored tensor: its own, or one for each expert's matrix in it."""
         return self._of.get(name, [name])
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor `name`, or the rows of a stored tensor that `name` denotes.
+        """Return the tensor `name`, or the rows of a stored tensor that `name` means.
 
         Raises:
             ModelError: the tensor does not have these rows.
@@ -154,22 +155,22 @@ class PartWeights:
         return part_of(name, whole, found, vector=vector)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind of the tensor; a part has the kind of the whole tensor."""
+        """Return the weight kind of the tensor; a part has the kind of the whole tensor."""
         part = self._experts.get(name) or parse(name)
         return self._weights.kind(name if part is None else part.tensor, dtype)
 
 
 def _dims(kind: str | None) -> int:
-    """The number of dimensions of a stack of vectors (2) or of matrices (3)."""
+    """Return the number of dimensions of a stack: 2 for vectors (biases), 3 for matrices."""
     return 2 if kind and kind.endswith("bias") else 3
 
 
 def _experts(
     name: str, at: str, part: str, shape: tuple[int, ...], alternate: bool
 ) -> dict[str, TensorPart]:
-    """The rows in the stack `name` of each expert's matrix or bias, by its own name below `at`.
+    """Return the rows in stack `name` of each expert's matrix or bias, by its own name below `at`.
 
-    alternate: gate and up are one matrix with alternating rows.
+    alternate: whether gate and up are one matrix with alternating rows.
     """
     matrices = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     suffix = "bias" if len(shape) == _dims("bias") else "weight"

@@ -1,4 +1,4 @@
-"""Rows of source types for quantized checkpoints other than GGUF (table/weights.h: SourceType).
+"""Rows of source types for quantized checkpoints except GGUF (table/weights.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min
@@ -6,8 +6,8 @@ u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale 
 u4z_g32 u4z_g64    k / 32 or 64 of the same blocks, with 4-bit codes
 u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256, with codes of 2 and 3 bits
 
-The codes of a block are a stream of bits, the lowest first. Symmetric 4-bit and 8-bit codes in
-small groups may become blocks of GGUF instead (Q4_0, Q8_0), which have 32 weights each.
+The codes of a block are a stream of bits, the lowest bits first. Symmetric 4-bit and 8-bit codes in
+small groups may become GGUF blocks of 32 weights instead (Q4_0, Q8_0).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
 # (number of weights, number of bytes) of a block, by source type.
 BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
-# The source types with codes of 2 and 3 bits, by the number of bits; the largest groups are first.
+# The source types with codes of 2 and 3 bits,
+# by number of bits; those with large groups come first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),
@@ -41,14 +42,14 @@ HALF_ZEROS = (*FEW_BITS[2], *FEW_BITS[3])
 # Source types with integer zero points.
 ZEROS = tuple(kind.source for kind in KINDS if kind.zeros and kind.source)
 SOURCES = ("s8_channel", "u4m_g128", *ZEROS)
-# The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
+# The values of the codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
 SYMMETRIC = 8  # the zero point of all codes in blocks of Q4_0
 
 
 def row_bytes(source: SourceType, k: int) -> int:
-    """Bytes of a row of `k` weights in a source type."""
+    """Return the bytes of a row of `k` weights in a source type."""
     if source == "s8_channel":
         return k + 4
     if source == "f32":
@@ -62,18 +63,18 @@ def row_bytes(source: SourceType, k: int) -> int:
 
 
 def packed_row_bytes(source: SourceType, k: int) -> float:
-    """Bytes of a row of `k` weights after packing into the weight kind of the source type."""
+    """Return the bytes of a row of `k` weights after packing into the weight kind of the source."""
     return row_bytes(source, k) - (k / BLOCKS[source][0] / 2 if source in HALF_ZEROS else 0)
 
 
 def code_bits(source: SourceType) -> int:
-    """Bits of a code: the bits of a block per weight, rounded down to leave out its header."""
+    """Return the bits of a code: the bits of a block per weight, rounded down (no header)."""
     weights, size = BLOCKS[source]
     return size * 8 // weights
 
 
 def spread_bits(packed: Bytes, bits: int) -> Bytes:
-    """Codes [..., 8 / bits * m] of `bits` bits from bytes [..., m], lowest bits first."""
+    """Return codes [..., 8 / bits * m] of `bits` bits from bytes [..., m], lowest bits first."""
     shape = (*packed.shape[:-1], -1)
     if 8 % bits == 0:
         shifts = range(0, 8, bits)
@@ -86,9 +87,9 @@ def spread_bits(packed: Bytes, bits: int) -> Bytes:
 
 
 def join_bits(codes: Bytes, bits: int) -> Bytes:
-    """The reverse of `spread_bits`."""
+    """Return the bytes from codes: the reverse of `spread_bits`."""
     if 8 % bits == 0:
-        each = 8 // bits  # codes of a byte
+        each = 8 // bits  # number of codes in a byte
         packed = codes[..., ::each].copy()
         for i in range(1, each):
             packed |= codes[..., i::each] << np.uint8(i * bits)
@@ -99,7 +100,7 @@ def join_bits(codes: Bytes, bits: int) -> Bytes:
 
 
 def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
-    """Rows of type s8_channel [n, 4 + k] from codes q [n, k] and one scale per row."""
+    """Return rows of type s8_channel [n, 4 + k] from codes q [n, k] and one scale per row."""
     n, k = q.shape
     out = np.empty((n, 4 + k), np.uint8)
     out[:, :4] = scale.astype("<f4").reshape(n, 1).view(np.uint8)
@@ -108,9 +109,9 @@ def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
 
 
 def few_bits_source(k: int, groups: int, bits: int, *, symmetric: bool, name: str) -> SourceType:
-    """The source type of rows of `k` codes of 2, 3 or 4 bits in `groups` groups of the same size.
+    """Return the source type for rows of `k` codes of 2, 3 or 4 bits in `groups` equal groups.
 
-    symmetric: the codes have 4 bits, and all zero points are 8.
+    symmetric: whether the codes have 4 bits, and all zero points are 8.
 
     Raises:
         ModelError: the group size is not a multiple of 32.
@@ -133,10 +134,10 @@ def few_bits_source(k: int, groups: int, bits: int, *, symmetric: bool, name: st
 
 
 def int8_source(each: int, *, symmetric: bool) -> SourceType:
-    """The source type of 8-bit rows with a scale and a zero point for `each` weights.
+    """Return the source type of 8-bit rows with a scale and a zero point for `each` weights.
 
-    symmetric: the zero points of all codes are 128. Such rows become Q8_0, which has more scales
-    than groups of 128, but no zero points.
+    symmetric: whether the zero points of all codes are 128. Such rows become Q8_0, which has more
+    scales than groups of 128, but no zero points.
     """
     if symmetric and each <= GROUP:
         return "gguf_q8_0"
@@ -144,9 +145,9 @@ def int8_source(each: int, *, symmetric: bool) -> SourceType:
 
 
 def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
-    """Rows of a type from `few_bits_source` or `int8_source`; w = scale * (code - zero).
+    """Return rows of a type from `few_bits_source` or `int8_source`; w = scale * (code - zero).
 
-    codes [n, k * bits / 8], lowest bits first. scale, zero [n, groups].
+    codes: [n, k * bits / 8], lowest bits first. scale, zero: [n, groups].
     """
     n, groups = scale.shape
     weights, _ = BLOCKS[source]
@@ -173,7 +174,7 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
 
 
 def _halves_apart(nibbles: Bytes) -> Bytes:
-    """Bytes [..., 16] of 32 nibbles, reordered as in GGUF: elements i and i + 16 share a byte."""
+    """Return 32 nibbles [..., 16] in the order of GGUF: elements i and i + 16 share a byte."""
     first, second = nibbles[..., : SMALL // 4], nibbles[..., SMALL // 4 :]
     packed = np.empty(nibbles.shape, np.uint8)
     packed[..., ::2] = first & 15 | second << np.uint8(4)
@@ -182,9 +183,9 @@ def _halves_apart(nibbles: Bytes) -> Bytes:
 
 
 def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
-    """Rows of MXFP4 in GGUF from codes in E2M1 [n, k / 2], the first of a byte in its low half.
+    """Return rows of MXFP4 as in GGUF from E2M1 codes [n, k / 2]; a low half has the first code.
 
-    exponents [n, k / 32]: the numbers e; the scales are 2^(e - 127).
+    exponents: the numbers e [n, k / 32]; a scale is 2^(e - 127).
     """
     n, groups = exponents.shape
     blocks = np.empty((n, groups, 17), np.uint8)
@@ -194,7 +195,7 @@ def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
 
 
 def read_codes(tensor: QuantTensor) -> Codes:
-    """Codes and scales of a tensor of one of these types, with row_order applied.
+    """Return the codes and scales of a tensor of one of these types, with row_order applied.
 
     The scales of types with zero points are repeated for every 32 weights, because the activation
     rows that these weights multiply have a scale per 32 inputs.
@@ -219,5 +220,5 @@ def read_codes(tensor: QuantTensor) -> Codes:
 
 
 def dequantize(tensor: QuantTensor) -> Float32:
-    """An fp32 copy of the tensor, of `tensor.shape`."""
+    """Return an fp32 copy of the tensor, of the shape `tensor.shape`."""
     return read_codes(tensor).values().reshape(tensor.shape)

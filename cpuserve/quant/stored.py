@@ -1,4 +1,4 @@
-"""Stored tensors, the input of a weight format, and the `Weights` of dense and GGUF files."""
+"""Stored tensors, which weight formats read, and the `Weights` of dense and GGUF files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from cpuserve.quant.base import QuantTensor
 
-# Matrices of latent attention (MLA), which are split by heads. A part may be transposed, and a
-# column of a quantized matrix cannot be packed as a row, so parts are packed as dense matrices.
+# Matrices of latent attention (MLA) that are split by heads. A part may be transposed, and a column
+# of a quantized matrix cannot be packed as a row, so the parts are packed as dense matrices.
 BY_HEADS = ("kv_b_proj.weight",)
 DENSE_KINDS: dict[str, WeightKind] = {
     "bfloat16": "dense_bf16",
@@ -30,11 +30,11 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor under its Hugging Face name, in the element type that its file declares.
+    """A tensor with its Hugging Face name, in the element type of its file.
 
-    dtype: the file's name of the type ("BF16", "Q4_1").
-    shape: logical shape, outermost first.
-    data: flat uint8 view of the file mapping.
+    dtype: the name of the type in the file ("BF16", "Q4_1").
+    shape: the logical shape, outermost dimension first.
+    data: a flat uint8 view of the mapped file.
     row_order and release: as in `QuantTensor`.
     """
 
@@ -47,47 +47,47 @@ class StoredTensor:
 
 
 class TensorStore(Protocol):
-    """The tensors of one checkpoint, as views of file mappings that are not read yet."""
+    """The tensors of one checkpoint, as views of mapped files that are not read yet."""
 
     def names(self) -> set[str]:
-        """Every tensor name, after renaming."""
+        """Return the name of each tensor, after renaming."""
 
     def dtype(self, name: str) -> str:
-        """The element type the file declares for `name`."""
+        """Return the element type that the file has for tensor `name`."""
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor; ModelError if the file changed since it was opened."""
+        """Return the tensor; ModelError if its file has changed since it was opened."""
 
 
 class WithoutTensors:
     """A view of a store that hides the tensors of quantized matrices."""
 
     def __init__(self, store: TensorStore, taken: set[str]) -> None:
-        """taken: the hidden tensors."""
+        """taken: the names of the tensors to hide."""
         self._names = store.names() - taken
         self.dtype, self.get = store.dtype, store.get
 
     def names(self) -> set[str]:
-        """All tensors that are not hidden."""
+        """Return the names of all tensors that are not hidden."""
         return set(self._names)
 
 
 class StoredWeights:
-    """`Weights` for formats with stored rows that the packers read directly (dense and GGUF)."""
+    """The `Weights` of formats with rows that the packers read as stored (dense and GGUF)."""
 
     def __init__(self, store: TensorStore, sources: Mapping[str, SourceType]) -> None:
-        """Raise ModelError for types that are not in `sources` (file dtype to source type)."""
+        """Raise ModelError for types that `sources` (file dtype -> source type) does not have."""
         self._store = store
         self._sources = sources
         self._names = store.names()
         _refuse_unsupported(store, self._names, sources)
 
     def names(self) -> set[str]:
-        """Every tensor name in the checkpoint, after renaming."""
+        """Return the name of each tensor in the checkpoint, after renaming."""
         return set(self._names)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor as rows of its source type, a view of the mapping that is not read yet."""
+        """Return the tensor as rows of its source type: a view of the mapped file, not read yet."""
         from cpuserve.quant.base import QuantTensor
 
         stored = self._store.get(name)
@@ -102,7 +102,7 @@ class StoredWeights:
         )
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind: from the source type of a quantized tensor, from `dtype` of others."""
+        """Return the weight kind: of the source type if it is quantized, otherwise of `dtype`."""
         source = self._sources[self._store.dtype(name)]
         if source in QUANTIZED_KINDS:
             return QUANTIZED_KINDS[source]

@@ -1,8 +1,9 @@
 """Weights of a BERT that reads pairs of texts, with tokens of type 0 or 1.
 
-A step knows the id of a token and its position, but no type. The table of word embeddings is stored
-twice: row i is for token i, and row vocab + i for token i with type 1. A program adds the embedding
-of type 0 to every token, so rows of the second copy include the difference of types 1 and 0.
+A step knows the id and the position of a token, but not its type. The table of word embeddings is
+therefore stored twice: row i is for token i with type 0, and row vocab + i for token i with type 1.
+A Program adds the embedding of type 0 to every token, so rows of the second copy include the
+difference between the embeddings of types 1 and 0.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class TypedWeights:
-    """`Weights` in which the matrix `words` [vocab, width] has 2 * vocab rows; see above."""
+    """`Weights` where matrix `words` [vocab, width] has 2 * vocab rows, for two token types."""
 
     def __init__(self, weights: Weights, words: str, types: str) -> None:
-        """types: the name of the embeddings of token types [at least 2, width]."""
+        """types: the name of the tensor with the embeddings of token types [at least 2, width]."""
         self._weights = weights
         self._words = words
         self._types = types
 
     def names(self) -> set[str]:
-        """Every tensor name in the checkpoint, after renaming."""
+        """Return the name of each tensor in the checkpoint, after renaming."""
         return self._weights.names()
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; the rows of `words` are built when they are read, in fp32."""
+        """Return the tensor; the rows of `words` are built in fp32 when they are read."""
         whole = self._weights.get(name)
         if name != self._words:
             return whole
@@ -59,11 +60,11 @@ class TypedWeights:
         return BuiltTensor(name, (2 * vocab, width), "f32", size, build, whole.release)
 
     def _beyond(self) -> Float32:
-        """The embedding of type 1 minus the embedding of type 0, [width]."""
+        """Return the embedding of type 1 minus the embedding of type 0, [width]."""
         types = dequantize(self._weights.get(self._types))
         difference: Float32 = types[1] - types[0]
         return difference
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of the tensor; `words` is dense."""
+        """Return the weight kind of the tensor; `words` is dense."""
         return DENSE_KINDS[dtype] if name == self._words else self._weights.kind(name, dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Names of another server, without counterpart. why: the reason, and an alternative if any."""
+    """Options of another server that cpuserve lacks. why: the reason, and an alternative if any."""
 
     names: tuple[str, ...]
     why: str

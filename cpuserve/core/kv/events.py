@@ -24,7 +24,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
       each key depends on all tokens up to the end of its block.
     parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
-    extra_keys: for each block, the name of its adapter and, at the beginning of a text, its
+    extra_keys: the name of the adapter of each block and, at the beginning of a text, its
       cache_salt; None for a block without both.
     """
 

@@ -1,1 +1,1 @@
-"""The weight types of GGUF files: blocks of codes and scales, as kernels read them."""
+"""The weight types of GGUF files: how the kernels read their blocks of codes and scales."""

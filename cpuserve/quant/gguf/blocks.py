@@ -1,10 +1,10 @@
-"""GGUF block formats: blocks of 32 or 256 weights with their scales, and for some a minimum.
+"""GGUF block formats: blocks of 32 or 256 weights with their scales, and in some types minimums.
 
-Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of 256 (the
-k-quants and IQ4_XS) have an integer scale, and some types an integer minimum, for each 16 or 32
-weights. An fp16 factor multiplies all scales of the block, and another one all minima, which are
-subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table. NVFP4 and the types that
-are converted have files of their own (nvfp4.py, converted.py).
+Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of 256
+weights (the k-quants and IQ4_XS) have an integer scale for each 16 or 32 weights, and in some types
+an integer minimum. One fp16 factor multiplies all scales of a block, and another one all minimums,
+which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table. NVFP4 and the
+types that are converted have files of their own (nvfp4.py, converted.py).
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ SOURCES: dict[str, SourceType] = {
     **{dtype: how.source for dtype, how in CONVERTED.items()},
     **dict.fromkeys(DECODED, "f32"),
 }
-# The number of rows that a thread decodes at a time: enough that the overhead of numpy calls is
-# small, and few enough for the thread's caches.
+# The number of rows that a thread decodes at a time: enough to make the overhead of numpy calls
+# small, and few enough for the caches of the thread.
 DECODED_ROWS = 64
 
 
 class Block(NamedTuple):
-    """The content of n blocks: codes [n, weights], the code `zero` of the value 0, and scales.
+    """The content of n blocks: codes [n, weights], the code `zero` for the value 0, and scales.
 
-    scale and minimum (None if the type has no minima): [n, weights / group] fp32.
+    scale, minimum (None if the type has no minimums): fp32 [n, weights / group].
     """
 
     codes: Bytes
@@ -73,9 +73,9 @@ class Block(NamedTuple):
 
 
 class BlockType(NamedTuple):
-    """A block of `weights` weights in `nbytes` bytes; `group` weights share a scale.
+    """A type with blocks of `weights` weights in `nbytes` bytes; `group` weights share a scale.
 
-    take: reads the fields of blocks [n, nbytes].
+    take: a function that reads the fields of blocks [n, nbytes].
     """
 
     weights: int
@@ -86,7 +86,7 @@ class BlockType(NamedTuple):
 
 @weight_format("gguf")
 def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of a GGUF file, which may mix quantized and dense tensors."""
+    """Return the weights of a GGUF file, which may have quantized and dense tensors."""
     return GgufWeights(store)
 
 
@@ -94,7 +94,7 @@ class GgufWeights(StoredWeights):
     """Weights of a GGUF file; blocks of some types are converted when they are read."""
 
     def __init__(self, store: TensorStore) -> None:
-        """Raise ModelError for unknown types or scales; log which types are converted."""
+        """Raise ModelError for unknown types or scales; log the types that are converted."""
         super().__init__(store, SOURCES)
         self._factors = Factors(store)
         self._names -= self._factors.names
@@ -110,7 +110,7 @@ class GgufWeights(StoredWeights):
             )
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor as rows of its source type."""
+        """Return the tensor as rows of its source type."""
         tensor, dtype = super().get(name), self._store.dtype(name)
         if dtype in DECODED:
             return decoded(tensor, dtype)
@@ -119,13 +119,13 @@ class GgufWeights(StoredWeights):
         return converted(tensor, CONVERTED[dtype]) if dtype in CONVERTED else tensor
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind: from the stored type of a quantized tensor, from `dtype` of others."""
+        """Return the weight kind: of the stored type if it is quantized, otherwise of `dtype`."""
         decoded = self._store.dtype(name) in DECODED and not name.endswith(BY_HEADS)
         return CONVERTED_KIND if decoded else super().kind(name, dtype)
 
 
 def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
-    """The rows of `stored`, a tensor of GGUF type `dtype` (one of DECODED), in fp32."""
+    """Return the rows of `stored`, a tensor of the GGUF type `dtype` (one of DECODED), in fp32."""
     k = stored.shape[-1]
     size = k // 256 * DECODED[dtype]
 
@@ -136,7 +136,7 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
         wanted = np.arange(len(data))[rows] if order is None else order[rows]
         out = np.empty((len(wanted), k), np.float32)
         kind = gguf.GGMLQuantizationType[dtype]
-        for first in range(0, len(out), DECODED_ROWS):  # gguf makes copies of its whole argument
+        for first in range(0, len(out), DECODED_ROWS):  # gguf copies its whole argument
             some = slice(first, first + DECODED_ROWS)
             out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
         return out.view(np.uint8)
@@ -146,7 +146,7 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
 
 
 def read_codes(tensor: QuantTensor) -> Codes:
-    """Codes and scales of a quantized tensor, with row_order applied."""
+    """Return the codes and scales of a quantized tensor, with row_order applied."""
     block = BLOCKS[tensor.source]
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     taken = block.take(np.ascontiguousarray(data).reshape(-1, block.nbytes))
@@ -157,7 +157,7 @@ def read_codes(tensor: QuantTensor) -> Codes:
 
 
 def dequantize(tensor: QuantTensor) -> Float32:
-    """An fp32 copy of the tensor, computed in fp32 exactly as ggml's dequantize_row_* does."""
+    """Return an fp32 copy of the tensor, computed in fp32 exactly as in ggml's dequantize_row_*."""
     if tensor.source not in BLOCKS:
         return dense.dequantize(tensor)
     return read_codes(tensor).values().reshape(tensor.shape)
@@ -190,7 +190,7 @@ _IQ4 = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
 )
 _IQ4_CODES = (_IQ4 + 128).astype(np.uint8)
-# Twice the values of E2M1, which are integers; the scale is half of 2^(e - 127) to make up for it.
+# Twice the values of E2M1, as these are integers; in return the scale is half of 2^(e - 127).
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 _FP4_CODES = (_FP4 + 128).astype(np.uint8)
 
@@ -267,7 +267,7 @@ def _half(blocks: Bytes, at: int) -> Float32:
 
 
 def _nibbles(packed: Bytes, apart: int) -> Bytes:
-    """4-bit codes [n, 2 * bytes]; the two codes of a byte are elements i and i + `apart`."""
+    """Return 4-bit codes [n, 2 * bytes]; a byte has the elements i and i + `apart`."""
     bytes_of = packed.reshape(len(packed), -1, 1, apart)
     both = np.concatenate([bytes_of & 15, bytes_of >> 4], axis=2)
     return both.reshape(len(packed), -1)
@@ -280,7 +280,7 @@ def _shifted(packed: Bytes, shifts: Any, mask: int) -> Bytes:
 
 
 def _twos(packed: Bytes) -> Bytes:
-    """256 two-bit codes from 64 bytes: each 32 bytes have 128 codes."""
+    """Return 256 two-bit codes from 64 bytes: each half of the bytes has 128 codes."""
     return _shifted(packed.reshape(-1, 32), (0, 2, 4, 6), 3).reshape(len(packed), -1)
 
 
@@ -289,7 +289,7 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _six_bit_factors(blocks: Bytes) -> tuple[Float32, Float32]:
-    """Return (scales, negated minima), both [n, 8], of Q4_K and Q5_K from their 6-bit numbers."""
+    """Return (scales, negated minimums), both [n, 8], from the 6-bit numbers of Q4_K and Q5_K."""
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     leasts = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)

@@ -1,9 +1,9 @@
-"""GGUF types without kernels that are rewritten while loading as other types, with equal values.
+"""GGUF types without kernels: they are rewritten as other types while loading, with equal values.
 
-TQ1_0 and TQ2_0   256 weights of -d, 0 and d; they become Q2_K with d as each scale and minimum
-Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d where the bit is 1, -d where it is 0. A
-                  Q2_K block has one factor for 256 weights, so Q1_0 becomes 2-bit codes with a
-                  zero point (u2z_g128)
+TQ1_0 and TQ2_0   256 weights of -d, 0 and d; they become Q2_K, where each scale and minimum is d
+Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d if the bit is 1, -d if it is 0. A Q2_K
+                  block has one factor for 256 weights, so Q1_0 becomes 2-bit codes with a zero
+                  point instead (u2z_g128)
 
 Source: ggml-common.h and dequantize_row_* in ggml-quants.c.
 """
@@ -28,12 +28,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Conversion(NamedTuple):
-    """How blocks of a GGUF type are converted.
+    """How the blocks of a GGUF type are converted.
 
-    to: the new type, for log messages.
+    to: the new type, as log messages show it.
 
-    `rewrite` converts each block of `weights` weights in `nbytes` bytes to a block of type `source`
-    in `built` bytes.
+    `rewrite` converts each block of `weights` weights in `nbytes` bytes to a block of the type
+    `source` in `built` bytes.
     """
 
     to: str
@@ -45,8 +45,8 @@ class Conversion(NamedTuple):
 
 
 def converted(stored: QuantTensor, how: Conversion) -> BuiltTensor:
-    """The tensor in rows of `how.source`, which are rewritten when they are read."""
-    blocks = stored.shape[-1] // how.weights  # in a row
+    """Return the tensor in rows of `how.source`; rows are rewritten when they are read."""
+    blocks = stored.shape[-1] // how.weights  # blocks per row
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * how.nbytes)
@@ -71,7 +71,7 @@ def _tq1_0(b: Bytes) -> Bytes:
     return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
 
 
-# For each byte of 8 signs, two bytes of 2-bit codes: 0 for -d, 2 for d; the zero point is 1.
+# For each byte of 8 signs, two bytes of 2-bit codes: 0 is -d, 2 is d, and the zero point is 1.
 _SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _SIGN_CODES = join_bits(_SIGNS * np.uint8(2), 2)
 

@@ -1,12 +1,12 @@
 """NVFP4 in GGUF files: blocks of 64 weights, rewritten while loading as rows of source nvfp4.
 
-A block is { u8 scale[4]; u8 q[32] }. Each scale, E4M3 without a sign, covers 16 weights. Their E2M1
+A block is { u8 scale[4]; u8 q[32] }. Each scale is E4M3 without a sign, for 16 weights. Their E2M1
 codes take 8 bytes: byte i has weight i in its low half and weight i + 8 in its high half.
 
-A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one factor for each
-expert. llama.cpp multiplies the product by the factor; here it is the scale of the rows. Input
-scales are meant for 4-bit activations and are ignored: activations are bf16 here, and int8 in
-llama.cpp.
+A matrix may have an fp32 factor in a separate tensor, and a stack of experts a factor for each
+expert. llama.cpp multiplies the product by the factor; here the factor is the scale of the rows.
+Input scales are meant for 4-bit activations and are ignored, because activations are bf16 here (and
+int8 in llama.cpp).
 Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of the converter of llama.cpp.
 """
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 NVFP4 = "NVFP4"
 WEIGHTS, SIZE = 64, 36  # weights and bytes of a block
-# Suffixes of the tensors with factors and input scales; the text before them shows the matrix.
+# Suffixes of the tensors with factors and input scales; the text before the suffix is the matrix.
 FACTOR, INPUT = "_scale", "input_scale"
-MAGNITUDE = 127  # the bits of an FP8 scale without its sign; all of them set is NaN
+MAGNITUDE = 127  # the bits of an FP8 scale without its sign; 127 is NaN
 NO_NUMBER = 255
 
 
@@ -46,7 +46,7 @@ class Factors:
     """The factors of the NVFP4 matrices in a store."""
 
     def __init__(self, store: TensorStore) -> None:
-        """Raise ModelError for factors that do not fit; log that there are input scales."""
+        """Raise ModelError for factors that do not fit; log if there are input scales."""
         self._store = store
         names = store.names()
         self._of = {n.removesuffix(FACTOR): n for n in names if n.endswith("weight" + FACTOR)}
@@ -63,7 +63,7 @@ class Factors:
             )
 
     def get(self, matrix: str) -> Float32:
-        """The factor of a matrix, or one for each matrix of a stack; 1 if the file has none.
+        """Return the factor of a matrix, or one for each matrix of a stack; 1 if there is none.
 
         Raises:
           ModelError: a factor is not a finite number.
@@ -99,14 +99,14 @@ class Factors:
 
 
 def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
-    """The matrix, or stack of matrices, in rows of nvfp4.
+    """Return the matrix, or the stack of matrices, in rows of nvfp4.
 
     factors: one number, or one for each matrix of a stack. Reading rows raises ModelError if they
     have a scale that is NaN.
     """
     *outer, k = stored.shape
     count, blocks = math.prod(outer), k // WEIGHTS
-    each = count // len(factors)  # rows that share a factor
+    each = count // len(factors)  # number of rows that share a factor
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * SIZE).reshape(-1, blocks, SIZE)
@@ -121,7 +121,7 @@ def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """The codes, reordered: neighbouring weights share a byte, the first one in its low half."""
+    """Return the codes so that neighbouring weights share a byte, the first one in the low half."""
     packed = packed.reshape(*packed.shape[:-1], -1, SMALL // 2)
     first, second = packed[..., ::2], packed[..., 1::2]
     out = np.empty(packed.shape, np.uint8)
@@ -131,9 +131,9 @@ def _pairs(packed: Bytes) -> Bytes:
 
 
 def _scales(codes: Bytes, name: str) -> Bytes:
-    """The scales in E4M3, with the values that ggml reads: it ignores the sign, and 127 is 0.
+    """Return the scales in E4M3 with the values that ggml reads: it ignores the sign, and 127 is 0.
 
-    ggml reads 255 as 480 on CPUs and as 0 on GPUs. No converter writes it, so it is refused.
+    ggml reads 255 as 480 on CPUs and as 0 on GPUs. No converter writes 255, so it is refused.
     """
     if (codes == NO_NUMBER).any():
         msg = f"{name} has an NVFP4 scale that is no number (255); download the file again"

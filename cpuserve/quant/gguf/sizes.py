@@ -1,9 +1,9 @@
-"""The bytes that GGUF types take in memory; the front end imports this module without numpy."""
+"""The bytes that GGUF types take in memory; the front end imports this file without numpy."""
 
 from __future__ import annotations
 
-# Bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values from a
-# table. They are decoded to fp32 while loading, and packed as int8 in groups of 32.
+# The bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values from a
+# table. These types are decoded to fp32 while loading, and packed as int8 in groups of 32.
 DECODED = {
     "IQ1_S": 50,
     "IQ1_M": 56,
@@ -13,11 +13,11 @@ DECODED = {
     "IQ3_XXS": 98,
     "IQ3_S": 110,
 }
-# Rows of these types cannot be packed as they are stored. They are converted when they are read.
+# Rows of these types cannot be packed as stored, so they are converted when they are read.
 BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
-# (bytes in the file, bytes in memory) of a block, for types that take more memory: their 4-bit or
-# 6-bit scales get whole bytes, every four blocks of a row get an fp32 scale (NVFP4), or they are
-# converted. Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
+# The bytes of a block (in the file, in memory) for types that take more memory. The reason is that
+# 4-bit or 6-bit scales get whole bytes, that every four blocks of a row get an fp32 scale (NVFP4),
+# or a conversion. Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
@@ -32,6 +32,6 @@ PACKED_BYTES = {
 
 
 def packed_bytes(dtype: str, nbytes: int) -> int:
-    """Bytes in memory of a tensor of GGUF type `dtype` that has `nbytes` in the file."""
+    """Return the bytes in memory of a tensor of GGUF type `dtype` that has `nbytes` in the file."""
     stored, packed = PACKED_BYTES.get(dtype, (1, 1))
     return nbytes // stored * packed
