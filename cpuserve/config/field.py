@@ -71,7 +71,7 @@ class Field:
 
     @property
     def all_flags(self) -> tuple[str, ...]:
-        """The flags of this option, and those of its aliases that are flags."""
+        """The flags of this option, and its aliases that are flags."""
         return self.flags + tuple(a.name for a in self.aliases if a.name.startswith("-"))
 
     @property

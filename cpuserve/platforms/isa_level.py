@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpuserve.platforms.host import Host
 
-# Every ISA level; those of one architecture are sorted, lowest first. Each text says what the level
+# Every ISA level, sorted within an architecture, lowest first. Each text says what the level
 # lacks compared with the next level that is clearly faster. Its factors, such as half the rate, are
 # ratios of products per cycle: one VNNI instruction does the work of three older ones, BF16
 # multiplies twice as many values as fp32, and AMX eight times as many as AVX-512.

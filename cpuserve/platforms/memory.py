@@ -3,7 +3,7 @@
 The bytes of a block of 32 tokens, for the layers of a cache group (cache_groups.py): 2 (K and V; 1
 in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x bytes per element, summed over
 the layers. A sequence has blocks of every group. In a group with a sliding window it has only the
-blocks in the window and those of one step. The free memory is the minimum over all bounds
+blocks in the window and of one step. The free memory is the minimum over all bounds
 (`memory_bounds.py`), after the packed weights and the memory that the processes need.
 """
 
