@@ -1,4 +1,4 @@
-"""The banner that the server prints at the start: settings with reasons, roofline, and URL."""
+"""The banner that the server prints at its start: settings with reasons, roofline and URL."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32
 
 
 WIDTH = 80
-_INDENT = 12  # the column where the texts begin, after their subjects
+_INDENT = 12  # the column where the text of each line begins, after its subject
 
 
 def line(name: str, text: str) -> str:
-    """Return a line of the banner, or several if it is longer than WIDTH."""
+    """Return a line of the banner with its subject `name`, broken if it is longer than WIDTH."""
     first = f"  {name:<{_INDENT - 3}} "
     return textwrap.fill(
         text,
@@ -34,11 +34,11 @@ def line(name: str, text: str) -> str:
 
 
 def render(prepared: Prepared) -> str:
-    """Return the banner, one subject after the other."""
+    """Return the text of the banner, with one line per subject such as "model" or "threads"."""
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
-    stored_as = config.kv_dtype.removeprefix("fp8_")  # kernels are named "attention.e4m3"
+    stored_as = config.kv_dtype.removeprefix("fp8_")  # a kernel is called "attention.e4m3"
     attention = kernels.get(
         f"attention.{stored_as}", "torch" if config.executor == "torch" else config.isa
     )
@@ -78,7 +78,7 @@ def _isa_level(prepared: Prepared) -> str:
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:
-    """Return the measured bandwidth and dot-product rates, and the bound on decoding.
+    """Return the measured bandwidth and dot-product rates, and an upper bound of the decode rate.
 
     Decoding one token reads every packed weight once. So the decode rate is at most the memory
     bandwidth divided by the bytes of the weights.
@@ -99,17 +99,17 @@ def render_roofline(answer: Mapping[str, object]) -> str:
 
 
 def reasons(resolved: Resolved) -> dict[str, str]:
-    """Return the reason of every decision, by field name."""
+    """Return the reason of each decision about a setting, by the name of its field."""
     return {d.field: d.why for d in resolved.decisions}
 
 
 def value_of(resolved: Resolved, field: str) -> str:
-    """Return the value of a decision as text ("1.50 GiB" of "kv_cache_space")."""
+    """Return the decided value of a setting as text, such as "1.50 GiB" for "kv_cache_space"."""
     return str(next(d.got for d in resolved.decisions if d.field == field))
 
 
 def _activations(resolved: Resolved) -> str:
-    """Return the precision of activations if the weights are quantized, otherwise ""."""
+    """Return the number of bits of activations if weights are quantized, otherwise ""."""
     for decision in resolved.decisions:
         if decision.field == "activation_bits" and isinstance(decision.got, int):
             return f"activations {decision.got} bits ({decision.why}), "
@@ -117,7 +117,7 @@ def _activations(resolved: Resolved) -> str:
 
 
 def _threads(resolved: Resolved) -> str:
-    """Return the number of threads and their CPUs, for each engine."""
+    """Return the number of threads of each engine, and the CPUs that they run on."""
     engines = resolved.replicas
     if len(engines) == 1:
         return f"{resolved.config.threads} {_where(resolved.config)}"

@@ -1,4 +1,4 @@
-"""`cpuserve bench KIND`: measures the machine's roofline, a server or an engine."""
+"""`cpuserve bench KIND`: measure the machine's roofline, a server, or an engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Measure = Callable[[Bench], list[Record]]
 
 
 def roofline(args: argparse.Namespace) -> int:
-    """Measure memory bandwidth and dot-product rates of the machine, without a model."""
+    """Measure the memory bandwidth and dot-product rates of the machine, without a model."""
     platform = CpuPlatform()
     host = platform.host()
     levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
@@ -56,7 +56,7 @@ def roofline(args: argparse.Namespace) -> int:
 
 
 def throughput(args: argparse.Namespace) -> int:
-    """Measure a server's token rates, with --max-concurrency streams or --num-prompts at once."""
+    """Measure a server's token rates: --max-concurrency streams, or --num-prompts sent together."""
     if args.dataset_path:
         msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
         raise ConfigError(msg)
@@ -86,7 +86,7 @@ def latency(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> int:
-    """Measure the time until a server is ready, and its memory."""
+    """Measure the time until a started server is ready, and the memory that it uses."""
     from cpuserve.bench.load import load_records
 
     prepared, _ = prepared_start(flags.asked(args))
@@ -98,12 +98,12 @@ def load(args: argparse.Namespace) -> int:
 
 
 def step(args: argparse.Namespace) -> int:
-    """Measure steps of an engine in this process."""
+    """Measure the steps of an engine that runs in this process."""
     return _in_process(args, "overheads" if args.overheads else "rates", args.leave)
 
 
 def kernels(args: argparse.Namespace) -> int:
-    """Measure the operations of engine steps one by one; with --tune, find the best work sizes."""
+    """Measure each operation of engine steps; with --tune, find the fastest block sizes."""
     if args.tune:
         return _tune(args)
     return _in_process(args, "kernels")
@@ -135,7 +135,7 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
 
 
 def _tune(args: argparse.Namespace) -> int:
-    """Find the work sizes that are fastest for the model, and keep them for later starts."""
+    """Find the block sizes that are fastest for the model, and store them for later starts."""
     from cpuserve.bench.tune import Trial, tune_model
 
     prepared, _ = prepared_start(flags.asked(args))
@@ -161,14 +161,14 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Send a load to a running server and measure it."""
+    """Send requests to a running server, and measure its rates and latencies."""
     from cpuserve.cli.bench_serve import load_server
 
     return load_server(args)
 
 
 def show(records: list[Record], args: argparse.Namespace) -> int:
-    """Print the records as JSON lines or as a table."""
+    """Print the records as JSON lines (--json), or as a table."""
     if args.json:
         for found in records:
             say(found.to_json())
@@ -178,7 +178,7 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
 
 
 def _say_table(records: Sequence[Record]) -> None:
-    """Print the records as text, or with bars on a terminal."""
+    """Print the records as a table; on a terminal, with bars."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -189,7 +189,7 @@ def _say_table(records: Sequence[Record]) -> None:
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:
-    """Run `run` against the server at --url, or against a server that is started for the run."""
+    """Measure the server at --url, or start a server for the measurement; return the records."""
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
     name = prepared.resolved.config.served_model_names[0]
@@ -217,7 +217,7 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
 
 
 def where_of(prepared: Prepared) -> Where:
-    """Return the machine, ISA level, threads and model, which each record contains."""
+    """Return the machine, ISA level, threads and model, for the members of every record."""
     config = prepared.resolved.config
     return Where(
         host=prepared.host.cpu_model, isa=config.isa, threads=config.threads, model=config.model
@@ -225,7 +225,7 @@ def where_of(prepared: Prepared) -> Where:
 
 
 def work_of(prepared: Prepared) -> Work:
-    """Return the work per token, from the lowered model; its tensors are not loaded."""
+    """Return the work per token, computed from the lowered model without loading its tensors."""
     if prepared.resolved.config.executor != "native":
         return Work(prepared.spec.vocab)
     from cpuserve.loader.load import open_checkpoint
@@ -241,7 +241,7 @@ def work_of(prepared: Prepared) -> Work:
 
 
 def roofline_of(prepared: Prepared) -> Roofline | None:
-    """Return probes on the server's threads and CPUs; None if the native executor is not used."""
+    """Return probes on the server's threads and CPUs; None without the native executor."""
     config = prepared.resolved.config
     if config.executor != "native":
         return None

@@ -1,4 +1,4 @@
-"""The results of `cpuserve bench` on a terminal: tables with bars and distributions."""
+"""Draw the results of `cpuserve bench` on a terminal: tables with bars and distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def records_view(console: Console, records: Sequence[Record]) -> RenderableType:
-    """Return a table of the records; a bar shows a rate as a share of the roofline."""
+    """Return a table of records; bars show rates as shares of their upper bound."""
     heads = ("METRIC", "OF", "MEDIAN", "UNIT", "P5 .. P95", "OF THE ROOF")
     table = plain_table(heads, left=("METRIC", "OF", "UNIT", "OF THE ROOF"))
     for each, what in zip(records, differing(records), strict=True):
@@ -29,7 +29,7 @@ def records_view(console: Console, records: Sequence[Record]) -> RenderableType:
 
 
 def report_view(console: Console, report: Report) -> RenderableType:
-    """Return the rates of a run, and its latencies with their distributions."""
+    """Return a table with the rates of a run, and a table with its latency distributions."""
     from rich.console import Group
 
     rates = plain_table(("RUN", ""), left=("RUN", ""))

@@ -1,4 +1,4 @@
-"""The flags of `cpuserve bench`. They are as in vLLM for each benchmark that vLLM has as well."""
+"""The flags of `cpuserve bench`; benchmarks that vLLM has as well have the flags of vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATASETS = ("random", "sharegpt", "prefix_repetition", "multi-turn")
 
 
 def add_bench(parser: Parser) -> None:
-    """Add the kinds of benchmarks and their flags."""
+    """Add a subcommand with its flags for each kind of benchmark."""
     kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True, parser_class=Parser)
     for kind, text in KINDS.items():
         sub: Parser = kinds.add_parser(
@@ -39,7 +39,7 @@ def add_bench(parser: Parser) -> None:
 def number(
     kind: type[int] | type[float], least: float = 0, most: float = math.inf
 ) -> Callable[[str], int | float]:
-    """Return an argparse type: a number of at least `least` and at most `most`."""
+    """Return an argparse type for numbers from `least` to `most`."""
 
     def read(text: str) -> int | float:
         try:
@@ -66,7 +66,7 @@ def _percentiles(text: str) -> list[float]:
 def _add(
     parser: argparse._ActionsContainer, *flags: str, least: float = 1, **kwargs: object
 ) -> None:
-    """Add a flag that takes a number, and append its default to its help."""
+    """Add a flag for a number, and append the default value to its help text."""
     default = kwargs.get("default")
     kind = float if isinstance(default, float) else int
     text = str(kwargs.pop("help", ""))
@@ -132,7 +132,7 @@ def _lengths(group: argparse._ActionsContainer) -> None:
 
 
 def _dataset(group: argparse._ActionsContainer) -> None:
-    """Add the flags that define the requests of a load."""
+    """Add the flags that select a dataset and the lengths of its prompts and responses."""
     group.add_argument("--dataset-name", choices=DATASETS, default="random")
     group.add_argument(
         "--dataset-path",
@@ -166,7 +166,7 @@ def _serve(parser: Parser) -> None:
     server = parser.add_argument_group("Server")
     server.add_argument(
         "--url",
-        "--base-url",  # its name in vLLM
+        "--base-url",  # the vLLM name of this flag
         metavar="URL",
         help="the server, instead of --host and --port",
     )
@@ -187,8 +187,8 @@ def _serve(parser: Parser) -> None:
         "--served-model-name", metavar="NAME", help="name of the model in requests, if it differs"
     )
     server.add_argument("--api-key", metavar="KEY", help="API key, sent as Bearer token")
-    # vLLM has these flags. They are not needed: random prompts are token ids, and the server counts
-    # the tokens of texts.
+    # Flags of vLLM that have no effect here: random prompts are token ids, and the server itself
+    # counts the tokens of texts.
     server.add_argument("--tokenizer", help=argparse.SUPPRESS)
     server.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     load = parser.add_argument_group("Load")
@@ -268,7 +268,7 @@ def _kernels(parser: Parser) -> None:
 
 
 def _steps(parser: Parser, contexts: list[int], prompts: list[int]) -> argparse._ArgumentGroup:
-    """Add the flags that define the steps."""
+    """Add the flags that define the batch, context and prompt sizes of the measured steps."""
     add_options(parser, server=False)
     group = parser.add_argument_group("Workload")
     _sizes(group, "--batch", [1, 8, 32], "sequences per decode step")

@@ -1,4 +1,4 @@
-"""The load that the flags of `cpuserve bench` describe, and notes about its progress."""
+"""Make a Workload from the flags of `cpuserve bench`, and print the progress of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuserve.cli.terminal import note
 
 
 def tell(text: str) -> None:
-    """Print `text`, a note on the progress of a run, if stderr is a terminal."""
+    """Print `text`, a note about the progress of a run, if stderr is a terminal."""
     if sys.stderr.isatty():
         note(text)
 

@@ -32,11 +32,11 @@ from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
 
-TOLD = 20  # number of progress lines of a run
+TOLD = 20  # a run prints this many progress lines
 
 
 def load_server(args: argparse.Namespace) -> int:
-    """Run the load, print and save the results; return 1 if a request failed."""
+    """Run the load, print and save the results; return exit code 1 if a request failed."""
     metrics = args.percentile_metrics.split(",")
     unknown = sorted(set(metrics) - set(METRICS))
     if unknown:
@@ -61,7 +61,7 @@ def load_server(args: argparse.Namespace) -> int:
 
 
 def _say_report(report: Report) -> None:
-    """Print the report as text, or with distributions on a terminal."""
+    """Print the report as text; on a terminal, with distributions of latencies."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -114,14 +114,14 @@ async def _target(args: argparse.Namespace) -> Target:
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling fields of every request."""
+    """Return the sampling parameters of every request, such as temperature."""
     more = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
     more = {name: value for name, value in more.items() if value is not None}
     return {**more, "ignore_eos": args.ignore_eos}
 
 
 def _parameters(workload: Workload, pace: Pace) -> dict[str, float | str]:
-    """Return the parameters that must be equal in two runs before their results are compared."""
+    """Return the settings of a run; only runs with equal settings can be compared."""
     found: dict[str, float | str] = {
         "dataset": workload.dataset,
         "num_prompts": workload.num_prompts,
@@ -171,7 +171,7 @@ def _save(args: argparse.Namespace, report: Report, metadata: dict[str, str]) ->
 
 
 class _Counter:
-    """Prints progress each time another twentieth of the requests has ended."""
+    """Prints a progress line after each twentieth of the requests."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         self._total, self._done = total, 0

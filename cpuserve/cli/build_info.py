@@ -9,12 +9,12 @@ from cpuserve.version import version
 
 
 def render() -> str:
-    """Return the text for this installation."""
+    """Return the version text of this installation."""
     return text(version(), *CpuPlatform().build())
 
 
 def text(version: str, levels: Sequence[str], facts: Mapping[str, str], error: str) -> str:
-    """Return the output of --version; all arguments but the first come from CpuPlatform.build."""
+    """Return the output of --version; CpuPlatform.build returns all arguments but the first."""
     lines = [f"cpuserve {version}"]
     if error:
         return "\n".join([*lines, f"  kernels   none: {error}"])

@@ -1,4 +1,4 @@
-"""`cpuserve run`, `chat`, `complete`: responses of a model in this process or at a server."""
+"""`cpuserve run`, `chat` and `complete`: generate with a model in this process or at a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def generate(args: argparse.Namespace) -> int:
-    """Complete one prompt from the arguments or from standard input."""
+    """Complete one prompt, from the arguments or from standard input."""
     prompt = _prompt(args)
     if not prompt:
         msg = (
@@ -51,11 +51,11 @@ def generate(args: argparse.Namespace) -> int:
 def _prompt(args: argparse.Namespace) -> str:
     """Return the prompt from --prompt, from the arguments after MODEL, or from standard input.
 
-    Without --url, the first argument is MODEL if it has the form of a model. Otherwise it must have
-    spaces and be the only argument: it is then the prompt, and the default model completes it.
+    Without --url, the first argument is MODEL if it looks like a model. Otherwise it must be the
+    only argument and contain spaces: it is then the prompt for the default model.
 
-    With --url, any text may be the name of a model. The first argument is then MODEL, unless it is
-    the only one and --prompt is not set: then it is the prompt.
+    With --url, any text may be a model name. The first argument is then MODEL, unless it is the
+    only argument and --prompt is not set: then it is the prompt.
 
     Raises:
         ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.
@@ -84,7 +84,7 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def chat(args: argparse.Namespace) -> int:
-    """Chat until the end of input, or respond to --message only."""
+    """Chat until the end of input, or only respond to --message."""
 
     if args.url is None:
         _refuse_message(args)
@@ -94,14 +94,14 @@ def chat(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Respond to the message in the arguments or on standard input, or chat on a terminal."""
+    """Respond to a message from the arguments or standard input; on a terminal, chat instead."""
     message = _message(args)
     fields = sampling_fields(args)
     return _with_session(args, lambda session: _talk(session, args, message, fields))
 
 
 def _message(args: argparse.Namespace) -> str | None:
-    """Return the message: the arguments after MODEL, then standard input; None = chat instead.
+    """Return a message from the arguments after MODEL and standard input; None = chat instead.
 
     Raises:
         ConfigError: the first argument is no model, or standard input is empty.
@@ -130,7 +130,7 @@ def _message(args: argparse.Namespace) -> str | None:
 async def _talk(
     session: ChatSession, args: argparse.Namespace, message: str | None, fields: dict[str, Any]
 ) -> None:
-    """Respond to `message`, or chat until the end of input."""
+    """Respond to `message`; if it is None, chat until the end of input."""
     conversation = Conversation(session, args.system, fields)
     if message is not None:
         said = [*conversation.messages, {"role": "user", "content": message}]
@@ -145,7 +145,7 @@ async def _talk(
 
 
 def _refuse_message(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a MODEL that can only be a message: chat "hello"."""
+    """Raise ConfigError if MODEL can only be a message, as in `cpuserve chat "hello"`."""
     given = args.given.get("model")
     if given is None or may_be_model(str(given.value)):
         return
@@ -196,7 +196,7 @@ async def _run(
         progress.close()
         await work(Session(prepared.facts.name, context))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        is_interrupted = True  # the process ends now, and must not wait for an engine that loads
+        is_interrupted = True  # end the process now, without waiting for a loading engine
         raise
     finally:
         if not is_interrupted:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def prepared_start(asked: Asked) -> tuple[Prepared, ProgressBars]:
-    """Find the model, resolve the settings, and print notes on stderr."""
+    """Find the model, resolve its settings, and print notes about them on stderr."""
     progress = ProgressBars()
     try:
         return _prepared(asked, progress, progress), progress
@@ -31,7 +31,7 @@ def prepared_start(asked: Asked) -> tuple[Prepared, ProgressBars]:
 
 
 def _prepared(asked: Asked, report: ProgressFn, progress: ProgressBars) -> Prepared:
-    """Prepare the start, then print its notes below the progress bars, which `report` updates."""
+    """Prepare the start and print its notes; `report` updates the progress bars."""
     prepared = prepare(asked, report)
     progress.close()
     for line in prepared.notes:
@@ -85,7 +85,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def config(args: argparse.Namespace) -> int:
-    """Run `cpuserve config`: print every setting, its source and its reason."""
+    """Run `cpuserve config`: print each setting with its source and its reason."""
     from cpuserve.cli.response_format import response_decisions
     from cpuserve.config.decisions import render_json, render_table, server_decisions
 
@@ -103,7 +103,7 @@ def config(args: argparse.Namespace) -> int:
 
 
 def program(args: argparse.Namespace) -> int:
-    """Run `cpuserve program`: print the operations of a model, read from its config only."""
+    """Run `cpuserve program`: print a model's operations, from its config without weights."""
     from cpuserve.cli.program_listing import as_records, render
     from cpuserve.models import build_program
 
@@ -119,7 +119,7 @@ def program(args: argparse.Namespace) -> int:
 
 
 def pull(args: argparse.Namespace) -> int:
-    """Run `cpuserve pull`: download a model and print its path."""
+    """Run `cpuserve pull`: download a model, and print the path of its files."""
     from cpuserve.loader.hub import resolve_model
 
     progress = ProgressBars()

@@ -1,4 +1,4 @@
-"""`cpuserve completion SHELL`: a script that completes commands and flags in a shell."""
+"""`cpuserve completion SHELL`: print a shell script that completes commands and flags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuserve.cli.terminal import say
 
 @dataclass(frozen=True, slots=True)
 class CompletedFlag:
-    """A flag with its help on one line."""
+    """A flag with a one-line help text."""
 
     name: str
     text: str
@@ -20,7 +20,7 @@ class CompletedFlag:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """A command with its help, flags, and the commands after it, such as the kinds of `bench`."""
+    """A command with its help, its flags and its subcommands, such as the kinds of `bench`."""
 
     name: str
     text: str
@@ -29,14 +29,14 @@ class CompletedCommand:
 
 
 def completion(args: argparse.Namespace) -> int:
-    """Print the script for the shell."""
+    """Print the completion script for the chosen shell."""
     scripts = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
     say(scripts[args.shell](command_tree("cpuserve", "", build_parser())))
     return 0
 
 
 def command_tree(name: str, text: str, parser: argparse.ArgumentParser) -> CompletedCommand:
-    """Return the commands and flags of a parser that its help shows."""
+    """Return the commands and flags of a parser that its --help shows."""
     flags, commands = [], []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -51,13 +51,13 @@ def command_tree(name: str, text: str, parser: argparse.ArgumentParser) -> Compl
 
 
 def _line(text: str | None) -> str:
-    """Return the first sentence of a help text on one line."""
+    """Return the first sentence of a help text as one line."""
     line = " ".join((text or "").replace("%%", "%").split()).partition(" [default")[0]
     return line.partition(". ")[0].rstrip(".")
 
 
 def _leaves(root: CompletedCommand) -> Iterator[tuple[tuple[str, ...], CompletedCommand]]:
-    """Yield every command with the words that lead to it, the longest first."""
+    """Yield each command with the words that select it; subcommands come before their command."""
     for command in root.commands:
         for kind in command.commands:
             yield (command.name, kind.name), kind

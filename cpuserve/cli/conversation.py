@@ -1,4 +1,4 @@
-"""The conversation of `cpuserve chat`: its messages, and the commands that change them."""
+"""The conversation of `cpuserve chat`: its messages, and commands that change them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HELP = """\
 /help           show this list
 /exit           end the conversation; so do Ctrl-D, and Ctrl-C twice
 Ctrl-C          stop the response"""
-# A path such as /etc/hosts is not a command.
+# Matches a command such as /help; a path such as /etc/hosts is not a command.
 _COMMAND = re.compile(r"/[a-zA-Z]*")
 
 
 class Conversation:
-    """The messages so far and how they are rendered."""
+    """The messages of a chat so far, and the sampling parameters of its responses."""
 
     def __init__(
         self, session: ChatSession, system: str | None, sampling: Mapping[str, Any]
     ) -> None:
-        """sampling: the sampling fields of each GenerateCall, such as temperature."""
+        """sampling: sampling fields of each GenerateCall, such as temperature."""
         self._session = session
         self._sampling = sampling
         self._system = system or None
@@ -43,12 +43,12 @@ class Conversation:
 
     @property
     def messages(self) -> list[ConversationMessage]:
-        """The system message, if there is one, and the messages of all turns."""
+        """The system message, if any, and the messages of all turns."""
         first = [{"role": "system", "content": self._system}] if self._system else []
         return [*first, *self._said]
 
     async def take(self, line: str) -> bool:
-        """Send `line` to the model or run it as a command; return False if it ends the chat."""
+        """Send `line` to the model, or run it as a command; return False if it ends the chat."""
         word, _, rest = line.partition(" ")
         rest = rest.strip()
         if not _COMMAND.fullmatch(word):
@@ -68,7 +68,7 @@ class Conversation:
         return True
 
     async def turn(self, said: str) -> None:
-        """Send a message and stream the response; an interrupted or refused turn is not kept."""
+        """Send a message and stream the response; drop the turn if it is interrupted or refused."""
         question = {"role": "user", "content": said}
         try:
             call = GenerateCall(messages=[*self.messages, question], **self._sampling)

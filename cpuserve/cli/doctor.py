@@ -1,4 +1,4 @@
-"""`cpuserve doctor`: reports on this machine, its problems, and their remedies."""
+"""`cpuserve doctor`: report on this machine, its problems, and their remedies."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from cpuserve.platforms.tuned import tuned_notes
 from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
-ROOFLINE_MEMORY = 2 * GIB  # the probe needs this much free memory
-BUSY_SHARE = 0.25  # a load of other programs above this share of the CPUs is reported
+ROOFLINE_MEMORY = 2 * GIB  # the roofline probe needs this many free bytes of memory
+BUSY_SHARE = 0.25  # report other programs that use more than this share of the CPUs
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem and its remedy."""
+    """A problem of the machine, and how to remedy it."""
 
     what: str
     remedy: str
 
 
 class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of all threads together: bytes read, operations by type; and the time of a barrier."""
+    """Rates of all threads together: bytes and operations per second; and the time of a barrier."""
 
     threads: int
     read_bytes_per_s: float
@@ -63,11 +63,11 @@ class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report that `cpuserve doctor --json` prints.
 
-    kernels: the ISA level that provides each kernel, by the kernel's name.
-    work: the block sizes of the kernels; null if this machine can run none.
-    allocator: the library that provides malloc, with this environment (LD_PRELOAD).
+    kernels: the ISA level that provides each kernel, by the name of the kernel.
+    work: the block sizes of the kernels; null if this machine cannot run the kernels.
+    allocator: the library that provides malloc with the current environment (LD_PRELOAD).
     placement: the thread placement of a server that is started now with this environment; null if
-      it would not start (then `problems` says why).
+      the server would not start (then `problems` has the reason).
     roofline: null if it was not measured.
     """
 
@@ -89,7 +89,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; return exit code 0 even if there are problems."""
+    """Print the report; the exit code is 0 even if it lists problems."""
     report = examine(measure=not args.no_roofline)
     if args.json:
         say(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
@@ -99,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def schema() -> bytes:
-    """Return the JSON schema of the report, which docs/doctor.schema.json contains."""
+    """Return the JSON schema of the report, the content of docs/doctor.schema.json."""
     made = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **msgspec.json.schema(DoctorReport),
@@ -172,7 +172,7 @@ def _platform(options: EngineOptions, found: list[Problem]) -> tuple[Platform, l
 
 
 def _placement(asked: Asked, host: Host, found: list[Problem]) -> Placement | None:
-    """Return the thread placement of a server with the current CPUSERVE_* variables."""
+    """Return the thread placement of a server that starts with the current CPUSERVE_* variables."""
     options = asked.options
     try:
         ranks, replicas = ranks_of_nodes(options, host), options.data_parallel_size or 1
@@ -189,12 +189,12 @@ def _roofline(host: Host, isa: str, placement: Placement | None) -> RooflineRepo
         return None
     try:
         probe = CpuPlatform().roofline(isa, placement.threads, placement.thread_cpus)
-    except (CpuserveError, RuntimeError, ValueError):  # the report must not fail if the probe does
+    except (CpuserveError, RuntimeError, ValueError):  # report the rest if the probe fails
         return None
     return msgspec.convert({"threads": placement.threads, **probe.measure()}, RooflineReport)
 
 
-# -- problems -------------------------------------------------------------------------------------
+# -- problems of the machine ----------------------------------------------------------------------
 
 
 def problems(
@@ -203,7 +203,7 @@ def problems(
     env: Mapping[str, str] | None = None,
     busy: Sequence[BusyProcess] = (),
 ) -> Iterator[Problem]:
-    """Yield the conditions that reduce speed or prevent a start. busy: programs that run now."""
+    """Yield conditions that reduce speed or prevent a start. busy: programs that use the CPUs."""
     yield from (Problem(what, remedy) for what, remedy in handicaps(host))
     yield from _memory_problems(host)
     yield from _quota_problems(host, placement)
@@ -268,7 +268,7 @@ def _cpu_problems(host: Host) -> Iterator[Problem]:
     if host.offline:
         what = f"CPU {format_cpus(host.offline)} is offline"
         yield Problem(what, "echo 1 > /sys/devices/system/cpu/cpuN/online (as root) to use it")
-    # With the pstate drivers, powersave is the usual governor and does not keep the clock low.
+    # With pstate drivers, powersave is the default governor and does not keep the clock rate low.
     if host.governor.startswith("powersave") and "pstate" not in host.governor:
         what = f"the cpufreq governor {host.governor} keeps the clock low"
         yield Problem(what, "cpupower frequency-set -g performance (as root)")
@@ -304,11 +304,11 @@ def _numa_problems(host: Host) -> Iterator[Problem]:
         yield Problem(what, "allow the memory of these nodes (cpuset.mems, docker --cpuset-mems)")
 
 
-# -- the text -------------------------------------------------------------------------------------
+# -- the report as text ---------------------------------------------------------------------------
 
 
 def render(report: DoctorReport) -> str:
-    """Return the report as text."""
+    """Return the report as lines of text."""
     title = f"cpuserve {report.cpuserve}, Python {report.python}, {report.system}"
     lines = [title, *(f"{name:<9} {text}" for name, text in _subjects(report))]
     lines += ["", *_found(report)]
@@ -366,7 +366,7 @@ def _found(report: DoctorReport) -> Iterator[str]:
 
 
 def _maps() -> str:
-    """Return /proc/self/maps; "" on other systems than Linux."""
+    """Return the text of /proc/self/maps; "" on systems other than Linux."""
     try:
         return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

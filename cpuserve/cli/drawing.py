@@ -1,4 +1,4 @@
-"""Bars, distributions and tables on a terminal."""
+"""Draw bars, distributions and tables on a terminal."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_WIDTH = 10  # characters of a bar
-_BUCKETS = 24  # characters of a distribution
+_WIDTH = 10  # the width of a bar in characters
+_BUCKETS = 24  # the width of a distribution in characters, one per bucket
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = ".:-=+*%#"
 
 
 def bar(console: Console, share: float) -> str:
-    """Return a share as a bar and a percentage; a bar is full at 1."""
+    """Return a bar and a percentage for `share`; the bar is full at a share of 1."""
     full, empty = "#-" if console.options.ascii_only else "█░"
     filled = round(min(1.0, share) * _WIDTH)
     return f"{full * filled}{empty * (_WIDTH - filled)} {100 * share:3.0f} %"
 
 
 def levels(console: Console, shares: Iterable[float]) -> str:
-    """Return each share, from 0 to 1, as one character."""
+    """Return one character per share, from an empty one for 0 to a full one for 1."""
     marks = _ASCII_LEVELS if console.options.ascii_only else _LEVELS
     return "".join(marks[round(share * (len(marks) - 1))] for share in shares)
 
 
 def distribution(console: Console, values: Sequence[float]) -> str:
-    """Draw a histogram of `values`, from the least to the largest; a space is an empty bucket."""
+    """Draw a histogram from the smallest to the largest value; a space is an empty bucket."""
     least, most = min(values), max(values)
     if most <= least:
         return levels(console, [1.0])
@@ -42,7 +42,7 @@ def distribution(console: Console, values: Sequence[float]) -> str:
 
 
 def plain_table(heads: Iterable[str], *, left: Iterable[str]) -> Table:
-    """Return a table without lines; the columns in `left` are aligned to the left."""
+    """Return a table without lines; columns in `left` are aligned to the left."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

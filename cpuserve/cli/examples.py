@@ -1,4 +1,4 @@
-"""The examples at the end of the help of each command."""
+"""Examples at the end of the help text of each command."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ EXAMPLES = {
 
 
 def epilog(command: str) -> str:
-    """Return the examples of a command, as the last lines of its help."""
+    """Return the examples of a command, for the end of its help text."""
     return "\n  ".join(("Examples:", *EXAMPLES[command]))

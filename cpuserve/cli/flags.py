@@ -1,4 +1,4 @@
-"""The command-line parser, built from config/fields.py. It raises ConfigErrors of one line."""
+"""The command-line parser, built from config/fields.py; its ConfigErrors are one line long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpuserve.loader.builtin import BUILTIN, DEFAULT
 HELP_POSITION = 34
 MAX_WIDTH = 120
 COMMAND = "COMMAND"
-# The options of config/fields.py that `--help` shows; `--help-all` shows all of them.
+# Options that `--help` shows; `--help-all` shows all options of config/fields.py.
 FIRST = (
     "host",
     "port",
@@ -35,7 +35,7 @@ FIRST = (
     "max_num_seqs",
     "kv_cache_space",
 )
-# Commands of other programs, and the advice in the error message for each of them.
+# Commands of other programs, each with the advice for the error message.
 ELSEWHERE = {
     "list": "run `cpuserve models` for the built-in models",
     "ls": "run `cpuserve models` for the built-in models",
@@ -49,13 +49,13 @@ ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises instead of exiting and does not accept abbreviated flags."""
+    """An argparse parser that raises instead of exiting, and accepts no abbreviated flags."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise a ConfigError for an unknown command; argparse would list all commands in it."""
+        """Raise ConfigError for an unknown command; argparse would list all commands instead."""
         commands = action.choices if isinstance(action, argparse._SubParsersAction) else None
         if commands is None or value in commands:
             super()._check_value(action, value)
@@ -71,9 +71,9 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(msg)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse with copies of the default lists and dicts, which actions fill.
+        """Parse with copies of default lists and dicts, because argparse actions modify them.
 
-        A parser can therefore be used more than once.
+        So a parser can be used more than once.
         """
         kept = self._defaults
         self._defaults = {
@@ -86,20 +86,20 @@ class Parser(argparse.ArgumentParser):
             self._defaults = kept
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return []: no flag may be abbreviated.
+        """Return [], so that no flag may be abbreviated.
 
-        allow_abbrev does not concern flags with one dash: argparse would take `-t 2` of llama.cpp
+        allow_abbrev does not apply to flags with one dash: argparse would take `-t 2` of llama.cpp
         for `-tp 2`, and `-hf X` for `-h`.
         """
         del option_string
         return []
 
     def format_help(self) -> str:
-        """Return the help with the options in FIRST, and how to see all."""
+        """Return the help text with the options in FIRST, and how to see all options."""
         return self._help(lambda action: not isinstance(action, Collect) or action.is_first)
 
     def format_all_help(self) -> str:
-        """Return the help with all options."""
+        """Return the help text with all options."""
         return self._help(lambda _: True)
 
     def _help(self, shows: Callable[[argparse.Action], bool]) -> str:
@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def error(self, message: str) -> NoReturn:
-        """Raise the message that argparse would print after its usage."""
+        """Raise ConfigError with the message that argparse would print after its usage text."""
         raise ConfigError(message)
 
 
@@ -124,13 +124,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=min(HELP_POSITION, width // 2), width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Break a text of one line into several; other texts have their line breaks already."""
+        """Wrap a text of one line; a text with line breaks is left as it is."""
         if "\n" in text:
             return super()._fill_text(text, width, indent)
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Break lines between words only, so that flags stay in one piece."""
+        """Wrap lines only between words, so that no flag is broken at its hyphens."""
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
@@ -151,7 +151,7 @@ class Collect(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Store the value under the field's name."""
+        """Store the value in `given` of the namespace, under the name of the field."""
         del parser
         if not option_string and values is None:
             return
@@ -166,9 +166,9 @@ class Collect(argparse.Action):
 
 
 def refuse_two_models(args: argparse.Namespace) -> None:
-    """Raise a ConfigError if MODEL and --model differ, because either may be meant.
+    """Raise ConfigError if MODEL and --model differ, because either one may be meant.
 
-    Unknown flags have to be refused before: the value of such a flag looks like a MODEL (-ngl 99).
+    Call refuse_unknown first: the value of an unknown flag looks like a MODEL (-ngl 99).
     """
     if (two := getattr(args, "two_models", None)) is None:
         return
@@ -181,7 +181,7 @@ def refuse_two_models(args: argparse.Namespace) -> None:
 
 
 class HelpAll(argparse.Action):
-    """Prints the help with all options, and ends the command."""
+    """Prints the help text with all options, and exits."""
 
     def __call__(
         self,
@@ -190,7 +190,7 @@ class HelpAll(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Print the help."""
+        """Print the help text with all options, and exit."""
         del namespace, values, option_string
         assert isinstance(parser, Parser)
         parser._print_message(parser.format_all_help(), sys.stdout)
@@ -198,7 +198,7 @@ class HelpAll(argparse.Action):
 
 
 class Ignore(argparse.Action):
-    """Accepts a flag of another server that has no effect in cpuserve, and adds a note."""
+    """Accepts a flag of another server that has no effect in cpuserve, and adds a note about it."""
 
     def __init__(
         self, option_strings: Sequence[str], dest: str, no_op: NoOp, **kwargs: Any
@@ -213,7 +213,7 @@ class Ignore(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Add the note."""
+        """Add a note that the flag has no effect."""
         del parser
         value = values if isinstance(values, str) else None
         last = values[-1] if isinstance(values, list) and values else "0"
@@ -224,8 +224,9 @@ class Ignore(argparse.Action):
 
 
 def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
-    """Add MODEL and the flags of all fields, by group; server: include the server's options.
+    """Add MODEL and the flags of all fields, by group.
 
+    server: whether to include the options of the HTTP server.
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
     parser.set_defaults(given={}, notes=[], two_models=None)
@@ -264,10 +265,10 @@ def take_model(args: argparse.Namespace, name: str) -> None:
 
 
 def take_further_models(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Add words after MODEL, each MODEL or NAME=MODEL, to --also-serve.
+    """Add the words after MODEL, each of them MODEL or NAME=MODEL, to --also-serve.
 
     Raises:
-        ConfigError: a word is no model, or there is no MODEL before it.
+        ConfigError: a word is not a model, or there is no MODEL before it.
     """
     for word in words:
         if not _names_model(word.partition("=")[2] or word):
@@ -306,7 +307,7 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
 
 
 def asked(args: argparse.Namespace) -> Asked:
-    """Merge a parsed command line with the environment and the config file.
+    """Merge a parsed command line with environment variables and the config file.
 
     Raises:
         ConfigError: a value does not have its field's type, or a flag that takes several values
@@ -323,7 +324,7 @@ def asked(args: argparse.Namespace) -> Asked:
 
 
 def _refuse_taken_key(keys: Sequence[str]) -> None:
-    """Raise a ConfigError for several keys, because the last one may be meant as MODEL."""
+    """Raise ConfigError if there are several keys, because the last one may be meant as MODEL."""
     if len(keys) > 1:
         flag = BY_NAME["api_key"].flag
         msg = (
@@ -334,7 +335,7 @@ def _refuse_taken_key(keys: Sequence[str]) -> None:
 
 
 def _refuse_taken_model(names: Sequence[str]) -> None:
-    """Raise a ConfigError if the last value of --served-model-name is probably meant as MODEL."""
+    """Raise ConfigError if the last --served-model-name is probably meant as MODEL."""
     last, flag = names[-1], BY_NAME["served_model_name"].flag
     hub_id = len(names) > 1 and "/" in last
     if hub_id or last in BUILTIN or _is_model(last):
@@ -348,7 +349,7 @@ def _refuse_taken_model(names: Sequence[str]) -> None:
 
 
 def _names_model(word: str) -> bool:
-    """Return whether a word that is no command is probably meant as MODEL."""
+    """Return whether a word, which is not a command, is probably meant as MODEL."""
     return word in BUILTIN or "/" in word or word.endswith(".gguf") or _is_model(word)
 
 
@@ -383,9 +384,9 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def normalize(argv: Iterable[str]) -> list[str]:
-    """Return arguments in the parser's spelling: --max_model_len=8 becomes --max-model-len=8.
+    """Return arguments as the parser spells them: --max_model_len=8 becomes --max-model-len=8.
 
-    -O3 of vLLM becomes -O=3: values are not attached to other flags with one dash.
+    -O3 of vLLM becomes -O=3; other flags with one dash have no values attached to them.
     """
     return [_normal(a) for a in argv]
 
@@ -398,7 +399,7 @@ def _normal(argument: str) -> str:
 
 
 def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
-    """Raise a ConfigError with the first unknown argument and the most similar flag."""
+    """Raise ConfigError for the first unknown argument, with the most similar flag."""
     if not unknown:
         return
     flag = next((u for u in unknown if u.startswith("-")), unknown[0])
@@ -414,7 +415,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
 
 
 def _is_offered(action: argparse.Action, flag: str, name: str) -> bool:
-    """Return whether `flag` may be suggested for `name`; negations only for a negation."""
+    """Return whether `flag` may be suggested for `name`; --no-X is suggested only for --no-Y."""
     if name.startswith("--no-"):
         return flag.startswith("--no-") and not isinstance(action, Ignore)
     return action.help != argparse.SUPPRESS

@@ -1,8 +1,8 @@
 """`python3 -m cpuserve.cli.healthcheck`: the HEALTHCHECK of the container image.
 
-The command finds the server's address in the flags of process 1, the environment (equal to the
-server's) and the config file. With `--port 0`, it looks at the sockets on which process 1 and its
-children listen.
+The command finds the address of the server in the flags of process 1, in the environment (which is
+equal to the server's) and in the config file. With `--port 0`, it reads the address from the
+sockets on which process 1 and its children listen.
 The exit code is 0 if /health returns 200, otherwise 1.
 """
 
@@ -26,9 +26,9 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(command: Sequence[str] | None = None, pid: int = 1) -> int:
-    """Check the server that process `pid` is or started; print why it is not healthy.
+    """Check the server in process `pid` or in its children; print why it is not healthy.
 
-    command: the process's command line; None: read it.
+    command: the command line of the process; None = read it from the process.
     """
     try:
         flags = _flags(_command_line(pid) if command is None else command)
@@ -51,7 +51,7 @@ def _command_line(pid: int) -> list[str]:
 
 
 def _flags(command: Sequence[str]) -> list[str]:
-    """Return the arguments after `cpuserve serve` in a command; an init program may come first."""
+    """Return the arguments after `cpuserve serve`; an init program may come before them."""
     for i, (program, name) in enumerate(pairwise(command)):
         if Path(program).name == "cpuserve" and name == "serve":
             return list(command[i + 2 :])
@@ -59,7 +59,7 @@ def _flags(command: Sequence[str]) -> list[str]:
 
 
 def _connection(serve_flags: Sequence[str], pid: int) -> http.client.HTTPConnection:
-    """Return a connection to the address on which the server with these flags listens."""
+    """Return a connection to the address of a server with these flags."""
     args, _ = build_parser().parse_known_args(normalize(["serve", *serve_flags]))
     server = asked(args).server
     if server.socket is not None:
@@ -78,7 +78,7 @@ def _listening(pid: int) -> tuple[str, int]:
     """Return the address on which a process or one of its children listens.
 
     Raises:
-        StartupError: none of them listens, or their sockets cannot be read.
+        StartupError: none of the processes listens, or their sockets cannot be read.
     """
     import psutil
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command without a traceback, whatever the command does at that moment."""
+"""Make Ctrl-C end a command without a traceback, whatever the command is doing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _came = False
 
 
 def end_at_interrupt() -> None:
-    """Let Ctrl-C end the process at once, without the Python traceback.
+    """Make Ctrl-C end the process immediately, without a Python traceback.
 
-    Call it when nothing has to be cleaned up, such as while modules are imported. A process that
-    was started with SIGINT ignored continues to ignore it.
+    Call this when nothing needs cleanup, such as while modules are imported. A process that was
+    started with SIGINT ignored continues to ignore it.
     """
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -29,7 +29,7 @@ def end_at_interrupt() -> None:
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt, and remember for `interrupted` that it came."""
+    """Make Ctrl-C raise KeyboardInterrupt, and record it for `interrupted`."""
     global _came
     _came = False
     before = signal.getsignal(signal.SIGINT)
@@ -46,17 +46,17 @@ def interrupts() -> Iterator[None]:
 
 
 def interrupted() -> bool:
-    """Return whether Ctrl-C came.
+    """Return whether Ctrl-C was pressed.
 
-    Libraries may turn KeyboardInterrupt into another error, so the exception does not always say.
+    Libraries may convert KeyboardInterrupt to another exception, so its type is not reliable.
     """
     return _came
 
 
 def exit_interrupted() -> None:
-    """End the process now: its threads may take minutes to load or download, and are not needed."""
+    """Exit without waiting for threads, which may take minutes to load or download a model."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # the stream is closed or has no reader
+        with suppress(OSError, ValueError, AttributeError):  # it may be closed or have no reader
             stream.flush()
     os._exit(EXIT_INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""Input of `cpuserve chat`: lines and Ctrl-C."""
+"""Read lines of input and handle Ctrl-C in `cpuserve chat`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AGAIN_S = 2.0
 class Lines:
     """Reads lines from standard input. On a terminal, only a second Ctrl-C ends the input.
 
-    On a terminal, the user can edit a line, and recall earlier lines with the arrow keys. A pasted
-    block is one line, which may have line breaks. Lines are remembered in memory only.
+    On a terminal, users can edit a line, and recall earlier lines with the arrow keys. A pasted
+    block becomes one line, which may contain line breaks. Earlier lines are kept only in memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class Lines:
         self._session: PromptSession[str] | None = None
 
     async def read(self) -> str | None:
-        """Return the next line, stripped; None at the end of input.
+        """Return the next line without surrounding white space; None at the end of input.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice within AGAIN_S seconds on a terminal.
@@ -52,7 +52,7 @@ class Lines:
         """Handle Ctrl-C at the prompt; the unfinished line is discarded.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed for the second time.
+            KeyboardInterrupt: this is the second Ctrl-C within AGAIN_S seconds.
         """
         now, before = self._clock(), self._interrupted
         if before is not None and now - before <= AGAIN_S:
@@ -62,13 +62,13 @@ class Lines:
 
 
 def _session() -> PromptSession[str]:
-    """Return a line editor that draws on standard error; standard output is for responses."""
-    from prompt_toolkit import PromptSession  # this import takes 0.1 s
+    """Return a line editor that draws on standard error, because stdout is for responses."""
+    from prompt_toolkit import PromptSession  # imported here because it takes 0.1 s
     from prompt_toolkit.output import create_output
 
     output = create_output(stdout=sys.stderr)
     if hasattr(output, "enable_cpr"):
-        output.enable_cpr = False  # some terminals do not say where the cursor is
+        output.enable_cpr = False  # some terminals do not report the cursor position
     return PromptSession(output=output)
 
 
@@ -84,9 +84,9 @@ async def interruptible(work: Coroutine[Any, Any, str]) -> str | None:
 
 @contextmanager
 def _on_interrupt(call: Callable[[], object]) -> Iterator[None]:
-    """Make the event loop call `call` on Ctrl-C.
+    """Make the event loop call `call` when Ctrl-C is pressed.
 
-    asyncio's own handler does not wake a loop that is about to wait, and loses that Ctrl-C.
+    The handler of asyncio does not wake a loop that is about to wait, and so loses a Ctrl-C.
     """
     import signal
 

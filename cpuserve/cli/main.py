@@ -1,6 +1,6 @@
 """The `cpuserve` command. A StartupError prints one line on stderr and exits with code 2.
 
-This module imports only argparse and the option table; each command has its own imports.
+This module imports only argparse and the option table; each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ accepted with a note."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command, and return its exit code."""
     open_standard_streams()
     with interrupts():
         try:
@@ -63,18 +63,18 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         return _fail(StartupError(f"{e} ({LIMITS})"), 2)
     except BrokenPipeError:
-        # The reader of the pipe (such as `| head`) has ended, so no more output can be written.
+        # The reader of the pipe (such as `| head`) has exited, so no more output can be written.
         drop_output()
         return 141
     except OSError as e:
-        # A file that only the user can repair: no permission, a full disk, a lost network disk.
+        # The user must solve this file error: no permission, a full disk, a lost network disk.
         if e.filename is None:
             raise
         return _fail(StartupError(f"{e.filename}: {e.strerror}"), 2)
 
 
 def _as_flags(argv: list[str]) -> list[str]:
-    """Replace `help COMMAND` by COMMAND --help, and `version` by --version."""
+    """Convert `help COMMAND` to `COMMAND --help`, and `version` to `--version`."""
     if argv[:1] == ["help"]:
         return [*argv[1:], "--help"]
     return ["--version"] if argv == ["version"] else argv
@@ -101,7 +101,7 @@ def _run(argv: list[str]) -> int:
         refuse_unknown(parser, unknown)
         parser.print_help()
         return 0
-    if "words" in args:  # argparse does not collect words that follow a flag
+    if "words" in args:  # argparse leaves words after a flag in `unknown`
         args.words += [word for word in unknown if not word.startswith("-")]
         unknown = [word for word in unknown if word.startswith("-")]
     if "further" in args and not any(word.startswith("-") for word in unknown):
@@ -120,7 +120,7 @@ def _load(path: str) -> Callable[[argparse.Namespace], int]:
 
 
 def build_parser() -> Parser:
-    """Return the parser of the whole command line."""
+    """Return the parser for the whole command line."""
     parser = Parser(prog="cpuserve", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--version", action="store_true", help="print the version, and facts about the build"
@@ -180,7 +180,7 @@ def build_parser() -> Parser:
 
 
 def _size_formats(group: argparse._MutuallyExclusiveGroup) -> None:
-    """Add the flags of tables that need only the model's configuration."""
+    """Add the flags of `size` that read only the configuration of the model."""
     group.add_argument(
         "--formats", action="store_true", help="compare formats on this machine, without a download"
     )
@@ -229,7 +229,7 @@ _WORDS_HELP = (
 
 
 def _server(parser: Parser) -> None:
-    """Add --url and --api-key."""
+    """Add --url and --api-key for a command that can use a running server."""
     parser.add_argument(
         "--url", metavar="URL", help="use the model MODEL, or the first one, of a running server"
     )
@@ -239,7 +239,7 @@ def _server(parser: Parser) -> None:
 
 
 def _running_server(parser: Parser) -> None:
-    """Add --url with a default, and --api-key."""
+    """Add --url with a default, and --api-key, for a command that needs a running server."""
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",

@@ -1,6 +1,6 @@
-"""Tables of the options of vLLM, llama.cpp and Ollama, and what each becomes in cpuserve.
+"""Generate tables of options of vLLM, llama.cpp and Ollama with their cpuserve counterparts.
 
-The lists have the flags and variables that users of these servers need most, by subject. Their
+The lists contain the flags and variables that users of these servers need most, by subject. Their
 counterparts are looked up in config/fields.py and config/missing/, as the parser does.
 `python -m cpuserve.cli.migration docs/migrating.md` writes the tables between markers in the file.
 """
@@ -20,11 +20,11 @@ from cpuserve.config.reference import between
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """A server that users come from.
+    """Another server that users migrate from.
 
-    commands: each of its commands, and the command of cpuserve or another way to the same result.
-    names: its flags and variables, by subject.
-    remarks: differences in the meaning of an option.
+    commands: its commands, each with the cpuserve command or another way to the same result.
+    names: its flags and environment variables, by subject.
+    remarks: differences in the meaning of an option, by flag.
     """
 
     title: str
@@ -34,7 +34,7 @@ class OtherServer:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """The flags and variables of all subjects."""
+        """The flags and environment variables of all subjects."""
         return tuple(name for names in self.names.values() for name in names.split())
 
 
@@ -174,7 +174,7 @@ UNREAD_VARIABLE = "no"
 
 
 def counterpart(name: str) -> tuple[str, str]:
-    """Return how cpuserve takes a flag or variable of another server, and its counterpart.
+    """Return how cpuserve accepts a flag or variable of another server, and its counterpart.
 
     Raises:
         KeyError: cpuserve has no entry for this name.
@@ -195,7 +195,7 @@ def counterpart(name: str) -> tuple[str, str]:
 
 
 def _code(text: str) -> str:
-    """Return `text` with its flags in the font of code."""
+    """Return `text` with its flags in backquotes."""
     if "`" in text or "'" in text:
         return text
     words = (f"`{word}`" if word.startswith("--") else word for word in text.split())
@@ -203,7 +203,7 @@ def _code(text: str) -> str:
 
 
 def tables(server: OtherServer) -> str:
-    """Return Markdown: a table of the commands, and a table of options for each subject."""
+    """Return Markdown with a table of commands, and a table of options for each subject."""
     rows = [[server.title, "cpuserve"], *([f"`{c}`", to] for c, to in server.commands.items())]
     parts = ["\n".join(markdown(rows))]
     for subject, names in server.names.items():
@@ -223,20 +223,20 @@ def _rows(server: OtherServer, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def markers(server: OtherServer) -> tuple[str, str]:
-    """Return the lines between which a page has the tables of a server."""
+    """Return the two comment lines that enclose the tables of a server on the page."""
     made = f"made by python -m cpuserve.cli.migration docs/migrating.md: {server.title}"
     return f"<!-- {made} -->", f"<!-- end of {server.title} -->"
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if they are missing."""
+    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
     for server in SERVERS:
         text = between(text, *markers(server), tables(server))
     return text
 
 
 def main(path: Path) -> None:
-    """Write the tables into the file at `path`."""
+    """Replace the tables in the Markdown file at `path`."""
     path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Shows a Program as text or JSON: its operations with the shapes they read and write."""
+"""Show a Program as text or JSON: its operations with the shapes of their values and weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cpuserve.program.program import Program
 
 Shapes = dict[str, tuple[int, ...]]
 
-MOST_WEIGHTS = 4  # names of weights in one line
-SHAPES = ("width", "vocab", "rows", "in_features", "features")  # fields that shapes already show
+MOST_WEIGHTS = 4  # a line shows at most this many weight names
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # left out, as shapes show them
 
 
 def render(program: Program) -> str:
@@ -29,7 +29,7 @@ def render(program: Program) -> str:
 
 
 def as_records(program: Program) -> list[dict[str, Any]]:
-    """Return the operations as plain data: values with widths, weights with shapes, parameters."""
+    """Return the operations as dicts: values with widths, weights with shapes, and parameters."""
     shapes = {need.name: need.shape for need in program.weights}
     return [
         {
@@ -43,7 +43,7 @@ def as_records(program: Program) -> list[dict[str, Any]]:
 
 
 def op_name(op: Op) -> str:
-    """Return the name of an operation in snake case: RopeStoreKV -> rope_store_kv."""
+    """Return the snake-case name of an operation, such as rope_store_kv for RopeStoreKV."""
     name = type(op).__name__.removesuffix("Op")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
@@ -53,7 +53,7 @@ def _line(index: int, op: Op, program: Program, shapes: Shapes) -> str:
     writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
     names = _weights(op, shapes)
     weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
-    if len(names) > MOST_WEIGHTS:  # such as the matrices of 128 experts
+    if len(names) > MOST_WEIGHTS:  # for example, the matrices of 128 experts
         weights += f" and {len(names) - MOST_WEIGHTS} more"
     parameters = " ".join(f"{k}={v}" for k, v in _parameters(op, shapes))
     parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
@@ -67,7 +67,7 @@ def _value(program: Program, value_id: int) -> str:
 
 
 def _values(op: Op) -> list[tuple[str, int]]:
-    """Return the fields that contain values, and their ids."""
+    """Return (field name, value id) for each field of an operation that refers to a value."""
     fields = {name for name, of in type(op).__annotations__.items() if of.startswith("ValueId")}
     held = [(name, getattr(op, name)) for name in op.__struct_fields__ if name in fields]
     return [(name, value) for name, value in held if value is not None]
@@ -78,19 +78,19 @@ def _weights(op: Op, shapes: Shapes) -> list[str]:
 
 
 def _named(held: Any, shapes: Shapes) -> list[str]:
-    """Return the weights in a field of an operation, which holds a name or tuples of names."""
+    """Return each weight name in a field of an operation; they may be in nested tuples."""
     if isinstance(held, tuple):
         return [name for each in held for name in _named(each, shapes)]
     return [held] if isinstance(held, str) and held in shapes else []
 
 
 def _is_empty(held: Any) -> bool:
-    """Return whether a field has nothing: None, or only tuples of None."""
+    """Return whether a field contains nothing: None, or nested tuples of None."""
     return held is None or (isinstance(held, tuple) and all(map(_is_empty, held)))
 
 
 def _parameters(op: Op, shapes: Shapes) -> list[tuple[str, Any]]:
-    """Return the other fields of an operation that differ from their defaults."""
+    """Return the fields that are neither values, weights nor sizes, if they are not default."""
     values = dict(_values(op))
     found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(op):

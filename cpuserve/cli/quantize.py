@@ -1,4 +1,4 @@
-"""The command `quantize`: writes a quantized copy of a model."""
+"""`cpuserve quantize`: write a quantized copy of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Run `cpuserve quantize`: write the copy, and a line with its format and how to serve it."""
+    """Write the quantized copy, and print its format and the command to serve it."""
     from cpuserve.loader.quantized import quantize_checkpoint
     from cpuserve.models import build_program
     from cpuserve.platforms.formats import MADE_WHILE_LOADING, scheme_for
@@ -56,7 +56,7 @@ def quantize(args: argparse.Namespace) -> int:
 
 
 def _threads(host: Host) -> int:
-    """Return the number of threads: one for each core, or fewer under a CPU quota."""
+    """Return the number of threads to use: the number of cores, or fewer under a CPU quota."""
     from cpuserve.platforms.placement import quota_threads
     from cpuserve.platforms.topology import physical_cores
 

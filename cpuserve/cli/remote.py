@@ -1,4 +1,4 @@
-"""The model of `cpuserve chat --url` and `complete --url`: a model of a running server."""
+"""`cpuserve chat --url` and `complete --url`: generate with a model of a running server."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class _SaidEvent(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RemoteSession:
-    """A model of a server with the API of OpenAI."""
+    """A model of a running server with the OpenAI API."""
 
     target: Target
 
     @property
     def name(self) -> str:
-        """The model and its server."""
+        """The name of the model and the URL of its server."""
         return f"{self.target.model} at {self.target.url}"
 
     async def stream(self, call: GenerateCall) -> str:
-        """Print the response to `call` while it arrives, and return it.
+        """Print the response to `call` as it arrives, and return its text.
 
         Raises:
             RequestError: the server refused the call, or ended the stream with an error.
@@ -84,7 +84,7 @@ class RemoteSession:
 
 
 def _body(call: GenerateCall, model: str) -> dict[str, Any]:
-    """Return the body of a request with the fields that the commands set."""
+    """Return the request body, with the fields of `call` that the commands can set."""
     most = call.max_tokens if call.max_tokens is not None else call.default_max_tokens
     fields: dict[str, Any] = {
         "messages": call.messages,
@@ -99,7 +99,7 @@ def _body(call: GenerateCall, model: str) -> dict[str, Any]:
 
 
 def said_error(body: bytes) -> str:
-    """Return the message of an error, or the beginning of a body that is no error of an API."""
+    """Return the message of an error body, or the beginning of a body in another format."""
     try:
         found: Any = msgspec.json.decode(body)
         error = found["error"]
@@ -109,7 +109,7 @@ def said_error(body: bytes) -> str:
 
 
 class _SaidEvents:
-    """Parses a stream of server-sent events and prints its texts."""
+    """Parses server-sent events, and prints the text of the response."""
 
     _decode = msgspec.json.Decoder(_SaidEvent).decode
 
@@ -120,9 +120,9 @@ class _SaidEvents:
         self.no_reader: BrokenPipeError | None = None
 
     def feed(self, piece: bytes) -> None:
-        """Process a piece of the body; RequestError for an error event.
+        """Parse a piece of the body and print its text; RequestError for an error event.
 
-        BrokenPipeError and `no_reader` say that standard output has no reader any more.
+        If standard output has no reader, this raises BrokenPipeError and stores it in `no_reader`.
         """
         try:
             self._feed(piece)
@@ -151,7 +151,7 @@ class _SaidEvents:
 
 
 def target_of(args: argparse.Namespace) -> Target:
-    """Return the server at --url without a model, for commands that look at a server."""
+    """Return the server at --url without a model, for commands about the server itself."""
     url = args.url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         msg = f"flag --url={args.url}: write http://HOST:PORT or https://HOST"
@@ -161,10 +161,10 @@ def target_of(args: argparse.Namespace) -> Target:
 
 
 def with_server(args: argparse.Namespace, work: Callable[[ChatSession], Awaitable[None]]) -> int:
-    """Run `work` with the model MODEL, or the first one, of the server at --url.
+    """Run `work` with the model MODEL, or the first model, of the server at --url.
 
     Raises:
-        ConfigError: an option was given that only a model in this process has.
+        ConfigError: a flag was given that has an effect only on a model in this process.
         LoadError: the server does not respond, or lists no model.
     """
     for name, given in args.given.items():

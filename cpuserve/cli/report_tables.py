@@ -1,6 +1,6 @@
-"""Tables of the metrics on /metrics, and of the report of `cpuserve doctor --json`.
+"""Generate tables of the metrics on /metrics, and of the report of `cpuserve doctor --json`.
 
-`python -m cpuserve.cli.report_tables docs` writes them between markers in docs/metrics.md and
+`python -m cpuserve.cli.report_tables docs` writes the tables between markers in docs/metrics.md and
 docs/doctor.md.
 """
 
@@ -31,7 +31,7 @@ END = "<!-- end of tables -->"
 
 
 def metrics() -> str:
-    """Return Markdown: the metrics of a server with a CPU quota, a KV tier, drafts and adapters."""
+    """Return a Markdown table of the metrics of a server that has every kind of metric."""
     server = ServerMetrics(
         model_name="m",
         max_model_len=100,
@@ -42,7 +42,7 @@ def metrics() -> str:
         tiers=("disk",),
         drafts=True,
     )
-    server.on_cache_miss("new")  # the metric of cache misses is listed after the first miss only
+    server.on_cache_miss("new")  # this metric is listed only after a first cache miss
     adapters = AdapterMetrics(["a"], ())
     families = [*server_families(server), *adapters.collect(), *HttpMetrics().collect()]
     rows = [["metric", "type", "meaning"]]
@@ -53,12 +53,12 @@ def metrics() -> str:
 
 
 def report() -> str:
-    """Return Markdown: a table for each record of the report, with fields and types."""
+    """Return Markdown with a table of fields and types for each record of the doctor report."""
     return "\n\n".join(_record(record) for record in _records(DoctorReport, []))
 
 
 def _records(record: type[Any], before: list[type[Any]]) -> list[type[Any]]:
-    """Return `record` and the records of its fields, each once, in the order of use."""
+    """Return `record` and the records that its fields contain, each once, in order of use."""
     before.append(record)
     for field in msgspec.structs.fields(record):
         for part in _structs(msgspec.inspect.type_info(field.type)):
@@ -86,7 +86,7 @@ def _record(record: type[Any]) -> str:
 
 
 def _text(record: type[Any]) -> Iterator[str]:
-    """Yield the lines of a record's docstring; notes on fields become a list."""
+    """Yield the lines of a record's docstring, with the notes on its fields as a list."""
     summary, *paragraphs = inspect.cleandoc(record.__doc__ or "").split("\n\n")
     yield summary
     for paragraph in paragraphs:
@@ -97,7 +97,7 @@ def _text(record: type[Any]) -> Iterator[str]:
 
 
 def _shown(info: Any) -> Iterable[str]:
-    """Return the words for a type in JSON; a record is a link to its table."""
+    """Return the words for a type in JSON; the word for a record is a link to its table."""
     if isinstance(info, msgspec.inspect.StructType):
         name = info.cls.__name__
         return [f"[{name}](#{name.lower()})"]
@@ -119,12 +119,12 @@ PAGES = {"metrics.md": metrics, "doctor.md": report}
 
 
 def replaced(name: str, text: str) -> str:
-    """Return the page `name` with new tables; ValueError as `reference.between`."""
+    """Return the page `name` with new tables; ValueError as in `reference.between`."""
     return between(text, BEGIN, END, PAGES[name]())
 
 
 def main(directory: Path) -> None:
-    """Write the tables into the pages in `directory`."""
+    """Replace the tables of the Markdown pages in `directory`."""
     for name in PAGES:
         page = directory / name
         page.write_text(replaced(name, page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The lines of `cpuserve config` on a model's responses."""
+"""The lines of `cpuserve config` about the format of a model's tool calls and thoughts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def response_decisions(config: EngineConfig, sources: Mapping[str, str]) -> list[Decision]:
-    """Return how the model writes calls and thoughts; nothing for an embedding model.
+    """Return how the model writes tool calls and thoughts; [] for an embedding model.
 
-    sources: where the value of each option came from.
+    sources: the source of the value of each option, such as a flag or the config file.
     """
     if config.pooling != "none":
         return []

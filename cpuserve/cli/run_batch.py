@@ -1,4 +1,4 @@
-"""`cpuserve run-batch`: run the requests of a file with the engine, without a server."""
+"""`cpuserve run-batch`: run the requests of a file with an engine, without a server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
 
-# How many lines wait in addition to those that run, so that the engines are never short of work.
+# How many requests wait besides the running ones, so that the engines always have work.
 _WAITING = 8
 
 
 def run_batch(args: argparse.Namespace) -> int:
-    """Run the lines of --input-file; as in vLLM, return 0 even if some of them failed."""
+    """Run the requests in --input-file; as in vLLM, return 0 even if some of them failed."""
     asked = flags.asked(args)
     source, target = _plain(args.input_file, "-i"), _plain(args.output_file, "-o")
     if not source.is_file():
@@ -40,7 +40,7 @@ def run_batch(args: argparse.Namespace) -> int:
         raise ConfigError(msg)
     log.configure("warning")
     prepared, progress = prepared_start(asked)
-    # There is no client, so nothing is stored, and no key is needed.
+    # No client can connect, so stored responses, files and API keys are not needed.
     server = msgspec.structs.replace(asked.server, files_dir=None, api_key=(), stored_responses=0)
     try:
         with source.open("rb") as lines:
@@ -51,7 +51,7 @@ def run_batch(args: argparse.Namespace) -> int:
 
 
 def _plain(name: str, flag: str) -> Path:
-    """Return the path in a flag; ConfigError for a URL, which vLLM accepts here."""
+    """Return the path in a flag; ConfigError for a URL, which only vLLM accepts here."""
     if "://" in name:
         msg = f"{flag} {name:.100}: cpuserve reads and writes local files only; copy the file first"
         raise ConfigError(msg)
@@ -59,7 +59,7 @@ def _plain(name: str, flag: str) -> Path:
 
 
 class _Output:
-    """The file of results; it tells on stderr how many lines have ended."""
+    """The file of results; prints on stderr how many requests have ended."""
 
     def __init__(self, out: BinaryIO, total: int) -> None:
         self._out = out
@@ -68,7 +68,7 @@ class _Output:
         self._told = time.monotonic()
 
     def write(self, line: bytes, succeeded: bool) -> None:
-        """Append a result."""
+        """Append a result to the file, and print the progress at intervals."""
         self._out.write(line)
         self._out.flush()
         self._done += 1
@@ -77,7 +77,7 @@ class _Output:
             self.tell()
 
     def tell(self) -> None:
-        """Write a line with the number of results to stderr."""
+        """Print a progress line on stderr: how many requests have ended, and how many failed."""
         self._told = time.monotonic()
         note(f"{self._done} of {self._total} lines have ended, {self._failed} of them with errors")
 
@@ -117,7 +117,7 @@ async def _run(
 
 
 def _front_end(client: ReplicaClient, prepared: Prepared, server: ServerOptions) -> FrontEnd:
-    """Return the front end of engines, which serves the endpoints without a port."""
+    """Return a front end for the engines that serves the endpoints without listening on a port."""
     from cpuserve.api.lifecycle.front_end import FrontEnd
 
     front_end = FrontEnd(client, prepared.resolved.replicas, server, "", prepared.platform)

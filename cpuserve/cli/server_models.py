@@ -1,4 +1,4 @@
-"""`cpuserve ps` and `cpuserve stop`: the loaded models of a running server."""
+"""`cpuserve ps` and `cpuserve stop`: list and unload the models of a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpuserve.errors import CpuserveError
 
 
 def ps(args: argparse.Namespace) -> int:
-    """Print the models that a server has in memory."""
+    """Print the models that a server has loaded."""
     models = _asked(target_of(args), "/api/ps", None).get("models") or []
     if args.json:
         say(msgspec.json.encode(models).decode())
@@ -36,7 +36,7 @@ def _row(model: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _until(model: dict[str, Any]) -> str:
-    """Return how long the model stays loaded without a request."""
+    """Return a text about how long the model stays loaded without requests."""
     try:
         end = datetime.fromisoformat(str(model["expires_at"]).replace("Z", "+00:00"))
     except (KeyError, ValueError):
@@ -46,10 +46,10 @@ def _until(model: dict[str, Any]) -> str:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Unload a model of a server; the next request for it loads it again.
+    """Unload a model of a server; the next request to this model loads it again.
 
     Raises:
-        CpuserveError: the server does not know the model, or keeps it loaded.
+        CpuserveError: the server has no such model, or the model is never unloaded.
     """
     target = target_of(args)
     body = {"model": args.name, "keep_alive": 0}
@@ -69,7 +69,11 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def _asked(target: Target, path: str, body: bytes | None) -> dict[str, Any]:
-    """Return the JSON object of a response; CpuserveError if the server refuses the request."""
+    """Send a request and return the JSON object of the response.
+
+    Raises:
+        CpuserveError: the server refuses the request.
+    """
     response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
     if response.code != 200:
         msg = f"{target.url}{path}: HTTP {response.code}: {said_error(response.body)}"

@@ -1,4 +1,4 @@
-"""The model of `cpuserve chat` and `generate`, in this process."""
+"""ChatSession: the model of `cpuserve chat` and `generate`, loaded in this process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class ChatSession(Protocol):
-    """A model that responds, in this process or at a server."""
+    """A model that generates responses, in this process or at a server."""
 
     @property
     def name(self) -> str:
         """The name of the model."""
 
     async def stream(self, call: GenerateCall) -> str:
-        """Print the response to `call` while it is generated, and return it."""
+        """Print the response to `call` as it is generated, and return its text."""
 
 
 class ReplyPrinter:
-    """Prints the parts of a response: its text on stdout, its thought on stderr."""
+    """Prints a response: its text on stdout, and its thought on stderr."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -39,14 +39,14 @@ class ReplyPrinter:
         self._first = 0.0
 
     def think(self, text: str) -> None:
-        """Print a part of the thought."""
+        """Print a piece of the thought."""
         if text:
             self._first = self._first or time.perf_counter()
             self._thinks = True
             whisper(text)
 
     def say(self, text: str) -> None:
-        """Print a part of the text."""
+        """Print a piece of the text."""
         if not text:
             return
         self._first = self._first or time.perf_counter()
@@ -56,7 +56,7 @@ class ReplyPrinter:
         say(text, end="")
 
     def finish(self, num_prompt: int, num_generated: int) -> None:
-        """Print the numbers of tokens and the rate on a terminal."""
+        """Print the token counts and the token rate, if stderr is a terminal."""
         if sys.stderr.isatty() and num_generated > 1:
             rate = (num_generated - 1) / max(1e-9, time.perf_counter() - self._first)
             wait_s = self._first - self._started
@@ -66,13 +66,13 @@ class ReplyPrinter:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A loaded model, which responds as the endpoints of a server do."""
+    """A loaded model that processes calls as the endpoints of a server do."""
 
     name: str
     context: ModelContext
 
     async def stream(self, call: GenerateCall) -> str:
-        """Print the response to `call` while it is generated, and return it.
+        """Print the response to `call` as it is generated, and return its text.
 
         Raises:
             RequestError: the call is invalid, or the engine failed.
@@ -97,7 +97,7 @@ class Session:
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a call that sampling flags set; ConfigError for one out of range."""
+    """Return the GenerateCall fields that sampling flags set; ConfigError for a wrong value."""
     given = {
         name: getattr(args, name)
         for name in ("temperature", "top_p", "top_k", "max_tokens")

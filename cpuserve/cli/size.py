@@ -1,4 +1,4 @@
-"""`cpuserve size MODEL`: the memory and the highest rates of a model on this machine."""
+"""`cpuserve size MODEL`: the memory that a model needs here, and upper bounds of its speed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The memory of a model, and its highest rates for one request.
+    """The memory that a model needs, and upper bounds of its token rates for one request.
 
-    decode_tokens_per_s: the measured bandwidth of the memory, divided by the bytes of the weights
-      that a token reads.
+    decode_tokens_per_s: the measured memory bandwidth, divided by the bytes of weights that a token
+      reads.
     prompt_tokens_per_s: the measured rate of dot products, divided by two operations for each
       weight that a prompt token is multiplied with. Attention and other work make real rates lower.
-    kv_tokens: tokens that fit into the KV cache of all engines.
+    kv_tokens: the number of tokens that fit into the KV caches of all engines.
     """
 
     model: str
@@ -50,7 +50,7 @@ class ModelSize:
 
 
 def size(args: argparse.Namespace) -> int:
-    """Print the memory and the highest rates of a model, as lines or as JSON."""
+    """Print the memory and the upper bounds of the speed of a model, as lines or as JSON."""
     if args.formats or args.instance or args.instances:
         from cpuserve.cli.size_formats import compare
 
@@ -69,7 +69,7 @@ def size(args: argparse.Namespace) -> int:
 def model_size(
     prepared: Prepared, work: Work, read_bytes_per_s: float, dot_ops_per_s: float
 ) -> ModelSize:
-    """Return the size of a model from the measured rates of the machine."""
+    """Return the ModelSize that follows from the measured rates of the machine."""
     config = prepared.resolved.config
     layers = kv_layer_bytes(prepared.facts, config.kv_dtype)
     return ModelSize(
@@ -89,7 +89,7 @@ def model_size(
 
 
 def render(found: ModelSize) -> str:
-    """Return the size as lines of text."""
+    """Return a ModelSize as lines of text."""
     contexts = max(1, found.kv_tokens // found.max_model_len)
     seen = {
         "model": found.model,

@@ -1,7 +1,7 @@
-"""`cpuserve size --formats` and `--instances`: which format, and which machine, for a model.
+"""`cpuserve size --formats` and `--instances`: which format and machine are right for a model.
 
-Only the model's configuration is read, so a model of the hub is not downloaded. The rates are the
-roofline of decoding: bandwidth of the memory / bytes of the weights that a token reads.
+Only the model's configuration is read, so a model on the hub is not downloaded. The rates are upper
+bounds for decoding: memory bandwidth / bytes of the weights that a token reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cpuserve.prepare import expert_weights_of, model_name
 if TYPE_CHECKING:
     from cpuserve.program.program import CacheLayer, Program
 
-# Bits of a weight with its share of the scales. Files mix formats, so their sizes differ a little.
+# Bits per weight, including scales. Files mix formats, so their sizes differ a little.
 FORMATS = {
     "bf16": 16.0,
     "int8/q8_0": 8.5,
@@ -36,22 +36,22 @@ FORMATS = {
     "q3_k": 3.4375,
     "q2_k": 2.625,
 }
-_SHOWN = ("bf16", "int8/q8_0", "int4/q4_k")  # columns of --instances
-_USABLE = 0.9  # the rest of the memory is for the system, the front end and activations
-_KV_BYTES = 2  # of a value in the KV cache, which is bf16 by default
-_KEPT = "int4/q4_k"  # formats with fewer bits change texts visibly, above all of small models
+_SHOWN = ("bf16", "int8/q8_0", "int4/q4_k")  # the formats that --instances shows
+_USABLE = 0.9  # the share of memory for weights and KV cache; the system needs the rest
+_KV_BYTES = 2  # the bytes of a number in the KV cache, which is bf16 by default
+_KEPT = "int4/q4_k"  # with fewer bits, texts get visibly worse, above all from small models
 _ALLOWED = {"model", "revision"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """The weights and the KV cache of a model, from its configuration.
+    """The number of weights and the KV cache size of a model, from its configuration.
 
-    matrices: the number of weights in matrices, which are stored in a format.
-    read: the number of these weights that a decoded token reads.
+    matrices: the number of weights in matrices, which the chosen format stores.
+    read: the number of these weights that are read to decode a token.
     others: the number of weights that stay fp32.
-    kv_bytes: bytes of a token in the layers that keep all tokens.
-    window_bytes: bytes of a sequence in all other layers.
+    kv_bytes: bytes of a token in those layers of the KV cache that keep all tokens.
+    window_bytes: bytes of a sequence in all other layers of the KV cache.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class FormatSize:
-    """A format on a machine: context is the longest that fits, 0 if the weights do not fit."""
+    """A format on a machine. context: the longest possible context in tokens; 0 = none fits."""
 
     format: str
     weight_bytes: int
@@ -95,7 +95,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def weights_of(args: argparse.Namespace) -> ModelWeights:
-    """Return the weights of MODEL; ModelError if they cannot be counted."""
+    """Count the weights of MODEL; ModelError if its architecture is not known."""
     from cpuserve.loader.hub import resolve_config
     from cpuserve.loader.load import read_config
     from cpuserve.models import build_program
@@ -111,7 +111,7 @@ def weights_of(args: argparse.Namespace) -> ModelWeights:
 
 
 def count_weights(name: str, program: Program, max_position: int) -> ModelWeights:
-    """Return the weights and the KV cache of a Program."""
+    """Count the weights and the KV cache bytes of a Program."""
     from cpuserve.program.operations.dense import Embed, Logits
 
     sizes = {need.name: math.prod(need.shape) for need in program.weights}
@@ -133,13 +133,13 @@ def count_weights(name: str, program: Program, max_position: int) -> ModelWeight
 
 
 def _kv_bytes(layer: CacheLayer) -> int:
-    """Return the bytes of a token's keys and values in a layer."""
+    """Return the bytes of the keys and values of one token in a layer of the KV cache."""
     width = layer.key_width + (0 if layer.latent else layer.value_width)
     return _KV_BYTES * layer.heads * width
 
 
 def sizes_on(machine: Instance, weights: ModelWeights) -> list[FormatSize]:
-    """Return the memory and the highest decode rate of each format on a machine."""
+    """Return the memory and the upper bound of the decode rate for each format on a machine."""
     found = []
     for name, bits in FORMATS.items():
         size = math.ceil(weights.matrices * bits / 8) + 4 * weights.others
@@ -169,7 +169,7 @@ def _this_machine() -> Instance:
 
 
 def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[FormatSize]) -> str:
-    """Return a table of the formats, and the advice which one to choose."""
+    """Return a table of the formats, with advice which format to choose."""
     peak = "" if machine.name == "this machine" else " at the peak of its memory channels"
     seen = {
         "model": f"{weights.name}: {weights.matrices / 1e9:.2f} billion weights, of which a "
@@ -194,7 +194,7 @@ def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[For
 
 
 def advice(found: Sequence[FormatSize]) -> str:
-    """Return which format to choose: the most precise one that fits, or a faster one."""
+    """Return advice which format to choose: the most precise that fits, or a faster one."""
     fitting = [each for each in found if each.context]
     if not fitting:
         return "no format fits: choose a smaller model or more memory"
@@ -210,7 +210,7 @@ def advice(found: Sequence[FormatSize]) -> str:
 
 
 def render_instances(weights: ModelWeights) -> str:
-    """Return a table of all instances with their highest decode rates in tokens a second."""
+    """Return a table of all cloud instances with upper bounds of decode rates in tokens/s."""
     heads = ("INSTANCE", "CORES", "MEMORY", "GB/s", "ISA LEVEL", *_SHOWN)
     rows = []
     for machine in INSTANCES.values():
@@ -234,7 +234,7 @@ def _all_instances(weights: ModelWeights) -> list[dict[str, Any]]:
 
 
 def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of a table with aligned columns."""
+    """Return the lines of a table with aligned columns."""
     table = [heads, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
     return [

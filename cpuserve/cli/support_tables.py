@@ -1,7 +1,7 @@
-"""The tables of `cpuserve models --supported`: families, formats, and kernels of this CPU.
+"""Generate the tables of `cpuserve models --supported`: families, formats and kernels.
 
-`python -m cpuserve.cli.support_tables docs/models.md` writes the tables of families and formats,
-which are made from the registries, between the two markers in the file.
+`python -m cpuserve.cli.support_tables docs/models.md` writes the tables of families and formats
+between two markers in the file. The rows come from the registries of models and formats.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
 END = "<!-- end of models -->"
-# Families that have the architecture name of another family in GGUF files; the other metadata of a
-# file decides between them.
+# Families that share the architecture name of another family in GGUF files; other metadata of the
+# file decides which family it is.
 SAME_FILES = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -40,7 +40,7 @@ ROWS = {
 
 
 def families() -> list[list[str]]:
-    """A row for each architecture: its name, a description, and its names in GGUF files."""
+    """Return a row per architecture: its name, a description, and its names in GGUF files."""
     from cpuserve.loader.gguf.archs.table import ARCHS
     from cpuserve.models import CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
 
@@ -59,7 +59,7 @@ def families() -> list[list[str]]:
 
 
 def _parts(name: str) -> str:
-    """The architectures of the part for text of a model of images and text."""
+    """Return the architecture of the text part of a model for images and text, or several."""
     from cpuserve.models import TEXT_PARTS, TEXT_TYPES
 
     *others, last = [TEXT_PARTS[name], *TEXT_TYPES.get(name, {}).values()]
@@ -67,7 +67,7 @@ def _parts(name: str) -> str:
 
 
 def formats() -> list[list[str]]:
-    """A row for each format of safetensors (quant_method): its name and a description."""
+    """Return a row per format of safetensors files: its quant_method and a description."""
     from cpuserve.quant.registry import BUILTIN
 
     rows = [["quant_method", "what is read"]]
@@ -79,7 +79,7 @@ def formats() -> list[list[str]]:
 
 
 def types() -> list[list[str]]:
-    """A row for each GGUF type: its name, its weight kind, and the format of the activations."""
+    """Return a row per GGUF type: its name, its weight kind, and the format of activations."""
     from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
     from cpuserve.quant.gguf.blocks import QUANTIZED
     from cpuserve.quant.gguf.converted import CONVERTED
@@ -96,7 +96,7 @@ def types() -> list[list[str]]:
 
 
 def levels() -> list[list[str]]:
-    """A row for each kernel: its name, and for each level of this CPU the level of its kernel."""
+    """Return a row per kernel: its name, and for each ISA level the level that provides it."""
     from cpuserve.platforms.cpu import CpuPlatform
 
     platform = CpuPlatform()
@@ -107,12 +107,12 @@ def levels() -> list[list[str]]:
 
 
 def page() -> str:
-    """Markdown: the tables that are the same on every machine."""
+    """Return Markdown with the tables that are the same on every machine."""
     return "\n\n".join("\n".join(markdown(rows)) for rows in (families(), formats(), types()))
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if they are missing."""
+    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
     return between(text, BEGIN, END, page())
 
 
@@ -123,14 +123,14 @@ def _sentence(described: object) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table; the first row is its head."""
+    """Yield the lines of a Markdown table; the first row is the header."""
     head, *body = rows
     for cells in (head, ["---"] * len(head), *body):
         yield f"| {' | '.join(cells)} |"
 
 
 def main(path: Path) -> None:
-    """Write the tables into the file at `path`."""
+    """Replace the tables in the Markdown file at `path`."""
     path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

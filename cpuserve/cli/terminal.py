@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_INTERVAL_S = 5.0
-BAR_AFTER_S = 0.3  # a bar for a shorter stage would only flicker
-LINE_AFTER_S = 2.0  # shorter stages get no line in a log
+BAR_AFTER_S = 0.3  # no bar for the first 0.3 s of a stage, because a short bar would flicker
+LINE_AFTER_S = 2.0  # stages that take less than 2 s print no line
 
 
 def open_standard_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
-    Some launchers start programs with closed streams. The next file or socket would then get the
-    stream's number, and output would be written to it. Also makes stdout replace characters that
-    its encoding does not have, because a response may contain any character.
+    Some launchers start programs with closed streams. The next opened file or socket would then get
+    the descriptor of such a stream, and output would go into it. This function also makes stdout
+    replace characters that its encoding lacks, because a response may contain any character.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: `number`
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number is `number`
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -39,7 +39,7 @@ def open_standard_streams() -> None:
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Write one line to stdout without buffering; if that fails, later lines go to /dev/null.
+    """Write a line to stdout without buffering; after a failure, later lines go to /dev/null.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -60,20 +60,20 @@ def say(text: str = "", end: str = "\n") -> None:
 def drop_output() -> None:
     """Redirect stdout to /dev/null.
 
-    The interpreter writes buffered output at its end, and would fail again.
+    Otherwise the interpreter would try to write buffered output when it exits, and fail again.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """Write one line to stderr; an error is ignored, because a lost note must not end the run."""
+    """Write a line to stderr; errors are ignored, because a lost note must not end the command."""
     with suppress(OSError):
         sys.stderr.write(f"cpuserve: {text}\n")
         sys.stderr.flush()
 
 
 def whisper(text: str) -> None:
-    """Write a part of a thought to stderr, dimmed on a terminal; an error is ignored."""
+    """Write a piece of a thought to stderr, dimmed on a terminal; errors are ignored."""
     dim, normal = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     with suppress(OSError):
         sys.stderr.write(f"{dim}{text}{normal}")
@@ -81,11 +81,11 @@ def whisper(text: str) -> None:
 
 
 class ProgressBars:
-    """Progress of named stages ("download", "load", "pack") in bytes.
+    """Shows the progress of named stages ("download", "load", "pack") in bytes.
 
-    Shows a bar on a terminal. Elsewhere it prints a line when a stage takes longer than
-    LINE_AFTER_S, every PLAIN_INTERVAL_S seconds, and at the end of the stage. Call it with
-    (stage, done, total); `close` removes the bars.
+    On a terminal, a stage has a bar. Elsewhere, a line is printed when a stage takes longer than
+    LINE_AFTER_S seconds, then every PLAIN_INTERVAL_S seconds, and at the end of the stage. Call an
+    instance with (stage, done, total); `close` removes the bars.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ProgressBars:
             self._line(stage, done, total, now)
 
     def close(self) -> None:
-        """Remove the bars from the terminal."""
+        """Remove all bars from the terminal."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -119,9 +119,9 @@ class ProgressBars:
         if not finished and now - self._told.get(stage, 0.0) < PLAIN_INTERVAL_S:
             return
         if finished and stage not in self._told:
-            return  # a stage that had no line so far was too short to need one
+            return  # a stage that ends before its first line needs no line
         if finished and stage in self._ended:
-            return  # a stage may report its end again and again, as while pip copies a file
+            return  # a stage may report its end repeatedly, as while pip copies a file
         self._told[stage] = now
         if finished:
             self._ended.add(stage)

@@ -1,4 +1,4 @@
-"""`cpuserve top`: the activity of a running server, as a view that changes once a second."""
+"""`cpuserve top`: a live view of the activity of a running server."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from cpuserve.platforms.cpu_times import CpuTimes
 
 _PATH = "/v1/activity"
-_ROWS = 12  # requests that the view shows
-_BARS = 16  # with more CPUs than this, each CPU is one character
+_ROWS = 12  # the view shows at most this many requests
+_BARS = 16  # with more CPUs than this, one character shows each CPU instead of a bar
 _LEFT = ("abort", "error")
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show the requests, rates, KV cache and cores of a server until Ctrl-C; once with --once.
+    """Show requests, rates, KV cache and cores of a server until Ctrl-C, or once with --once.
 
     Raises:
-        CpuserveError: the server refuses the request, or with --once is not there.
+        CpuserveError: the server refuses the request, or with --once does not respond.
     """
     from rich.console import Console
 
@@ -52,7 +52,7 @@ def top(args: argparse.Namespace) -> int:
 
 
 def view(console: Console, url: str, before: Activity, now: Activity) -> RenderableType:
-    """Return the view of the server at `url`: the rates are the means between two reports."""
+    """Return a view of the server at `url`; its rates are means between two reports."""
     from rich.console import Group
     from rich.text import Text
 
@@ -62,7 +62,7 @@ def view(console: Console, url: str, before: Activity, now: Activity) -> Rendera
 
 
 def _watch(console: Console, target: Target, interval_s: float) -> None:
-    """Show the views of a server: in one place of a terminal, elsewhere one after the other."""
+    """Show views of a server: on a terminal in place, elsewhere one after the other."""
     from rich.live import Live
 
     if not console.is_terminal:
@@ -75,7 +75,7 @@ def _watch(console: Console, target: Target, interval_s: float) -> None:
 
 
 def views(console: Console, target: Target, interval_s: float) -> Iterator[RenderableType]:
-    """Generate views of a server without end, even while it does not run.
+    """Yield views of a server forever, even while the server does not run.
 
     Raises:
         CpuserveError: the server refuses the request.
@@ -94,7 +94,7 @@ def views(console: Console, target: Target, interval_s: float) -> Iterator[Rende
 
 
 def _activity(target: Target) -> Activity:
-    """Return the report of the server; LoadError if it is not there."""
+    """Return the activity report of the server; LoadError if the server does not respond."""
     response = asyncio.run(exchange(target.url, _PATH, None, api_key=target.api_key))
     if response.code != 200:
         said = said_error(response.body)
@@ -110,7 +110,7 @@ def _activity(target: Target) -> Activity:
 
 
 def _models(console: Console, before: Activity, now: Activity) -> Table:
-    """Return one row for each loaded model."""
+    """Return a table with one row per loaded model."""
     heads = ("MODEL", "RUN", "WAIT", "KV CACHE", "PROMPT/s", "CACHED/s", "OUTPUT/s", "BANDWIDTH")
     table = plain_table(heads, left=("MODEL", "KV CACHE", "BANDWIDTH"))
     earlier = {model.model: model for model in before.models}
@@ -130,7 +130,7 @@ def _models(console: Console, before: Activity, now: Activity) -> Table:
 
 
 def _bandwidth(old: ModelActivity, model: ModelActivity, elapsed_s: float) -> str:
-    """Return the rate at which steps read weights, as a share of the measured bandwidth."""
+    """Return the rate at which steps read weights, and the measured memory bandwidth."""
     read = _rate(model.weight_bytes, old.weight_bytes, elapsed_s)
     roofline = model.roofline_bytes_per_s
     if roofline is None:
@@ -139,7 +139,7 @@ def _bandwidth(old: ModelActivity, model: ModelActivity, elapsed_s: float) -> st
 
 
 def _cores(console: Console, before: Iterable[CpuTimes], now: list[CpuTimes]) -> RenderableType:
-    """Return how busy each CPU is."""
+    """Return bars that show how busy each CPU is."""
     from rich.columns import Columns
 
     earlier = {times.cpu: times for times in before}
@@ -153,7 +153,7 @@ def _cores(console: Console, before: Iterable[CpuTimes], now: list[CpuTimes]) ->
 
 
 def _requests(now: Activity) -> Table:
-    """Return the running and waiting sequences, then the last ones that have ended."""
+    """Return a table of running and waiting sequences, followed by the most recently ended."""
     table = plain_table(
         ("REQUEST", "STATE", "PROMPT", "CACHED", "OUTPUT", "TOKENS/s", "SECONDS"), left=("STATE",)
     )
@@ -176,7 +176,7 @@ def _requests(now: Activity) -> Table:
 
 
 def _speed(each: SequenceActivity, end_s: float) -> str:
-    """Return the tokens per second after the first token."""
+    """Return the tokens per second of a sequence after its first token."""
     if each.first_s is None or each.output_tokens < 2 or end_s <= each.first_s:
         return ""
     return f"{(each.output_tokens - 1) / (end_s - each.first_s):.1f}"
@@ -188,5 +188,5 @@ def _busy(before: CpuTimes, now: CpuTimes) -> float:
 
 
 def _rate(now: float, before: float, elapsed_s: float) -> float:
-    """Return the growth per second; 0 if the server has started again meanwhile."""
+    """Return the growth of a counter per second; 0 if the server has restarted in between."""
     return max(0.0, (now - before) / elapsed_s) if elapsed_s > 0 else 0.0

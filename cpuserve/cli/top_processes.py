@@ -1,4 +1,4 @@
-"""Finds the programs that use the most CPU time now."""
+"""Find the programs that use the most CPU time now."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW_S = 0.3
-LEAST = 0.1  # programs that use less than this number of CPUs are not listed
+LEAST = 0.1  # programs that use less than 0.1 CPUs are not listed
 MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BusyProcess:
-    """A process: its name (not its arguments, which may contain secrets) and the CPUs it uses."""
+    """A process: its name without arguments, which may be secret, and how many CPUs it uses."""
 
     pid: int
     name: str
@@ -22,7 +22,7 @@ class BusyProcess:
 
 
 def busiest(proc_root: Path = Path("/proc"), window_s: float = WINDOW_S) -> list[BusyProcess]:
-    """Return the other programs that used most CPU time during `window_s`, busiest first."""
+    """Return the other processes that used the most CPU time during `window_s`, busiest first."""
     before, start = _times(proc_root), time.monotonic()
     time.sleep(window_s)
     after, elapsed = _times(proc_root), time.monotonic() - start
@@ -46,7 +46,7 @@ def _times(proc_root: Path) -> dict[int, tuple[str, int]]:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # the process has ended
             continue
-        # The name may contain spaces and brackets; the fields after the last bracket do not.
+        # The name may contain spaces and brackets, but the fields after its last bracket do not.
         head, _, tail = text.rpartition(")")
         name, fields = head.partition("(")[2], tail.split()
         found[int(entry.name)] = name, int(fields[11]) + int(fields[12])
