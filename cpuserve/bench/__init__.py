@@ -1,1 +1,1 @@
-"""Benchmarks: the code that `cpuserve bench` and the scripts in benchmarks/ share."""
+"""Benchmarks: code that `cpuserve bench` and the scripts in benchmarks/ share."""

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Timing:
     """Arrival times of the tokens of one request, in seconds of time.perf_counter().
 
-    stamps[i] is the time of chunk i of the stream, which holds counts[i] tokens.
+    stamps[i] is the arrival time of chunk i of the stream, and counts[i] its number of tokens.
     """
 
     started: float
@@ -47,28 +47,28 @@ class Timing:
 
     @property
     def tokens(self) -> int:
-        """Number of generated tokens."""
+        """The number of generated tokens."""
         return sum(self.counts)
 
     @property
     def ttft(self) -> float:
-        """Time to the first token, in seconds."""
+        """The time to first token (TTFT) in seconds."""
         return self.stamps[0] - self.started
 
     @property
     def e2e(self) -> float:
-        """Time to the last token, in seconds."""
+        """The time from the start of the request to its last token, in seconds."""
         return self.stamps[-1] - self.started
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first chunk; 0 if there is only one chunk."""
+        """Seconds per output token (TPOT) after the first chunk; 0 if there is only one chunk."""
         later = self.tokens - self.counts[0]
         return (self.stamps[-1] - self.stamps[0]) / later if later else 0.0
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first chunk; LoadError if all tokens came in one chunk."""
+        """Tokens per second after the first chunk; LoadError if all tokens arrived together."""
         if not self.tpot:
             msg = (
                 "all tokens arrived at the same time, so there is no decode rate; "
@@ -79,13 +79,13 @@ class Timing:
 
     @property
     def itl(self) -> list[float]:
-        """Inter-token latencies: seconds between consecutive chunks of the stream."""
+        """Inter-token latencies (ITL): seconds between consecutive chunks of the stream."""
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server to load: its URL, the model name it serves, and the endpoint to use."""
+    """The server under load: its URL, the name of its model, and the endpoint to use."""
 
     url: str
     model: str
@@ -94,7 +94,7 @@ class Target:
 
     @property
     def chats(self) -> bool:
-        """Whether the endpoint is chat completions, which takes text and no token ids."""
+        """Whether the endpoint is chat completions, which accepts text but no token ids."""
         return self.endpoint.endswith("/chat/completions")
 
 
@@ -106,9 +106,9 @@ async def complete(
     timing: Timing | None = None,
     **more: Any,
 ) -> Timing:
-    """Stream one completion of exactly `max_tokens` tokens and return its timing.
+    """Stream one completion of exactly `max_tokens` tokens, and return its timing.
 
-    Sampling is greedy. `more` adds or replaces members of the request. A caller that passes
+    Sampling is greedy. `more` adds or replaces members of the request. A caller that passes its own
     `timing` can read it while tokens arrive; `complete` returns the same object.
 
     Raises:
@@ -151,7 +151,7 @@ def _asked(target: Target, prompt: Sequence[int] | str) -> dict[str, Any]:
 async def run_closed(
     jobs: Sequence[Callable[[], Awaitable[T]]], concurrency: int
 ) -> tuple[list[T], float]:
-    """Run all jobs, at most `concurrency` at a time; returns (results, wall seconds)."""
+    """Run all jobs, at most `concurrency` at the same time; return (results, wall seconds)."""
     return await run_open(jobs, [0.0] * len(jobs), concurrency)
 
 
@@ -160,9 +160,9 @@ async def run_open(
     gaps: Sequence[float],
     concurrency: int | None = None,
 ) -> tuple[list[T], float]:
-    """Start job i gaps[i] seconds after the start of job i - 1; returns (results, wall seconds).
+    """Start job i gaps[i] seconds after the start of job i - 1; return (results, wall seconds).
 
-    With `concurrency`, at most so many jobs run at a time, and further jobs wait.
+    concurrency: the maximum number of jobs that run at the same time; None = all. Others wait.
     """
     gate = asyncio.Semaphore(concurrency or max(1, len(jobs)))
 
@@ -186,13 +186,13 @@ async def run_open(
 
 
 async def fetch(target: Target, path: str) -> tuple[int, bytes]:
-    """GET `path`; returns (status, body)."""
+    """Send GET `path` to the server, and return (status, body)."""
     answer = await exchange(target.url, path, api_key=target.api_key)
     return answer.code, answer.body
 
 
 async def first_model(url: str, api_key: str | None = None) -> Target:
-    """The server with the first model of its list; cpuserve lists its base model first.
+    """Return the server with the first model that it lists; cpuserve lists its base model first.
 
     Raises:
         LoadError: the server does not respond, or lists no model.
@@ -211,7 +211,7 @@ async def first_model(url: str, api_key: str | None = None) -> Target:
 
 
 async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:
-    """POST a JSON object to `path`; returns (status, body)."""
+    """Send a JSON object with POST to `path` of the server, and return (status, body)."""
     encoded = msgspec.json.encode({"model": target.model, **body})
     answer = await exchange(target.url, path, encoded, api_key=target.api_key)
     return answer.code, answer.body
@@ -250,7 +250,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the event: the length of token_ids; without them 1 if it has text."""
+        """The number of tokens in the event: of its token_ids; without these 1 if it has text."""
         if self.token_ids is not None:
             return len(self.token_ids)
         said = self.delta and (self.delta.content or self.delta.reasoning_content)
@@ -264,9 +264,9 @@ class _Event(msgspec.Struct):
 
 
 class _Events:
-    """Parses a stream of server-sent events and records its tokens in a Timing.
+    """Parses a stream of server-sent events, and records the times of tokens in a Timing.
 
-    msgspec skips the members of the JSON that the structs above do not declare.
+    msgspec skips JSON members that the structs above do not declare.
     """
 
     _decode = msgspec.json.Decoder(_Event).decode
@@ -277,7 +277,7 @@ class _Events:
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
-        """Process a piece of the body; LoadError for an error event."""
+        """Parse a piece of the body; LoadError for an error event."""
         now = time.perf_counter()
         *whole, self._rest = (self._rest + piece).split(b"\n")
         for line in whole:
@@ -285,7 +285,7 @@ class _Events:
                 self._take(line[5:], now)
 
     def close(self) -> None:
-        """Complete the timing from the usage numbers; LoadError if the stream had no token."""
+        """Complete the timing from the final token counts; LoadError if the stream had no token."""
         timing, usage = self._timing, self._usage
         if not timing.stamps:
             msg = "the server ended the stream without a token"
@@ -294,7 +294,7 @@ class _Events:
         details = usage.prompt_tokens_details
         timing.cached_tokens = (details.cached_tokens if details else None) or 0
         missing = (usage.completion_tokens or 0) - timing.tokens
-        if missing > 0:  # without token ids, tokens that end within a character have no text yet
+        if missing > 0:  # without token ids, a token that ends within a character has no text
             timing.counts[-1] += missing
 
     def _take(self, data: bytes, now: float) -> None:

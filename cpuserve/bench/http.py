@@ -1,7 +1,7 @@
 """A minimal HTTP/1.1 client: one request and its response per connection.
 
-It is an asyncio protocol and not a stream reader, because a protocol needs one call for each chunk
-of a response, and a stream reader three awaits.
+It is an asyncio protocol and not a stream reader, because a protocol needs one call per chunk of a
+response, whereas a stream reader needs three awaits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LoadError(CpuserveError):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A complete response."""
+    """A complete HTTP response: its status code and its body."""
 
     code: int
     body: bytes
@@ -38,9 +38,9 @@ async def exchange(
 ) -> HttpResponse:
     """POST `body` to `path` of the server at `url` (GET if `body` is None); return the response.
 
-    With `on_body`, the body of a response with status 200 is passed to this function in pieces as
-    they arrive, and the returned HttpResponse has no body. An exception in on_body ends the
-    exchange and is raised here.
+    on_body: gets the body of a response with status 200 in pieces as they arrive; the returned
+    HttpResponse then has an empty body. An exception in on_body ends the exchange and is raised
+    here.
 
     Raises:
         LoadError: the server does not respond, or closes the connection too early.
@@ -68,7 +68,7 @@ async def exchange(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends a request and parses the response; `done` gets the HttpResponse or the exception."""
+    """Sends a request and parses the response; `done` is set to an HttpResponse or an exception."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._on_body = on_body
         self._transport: asyncio.Transport | None = None
-        self._rest = b""  # bytes of an incomplete head, chunk or body
+        self._rest = b""  # received bytes of an incomplete head, chunk or body
         self._pieces: list[bytes] = []
         self._code = 0
-        self._left = -1  # missing bytes of the body; -1: the body ends when the connection closes
+        self._left = -1  # missing bytes of the body; -1 = until the connection closes
         self._chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
+        """Send the request when the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes."""
+        """Parse received bytes of the response."""
         if self.done.done():
             return
         try:
@@ -101,11 +101,11 @@ class _Exchange(asyncio.Protocol):
                 data = self._take_head(data)
             if self._code:
                 self._take_body(data)
-        except Exception as error:  # a parse error or an error of on_body: both end the exchange
+        except Exception as error:  # errors of parsing and of on_body end the exchange
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Finish a body without a length; otherwise the response is incomplete."""
+        """Finish a body without a declared length; any other response is incomplete."""
         if self.done.done():
             return
         if self._code and not self._chunked and self._left < 0:
@@ -114,7 +114,7 @@ class _Exchange(asyncio.Protocol):
             self._fail(exc or EOFError("the server closed the connection before the response end"))
 
     def late(self) -> None:
-        """Fail if the server has not sent the head of a response in time."""
+        """Fail if the server has not sent the head of its response in time."""
         if self._code == 0:
             self._fail(EOFError(f"the server sent no response for {HEAD_TIMEOUT_S:.0f} s"))
 
@@ -133,7 +133,7 @@ class _Exchange(asyncio.Protocol):
         self.done.set_result(HttpResponse(self._code, b"".join(self._pieces)))
 
     def _take_head(self, data: bytes) -> bytes:
-        """Parse the head once it is complete; returns the bytes after it."""
+        """Parse the response head once it is complete; return the bytes after it."""
         head, found, rest = (self._rest + data).partition(b"\r\n\r\n")
         if not found:
             self._rest = head

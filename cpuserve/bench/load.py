@@ -1,4 +1,4 @@
-"""`cpuserve bench load`: time until a started server is ready, and the memory it uses."""
+"""`cpuserve bench load`: the time until a started server is ready, and the memory it uses."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 POLL_S = 0.01
-SETTLE_S = 1.0  # an idle engine prepares KV memory; after this time its memory is stable
+SETTLE_S = 1.0  # after this many idle seconds, an engine has prepared its KV memory
 PROMPT = [400, 401, 402]
 TEXT = "The capital of France is"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Memory of an engine process in bytes.
+    """The memory of an engine process in bytes.
 
     before: resident memory before the process loads the model.
-    peak: greatest resident memory while it loads.
-    weights, kv: sizes of the packed weights and of the KV blocks after that.
+    peak: the maximum resident memory while it loads the model.
+    weights, kv: the sizes of the packed weights and of the KV blocks after loading.
     """
 
     before: int
@@ -64,17 +64,17 @@ def load_records(
     *,
     cold: bool = False,
 ) -> list[Record]:
-    """Return records of start times, memory after one short request, and peak memory of a load.
+    """Return records of start times, of memory after one short request, and of peak memory.
 
-    cold: starts are measured a second time after the page cache of the machine was dropped.
-    weight_bytes: size of the tensors in the model's files. Two records are ratios to weight_bytes:
-    the peak of all resident memory of the engine process, and the increase of this memory since
-    loading began. Memory of several processes is the sum of their proportional set sizes, which
-    counts shared pages once.
+    cold: also measure starts after the page cache of the machine was dropped.
+    weight_bytes: the size of all tensors in the model's files. Two records are ratios to
+    weight_bytes: the peak of the resident memory of the engine process, and the increase of its
+    resident memory since loading began. The memory of several processes is the sum of their
+    proportional set sizes, which counts shared pages once.
 
     Raises:
-        StartupError: the server ended before it was ready, or a process of it mapped torch; or
-            this process may not drop the page cache.
+        StartupError: the server ended before it was ready, a process of it loaded torch, or this
+            process may not drop the page cache.
     """
     found: dict[str, tuple[str, list[float]]] = {}
 
@@ -109,7 +109,7 @@ def load_records(
 
 
 def time_start(arguments: Sequence[str]) -> StartTimes:
-    """Start a server, ask it for a token as soon as it is healthy, and stop it.
+    """Start a server, request a token from it as soon as it is healthy, and stop it.
 
     Raises:
         StartupError: the server ended before it was healthy, or took longer than START_TIMEOUT_S.
@@ -144,7 +144,7 @@ async def _first_token(target: Target) -> float:
 
 
 def drop_page_cache() -> None:
-    """Let the kernel forget all files, as after a boot; StartupError if this is not permitted."""
+    """Make the kernel drop all cached files, as after a boot; StartupError without permission."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
@@ -167,7 +167,7 @@ def _free_port() -> int:
 
 
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """Return {name: (unit, value)}: a server's start time and its memory after a short request."""
+    """Return {metric: (unit, value)}: a server's start time, and memory after a short request."""
     with ServerProcess(arguments) as server:
         target = asyncio.run(first_model(server.url, server.key))
         timing = asyncio.run(complete(target, PROMPT, 1))
@@ -200,7 +200,7 @@ def processes(root: int) -> list[psutil.Process]:
 
 
 def mapped(pid: int, word: str) -> list[str]:
-    """Paths of the shared libraries with `word` in their name that the process maps (Linux)."""
+    """Return the paths of shared libraries with `word` in their name that a process has mapped."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -209,7 +209,7 @@ def mapped(pid: int, word: str) -> list[str]:
 
 
 def engine_memory(config: EngineConfig) -> EngineMemory:
-    """Load the model in a separate engine process and read its memory figures."""
+    """Load the model in a separate engine process, and return its memory figures."""
     return asyncio.run(_engine_memory(config))
 
 

@@ -1,7 +1,7 @@
-"""Rates of a server as fractions of the rate that the machine reaches in the same minute.
+"""Measure rates of a server as fractions of the limit that the machine reaches at that time.
 
-The speed of a machine drifts: other tenants take bandwidth, and clock rates change. Therefore a
-probe runs right before every measurement, and the result is the median of the ratios.
+The speed of a machine drifts: other tenants use bandwidth, and clock rates change. So a probe of
+the machine runs right before every measurement, and the result is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DECODE_PROMPT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work that one token of a model takes.
+    """The work for one token of a model.
 
-    weight_bytes_per_token: packed weights that a decoded token reads.
-    linear_weights: number of weights of linear layers that a prompt token is multiplied with.
-    dot: type of the dot products in the linear layers: "bf16", "int8", "int4" or "f32".
+    weight_bytes_per_token: bytes of packed weights that are read to decode a token.
+    linear_weights: the number of weights of linear layers that a prompt token is multiplied with.
+    dot: the type of dot products in linear layers: "bf16", "int8", "int4" or "f32".
     """
 
     vocab: int
@@ -40,10 +40,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A server, the probes of its machine (None: records have no fraction), and request sizes.
+    """A server to measure, the probes of its machine, and the sizes of the requests.
 
-    concurrency: number of simultaneous requests.
-    warm_ups: rounds that are not recorded.
+    roofline: the probes; None = records have no fraction of a limit.
+    concurrency: the number of simultaneous requests.
+    warm_ups: the number of rounds that are not recorded.
     """
 
     target: Target
@@ -57,12 +58,12 @@ class Bench:
     warm_ups: int = 2
 
     def prompt(self, rng: random.Random, tokens: int) -> list[int]:
-        """Random token ids; no two prompts share a prefix, so the prefix cache has no effect."""
+        """Return random token ids; prompts share no prefix, so the prefix cache has no effect."""
         return plain_ids(rng, tokens, self.work.vocab)
 
 
 def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Record]:
-    """Memory bandwidth, dot-product peaks and barrier latency of this machine."""
+    """Measure the memory bandwidth, dot-product rates and barrier latency of this machine."""
     measured = [roofline.measure() for _ in range(rounds)]
     bandwidth = [m["read_bytes_per_s"] / 1e9 for m in measured]
     found = [record("read_bandwidth", "GB/s", bandwidth, where, better="more")]
@@ -112,7 +113,7 @@ async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 
 
 async def at_once(bench: Bench, asked: list[Talk], tell: Callable[[str], None]) -> list[Record]:
-    """Send all requests at the same time; the server decides how many of them run together."""
+    """Send all requests together; the server decides how many of them run simultaneously."""
     tell(f"{len(asked)} requests sent at once")
     run = await drive(bench.target, asked, Pace())
     shape: dict[str, float | str] = {"requests": len(asked)}
@@ -126,7 +127,7 @@ async def _warm_up(bench: Bench) -> None:
 
 
 async def _decode(bench: Bench) -> Record:
-    """Measure the decode rate at batch 1; its roof is bandwidth / bytes of weights per token."""
+    """Measure the decode rate at batch 1; its limit is bandwidth / weight bytes per token."""
     rng = random.Random(2)
     rates, roofs = [], []
     for _ in range(bench.rounds):
@@ -149,7 +150,7 @@ async def _decode(bench: Bench) -> Record:
 
 
 async def _prefill(bench: Bench) -> list[Record]:
-    """Measure prefill rate and TTFT; the roof is dot-product peak / (2 x linear weights)."""
+    """Measure prefill rate and TTFT; their limit is the dot-product rate / (2 x linear weights)."""
     rng = random.Random(3)
     rates, times, roofs = [], [], []
     for _ in range(bench.rounds):
@@ -205,5 +206,5 @@ def _ratio(roof: float, cost: int) -> float:
 
 
 def run(measuring: Coroutine[Any, Any, list[Record]]) -> list[Record]:
-    """Run one of the coroutines above and return its records."""
+    """Run a measurement coroutine of this module, and return its records."""
     return asyncio.run(measuring)

@@ -1,4 +1,4 @@
-"""Reads figures that a cpuserve server exports: its CPU, threads, and bytes of weights read."""
+"""Read figures that a cpuserve server exports: its CPU, its threads, and weight bytes read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COUNTERS = {
 class Seen:
     """Counters of a server since its start, and the memory bandwidth that it measured.
 
-    weight_bytes: bytes of weights read.
-    busy_s: seconds in steps.
-    roofline: bandwidth in bytes per second, 0 = not measured.
+    weight_bytes: bytes of packed weights that steps have read.
+    busy_s: seconds that the engine spent in steps.
+    roofline: memory bandwidth in bytes per second; 0 = not measured.
     """
 
     weight_bytes: float = 0.0
@@ -32,7 +32,7 @@ class Seen:
 
 
 async def observe(target: Target) -> Seen | None:
-    """The current counters of a server; None if it exports none."""
+    """Return the current counters of a server; None if it exports none."""
     try:
         code, body = await fetch(target, "/metrics")
     except LoadError:
@@ -47,7 +47,7 @@ async def observe(target: Target) -> Seen | None:
 
 
 async def where(target: Target) -> Where:
-    """CPU, ISA level and threads of the server, from GET /v1/cpu; empty if it has no such page."""
+    """Return CPU, ISA level and threads of the server from /v1/cpu; empty for other servers."""
     nothing = Where(host="", isa="", threads=0, model=target.model)
     try:
         code, body = await fetch(target, "/v1/cpu")
@@ -65,7 +65,7 @@ async def where(target: Target) -> Where:
 
 
 def weight_reading(before: Seen | None, after: Seen | None, wall_s: float) -> float:
-    """Share of the probed bandwidth that reading weights used during `wall_s`; 0 if unknown."""
+    """Return the share of the bandwidth that weights used during `wall_s` seconds; 0 = unknown."""
     if before is None or after is None or not after.roofline or wall_s <= 0:
         return 0.0
     return (after.weight_bytes - before.weight_bytes) / wall_s / after.roofline

@@ -1,4 +1,4 @@
-"""The plan of `cpuserve bench step`, checked against the limits of the engine."""
+"""The plan of `cpuserve bench step`, and its check against the limits of the engine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 OVERHEAD_BATCHES = (1, 64)
-OVERHEAD_CONTEXT = 32  # tokens; few, since overheads do not depend on them and prompts take time
-OVERHEAD_STEPS = 10  # steps in each round
+OVERHEAD_CONTEXT = 32  # tokens; overheads do not depend on the context, so short prompts suffice
+OVERHEAD_STEPS = 10  # the number of steps in each round
 
 
 @dataclass(slots=True)
 class Plan:
-    """Sizes to measure, in tokens and sequences.
+    """The batch, context and prompt sizes to measure, in sequences and tokens.
 
-    dot: type of the dot-product peak that prompts are compared with ("bf16", "int8", "int4" or
-    "f32"); empty selects the type of the model's linear layers.
+    dot: the type of the dot-product rate that prompts are compared with ("bf16", "int8", "int4" or
+    "f32"); "" = the type of the model's linear layers.
     """
 
     batches: Sequence[int]
@@ -36,14 +36,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The limits of an engine, each the most that is possible.
+    """The limits of an engine.
 
-    batch: running sequences.
-    sequence: tokens of one sequence, prompt and output together.
-    blocks: KV blocks.
-    use: computes how many blocks a sequence takes.
-    budget: tokens of a step.
-    chunk: prompt tokens of a step if time does not limit them.
+    batch: the maximum number of running sequences.
+    sequence: the maximum tokens of a sequence, prompt and output together.
+    blocks: the number of KV blocks.
+    use: computes how many KV blocks a sequence takes.
+    budget: the maximum number of tokens in a step.
+    chunk: the maximum number of prompt tokens in a step, without a limit on time.
     """
 
     batch: int
@@ -55,7 +55,7 @@ class Capacity:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capacity:
-        """The limits of an engine with this configuration."""
+        """Return the limits of an engine with this configuration."""
         windows = [group.window for group in config.kv_groups] or [0]
         spare = any(windows) or config.state_slots > 0
         blocks, budget = config.kv_blocks - spare, config.max_num_batched_tokens
@@ -74,11 +74,11 @@ class Capacity:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that leaves space for one output token."""
+        """The number of tokens of the longest prompt that leaves space for one output token."""
         return self.sequence - 1
 
     def output(self, batch: int, context: int, steps: int) -> int:
-        """Return the max_tokens that each sequence needs so that all decode `steps` steps together.
+        """Return the max_tokens that all sequences need to decode `steps` steps at the same time.
 
         The first sequences already decode while the prompts of the others are computed. A step
         computes a full chunk of prompt tokens, or up to an eighth less when the scheduler rounds.
@@ -88,22 +88,22 @@ class Capacity:
         return steps + -(-batch * context // least) + 2
 
     def holds(self, batch: int, context: int, steps: int) -> bool:
-        """Whether `batch` sequences of `context` tokens can decode `steps` steps together."""
+        """Return whether `batch` sequences of `context` tokens can decode `steps` steps at once."""
         if batch > self.batch:
             return False
         tokens = context + self.output(batch, context, steps)
-        # The scheduler keeps 1 block of each group free per running sequence.
+        # The scheduler keeps one block of each KV group free per running sequence.
         each = self.use.needs(tokens) + len(self.use.windows)
         return tokens <= self.sequence and batch * each <= self.blocks
 
 
 def overhead_batches(config: EngineConfig) -> list[int]:
-    """The batch sizes at which overheads are measured, up to the engine's limit."""
+    """Return the batch sizes at which overheads are measured, up to the engine's limit."""
     return [b for b in OVERHEAD_BATCHES if b <= Capacity.of(config).batch]
 
 
 def check_plan(config: EngineConfig, plan: Plan, overheads: bool) -> None:
-    """Raise ConfigError if the plan exceeds the engine's limits; the message has a value to use."""
+    """Raise ConfigError if the plan exceeds the engine's limits; the message has a valid value."""
     limits = Capacity.of(config)
     if overheads:
         for batch in overhead_batches(config):
@@ -160,5 +160,5 @@ def _check_overheads(limits: Capacity, batch: int, rounds: int) -> None:
 
 
 def _most(works: Callable[[int], bool], asked: int) -> int:
-    """Return the largest n in 1 .. `asked` with works(n), or 0; smaller n must work as well."""
+    """Return the largest n in 1 .. `asked` with works(n), or 0; all smaller n must work as well."""
     return bisect_left(range(1, asked + 1), True, key=lambda n: not works(n))

@@ -1,4 +1,4 @@
-"""The results of a load run: records, the result file of vLLM, and a report for the terminal."""
+"""Results of a load run: records, the result file of vLLM, and a report for the terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-MOST_SAMPLES = 101  # of a latency with more samples, a record keeps percentiles 0 to 100
+MOST_SAMPLES = 101  # a record of a latency with more samples has only percentiles 0 to 100
 ROOF = "read bandwidth (weights read in the run, probe at the server's start)"
 
 
 class Rate(NamedTuple):
-    """A figure that describes a whole run."""
+    """A figure about a whole run, such as its output rate."""
 
     unit: str
     value: float
@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run and the settings of its report. goodput: latency bounds in milliseconds by metric."""
+    """A run and the settings of its report. goodput: latency limits in ms, by metric."""
 
     run: Run
     where: Where
@@ -48,11 +48,11 @@ class Report:
     metrics: Sequence[str] = METRICS
 
     def latency(self, metric: str) -> list[float]:
-        """All values of latency `metric`, in milliseconds."""
+        """Return all values of the latency `metric`, in milliseconds."""
         return milliseconds(self.run.timings, metric)
 
     def rates(self) -> dict[str, Rate]:
-        """The figures that describe the whole run, by name."""
+        """Return the figures about the whole run by name, such as the output rate."""
         run, wall = self.run, self.run.wall_s or math.inf
         prompts = sum(t.prompt_tokens for t in run.timings)
         cached = sum(t.cached_tokens for t in run.timings)
@@ -71,7 +71,7 @@ class Report:
         return found
 
     def num_good(self) -> int:
-        """Number of requests that meet every goodput bound."""
+        """The number of requests that meet every latency limit of the goodput."""
         return sum(
             all(1e3 * _one(t, name) <= bound for name, bound in self.goodput.items())
             for t in self.run.timings
@@ -79,11 +79,11 @@ class Report:
 
 
 def milliseconds(timings: Sequence[Timing], metric: str) -> list[float]:
-    """All values of a latency ("ttft", "tpot", "itl" or "e2el"), in milliseconds."""
+    """Return all values of a latency ("ttft", "tpot", "itl" or "e2el"), in milliseconds."""
     if metric == "itl":
         return [1e3 * gap for t in timings for gap in t.itl]
     values = [_one(t, metric) for t in timings]
-    return [1e3 * v for v in values if v or metric != "tpot"]  # a request of one token has no tpot
+    return [1e3 * v for v in values if v or metric != "tpot"]  # tpot needs two tokens or more
 
 
 def _one(timing: Timing, metric: str) -> float:
@@ -123,7 +123,7 @@ def records(report: Report) -> list[Record]:
 def latency_record(
     metric: str, values: list[float], where: Where, parameters: Mapping[str, float | str]
 ) -> Record:
-    """A record of latency `values` that stores at most MOST_SAMPLES of them."""
+    """Return a record of latency `values` with at most MOST_SAMPLES samples."""
     kept = values
     if len(values) > MOST_SAMPLES:
         kept = [percentile(values, p) for p in range(101)]
@@ -132,7 +132,7 @@ def latency_record(
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The members of the result file of vLLM; latencies are in milliseconds, rates per second."""
+    """Return the members of a vLLM result file; latencies are in ms, rates are per second."""
     run, rates = report.run, report.rates()
     found: dict[str, Any] = {
         "duration": run.wall_s,
@@ -159,7 +159,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def details(run: Run) -> dict[str, Any]:
-    """The members that --save-detailed adds: lists with one entry per request."""
+    """Return the members that --save-detailed adds: lists with one entry per request."""
     return {
         "input_lens": [t.prompt_tokens for t in run.timings],
         "output_lens": [t.tokens for t in run.timings],
@@ -171,7 +171,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def file_name(label: str, report: Report, model: str, now: datetime) -> str:
-    """The name of the result file in vLLM."""
+    """Return the name that vLLM would choose for the result file."""
     limit = report.pace.concurrency
     many = f"-concurrency{limit}" if limit else ""
     base = model.rstrip("/").split("/")[-1]
@@ -179,7 +179,7 @@ def file_name(label: str, report: Report, model: str, now: datetime) -> str:
 
 
 def render(report: Report) -> str:
-    """The report of the run as text."""
+    """Return the report of the run as text."""
     rows = summary_rows(report)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(width)}  {text}" for name, text in rows]
@@ -187,7 +187,7 @@ def render(report: Report) -> str:
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """Return the counts and rates of the run, as names and texts."""
+    """Return the counts and rates of the run as pairs of name and text."""
     run = report.run
     rows = [
         ("requests", f"{len(run.timings)} completed, {len(run.errors)} failed"),
@@ -203,12 +203,12 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def latency_columns(report: Report) -> list[str]:
-    """Return the names of the figures in each latency row."""
+    """Return the column titles of the latency table: "mean" and the percentiles."""
     return ["mean", *(f"p{p:g}" for p in report.percentiles)]
 
 
 def latency_rows(report: Report) -> list[tuple[str, list[float], list[float]]]:
-    """Return (name, figures, all values) of each latency that was measured, in milliseconds."""
+    """Return (name, figures, all values) of each measured latency, in milliseconds."""
     rows = []
     for metric in report.metrics:
         values = list(report.latency(metric))

@@ -1,4 +1,4 @@
-"""Records of measurements; a file has one record per line, as JSON."""
+"""Records of measurements; a file of records has one JSON object per line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Better = Literal["more", "less"]
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A measured metric, where it was measured, and its share of the machine's limit.
+    """A measured metric, the machine and software, and its share of the machine's limit.
 
     better: whether "more" or "less" is an improvement.
     samples: one value per round, in `unit`.
-    of: the name of the roof, the upper bound that the machine sets, which is probed in the same
-      minute; None = there is no roof.
-    fraction: median over the rounds of measured / roof, if there is a roof; fraction_p5 and
-      fraction_p95 are its spread, and a larger fraction is always an improvement.
-    parameters: the settings of the measurement; two records with equal metric, model and parameters
+    of: the name of the upper bound that the machine sets, which is probed in the same minute;
+      None = the metric has no upper bound.
+    fraction: the median over the rounds of measured / upper bound. fraction_p5 and fraction_p95
+      are its spread, and a larger fraction is always an improvement.
+    parameters: the settings of the measurement; records with equal metric, model and parameters
       can be compared.
-    facts: further figures.
+    facts: additional figures.
     """
 
     metric: str
@@ -49,12 +49,12 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     facts: dict[str, float | str | list[float]] = {}
 
     def to_json(self) -> str:
-        """The record as one line of JSON."""
+        """Return the record as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of a record that describe the machine and the software."""
+    """The members of a record that describe the machine and the model."""
 
     host: str
     isa: str
@@ -74,7 +74,7 @@ def record(
     parameters: Mapping[str, float | str] | None = None,
     facts: Mapping[str, float | str | list[float]] | None = None,
 ) -> Record:
-    """A record of `samples`; roofs[i] is the upper bound of the machine in round i."""
+    """Return a record of `samples`; roofs[i] is the upper bound of the machine in round i."""
     shares = [s / r for s, r in zip(samples, roofs, strict=False) if r > 0]
     return Record(
         metric=metric,
@@ -99,7 +99,7 @@ def record(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile, interpolated linearly between the two nearest values; 0 without values."""
+    """Return a percentile, interpolated linearly between the two nearest values; 0 if empty."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -110,13 +110,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """`value` rounded to five significant digits; further digits are noise."""
+    """Return `value` rounded to five significant digits, because further digits are noise."""
     return float(f"{value:.5g}")
 
 
 @cache
 def commit() -> str:
-    """The commit of the checkout (with "+" if files are modified), else the installed version."""
+    """Return the commit of the checkout ("+" = modified files), or the installed version."""
     here = str(Path(__file__).parent)
     try:
         describe = ["git", "-C", here, "describe", "--always", "--exclude=*", "--dirty=+"]
@@ -131,7 +131,7 @@ def _told(name: str, value: float | str) -> str:
 
 
 def differing(records: Sequence[Record]) -> list[str]:
-    """Return, for each record, its parameters that differ between records of its metric."""
+    """Return a text per record with the parameters that differ between records of its metric."""
     seen: dict[tuple[str, str], set[str]] = {}
     for r in records:
         for name, value in r.parameters.items():
@@ -143,9 +143,9 @@ def differing(records: Sequence[Record]) -> list[str]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records as a text table: metric, parameters, median, spread, fraction of the roof.
+    """Return the records as a text table: metric, parameters, median, spread, share of the limit.
 
-    Only parameters that differ between records of one metric are shown.
+    Only parameters that differ between records of the same metric are shown.
     """
     rows: list[tuple[str, ...]] = [("metric", "of", "median", "p5 .. p95", "unit", "of the roof")]
     for r, what in zip(records, differing(records), strict=True):

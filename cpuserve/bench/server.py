@@ -1,4 +1,4 @@
-"""Starts a `cpuserve serve` process for a measurement and stops it afterwards."""
+"""Start a `cpuserve serve` process for a measurement, and stop it afterwards."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ STOP_TIMEOUT_S = 15.0
 def serve_command(arguments: Sequence[str], module: str = "cpuserve.cli.main") -> list[str]:
     """Return the command of `cpuserve serve`, which imports the same packages in any directory.
 
-    module: the module with the function `main` of the command line.
+    module: the module with the `main` function of the command line.
     """
     return python_command(f"from {module} import main; sys.exit(main())", "serve", *arguments)
 
 
 def private_flags(port: int, key: str) -> list[str]:
-    """Return flags that set address and API key, and so override environment and config files."""
+    """Return flags for address and API key, which override the environment and config files."""
     return ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """Send SIGTERM to the process, and kill it if it does not end within STOP_TIMEOUT_S."""
+    """Send SIGTERM to the process, and kill it if it does not end in STOP_TIMEOUT_S seconds."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -48,19 +48,19 @@ def _end(number: int, _frame: FrameType | None) -> None:
 class ServerProcess:
     """A context manager that runs `cpuserve serve` on a free port of 127.0.0.1.
 
-    key: the random API key of this server. Once the server is ready, `url` is its address and
-    `ready_s` the time from process start to banner in seconds. The server has then finished its
+    key: the random API key of this server. When the server is ready, `url` is its address, and
+    `ready_s` is the time from process start to banner in seconds. The server has then finished its
     roofline probes, which could disturb a measurement. SIGTERM and SIGHUP stop the server before
-    they end this process; otherwise it would keep its memory and cores.
+    they end this process; otherwise the server would keep its memory and cores.
     """
 
     def __init__(self, arguments: Sequence[str], module: str = "cpuserve.cli.main") -> None:
-        """`arguments`, `module`: see serve_command."""
+        """`arguments`, `module`: as in serve_command."""
         self.started = time.perf_counter()
         self.ready_s = 0.0
         self.url = ""
         self.key = secrets.token_hex(8)
-        # Python sets signal handlers in the main thread only. Handlers of the caller are kept.
+        # Python can set signal handlers only in the main thread. The caller's own handlers stay.
         in_main = threading.current_thread() is threading.main_thread()
         ending = (signal.SIGTERM, signal.SIGHUP) if in_main else ()
         self._handled = [n for n in ending if signal.getsignal(n) is signal.SIG_DFL]
@@ -70,7 +70,7 @@ class ServerProcess:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> ServerProcess:
-        """Wait until the server is ready; StartupError if it ends (its error is on stderr)."""
+        """Wait until the server is ready; StartupError if it ends, with its error on stderr."""
         watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
         watchdog.daemon = True
         watchdog.start()
@@ -89,7 +89,7 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the server."""
+        """Stop the server process."""
         self._stop()
 
     def _stop(self) -> None:
@@ -106,7 +106,7 @@ class ServerProcess:
             if found:
                 self.url = found[1]
                 self.ready_s = time.perf_counter() - self.started
-            if line.strip().startswith("API "):  # this line comes after the roofline's measurement
+            if line.strip().startswith("API "):  # printed after the roofline probes
                 return
         code = self.process.wait()
         msg = f"the server to measure ended with exit code {code} before it was ready"

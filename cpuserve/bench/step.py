@@ -1,7 +1,7 @@
-"""`cpuserve bench step` and `kernels`: measure steps of an engine in this process, without HTTP.
+"""`cpuserve bench step` and `kernels`: measure engine steps in this process, without HTTP.
 
 Steps run as in the server: scheduler, packing, executor, update. There are three kinds of records:
-rates of whole steps, times of each kernel, and overheads (all work that is not matrix arithmetic).
+rates of whole steps, times of each kernel, and overheads (all work except matrix arithmetic).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 PROBE_S = 0.1
 STEPS_A_PROBE = 10
-PROFILED_STEPS = 10  # decode steps in each round of `kernels`
+PROFILED_STEPS = 10  # the number of decode steps in each round of `kernels`
 BARRIERS = 2000
 WARM_UP_TOKENS = 64
-TOP_P_VOCAB = 151936  # the vocabulary of Qwen models
+TOP_P_VOCAB = 151936  # the vocabulary size of Qwen models
 DRAWS = 100
-MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head and sampling
+MATRIX_OPS = ("linear", "attention", "logits")  # "logits" includes lm_head and sampling
 
 What = Literal["rates", "kernels", "overheads"]
 Emit = Callable[[Record], None]
-Pair = tuple[float, float]  # seconds of a whole step, seconds in the executor
+Pair = tuple[float, float]  # (seconds of a whole step, seconds in the executor)
 
 
 def step_records(
@@ -60,15 +60,15 @@ def step_records(
     cache: CacheSizes,
     emit: Emit,
 ) -> None:
-    """Build an engine and call emit(record) for each result of `what`.
+    """Build an engine, and call emit(record) for each result of the kind `what`.
 
     Raises:
         ConfigError: the plan exceeds a limit of the model or of the engine.
-        CpuserveError: the engine refused a request, or could not keep all requests running.
+        CpuserveError: the engine refused a request, or could not run all requests together.
     """
     steps = PROFILED_STEPS if what == "kernels" else 1
     check_plan(config, replace(plan, rounds=plan.rounds * steps), what == "overheads")
-    # No client reads tokens here, so prompts need not be cut to protect the latency of others.
+    # No client reads tokens here, so prompt chunks need not be short to protect latencies.
     config = msgspec.structs.replace(config, itl_target_ms=0)
 
     def run(team: Any) -> None:
@@ -87,9 +87,9 @@ def step_records(
 
 
 class CacheSizes(NamedTuple):
-    """Sizes in the cache.
+    """Byte counts of the model's cache.
 
-    token: bytes of a token, for each layer of the KV cache.
+    token: bytes of a token in each layer of the KV cache.
     states: bytes of the recurrent states of a sequence.
     """
 
@@ -98,18 +98,18 @@ class CacheSizes(NamedTuple):
 
 
 class TimedExecutor:
-    """A wrapper of an executor that sums the time spent in `step`."""
+    """Wraps an executor, and sums the time that is spent in its `step`."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member of the wrapped executor; only `step` and `seconds` are members here."""
+        """Return a member of the wrapped executor, except `step` and `seconds`."""
         return getattr(self._executor, name)
 
     def step(self, arrays: Any) -> Any:
-        """Run the executor's step and add its time to `seconds`."""
+        """Run a step of the executor, and add its time to `seconds`."""
         started = time.perf_counter()
         try:
             return self._executor.step(arrays)
@@ -138,7 +138,7 @@ class StepBench:
         self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
 
     def all_of(self, plan: Plan) -> None:
-        """Measure all sizes of the plan: prompts, then aborts, then decoding."""
+        """Measure all sizes of the plan: prompts, then aborted prompts, then decode steps."""
         for tokens in plan.prompts:
             self.prefill(tokens)
         for tokens in plan.leaves:
@@ -147,13 +147,13 @@ class StepBench:
             for context in plan.contexts:
                 self.decode(batch, context)
 
-    # --- rates --------------------------------------------------------------------------------
+    # --- rates of whole steps -----------------------------------------------------------------
 
     def decode(self, batch: int, context: int) -> None:
-        """Measure decode steps of `batch` sequences that have `context` keys each.
+        """Measure decode steps of `batch` sequences with `context` keys each.
 
-        The roof is the bandwidth divided by the bytes of a step: the weights, and for each
-        sequence its keys and values and its states of recurrent layers.
+        The upper bound is bandwidth / bytes per step. A step reads the weights, and the keys,
+        values and recurrent states of each sequence.
         """
         sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
         read = self.lowered.step_bytes(batch) + batch * sequence
@@ -182,10 +182,10 @@ class StepBench:
         self.rate("prefill", tokens, samples, roofs, f"{self.dot} dot peak", {"tokens": tokens})
 
     def leave(self, tokens: int) -> None:
-        """Measure how long a step still runs after an abort at a random moment of a prompt."""
+        """Measure how long a step continues after its prompt was aborted at a random moment."""
         samples = []
         for _ in range(self.rounds):
-            self.add(tokens, 1)  # a prompt that is not aborted shows the duration of a whole step
+            self.add(tokens, 1)  # run one prompt without abort to time a whole step
             whole = self.step()[0]
             self.drain()
             message, seen = Abort([self.add(tokens, 1)]), [0.0]
@@ -206,7 +206,7 @@ class StepBench:
     # --- kernels ------------------------------------------------------------------------------
 
     def kernels(self, plan: Plan) -> None:
-        """Measure the rate of each matrix against its roof, and the time of other operations."""
+        """Measure the rate of each matrix against its limit, and the time of other operations."""
         for tokens in plan.prompts:
             self._prompt_kernels(tokens)
         for batch in plan.batches:
@@ -223,8 +223,8 @@ class StepBench:
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
             weights = sum(w.n * w.k for w in self._weights_of(name))
-            # Logits are computed for the last token only, so bandwidth bounds their rate, not the
-            # dot peak.
+            # Logits are computed only for the last token, so bandwidth bounds their rate, and not
+            # the dot-product rate.
             if weights and not name.startswith("logits"):
                 rates = [2e-9 * tokens * weights / s for s in seconds]
                 self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)
@@ -232,7 +232,7 @@ class StepBench:
                 self.cost("kernel_time", "us", [1e6 * s for s in seconds], shape)
 
     def _decode_kernels(self, batch: int, context: int) -> None:
-        """Measure operations of decode steps: weight bytes per second over the bandwidth."""
+        """Measure operations of decode steps: weight bytes per second, as a share of bandwidth."""
         found: dict[str, list[float]] = {}
         roofs = []
         ids = self.start(batch, context, PROFILED_STEPS * self.rounds)
@@ -252,7 +252,7 @@ class StepBench:
     def _profiled(
         self, found: dict[str, list[float]], count: int, run: Callable[[], object]
     ) -> None:
-        """Call run() `count` times; append to found[kernel] its total seconds per call."""
+        """Call run() `count` times; append the seconds of each kernel per call to found[kernel]."""
         self.native.profile(True)
         before = self.native.op_times()
         for _ in range(count):
@@ -267,9 +267,9 @@ class StepBench:
             found.setdefault(name, []).append(seconds)
 
     def _kernel_name(self, index: int) -> str:
-        """Return the name of an operation with the kind and shape of its matrix, if it has one.
+        """Return the name of an operation, with the kind and shape of its matrix if it has one.
 
-        The times of operations with equal names are added.
+        The times of operations with equal names are summed.
         """
         name, weights = str(self.native.op_name(index)), self.lowered.op_weights[index]
         return name if weights is None else f"{name} {weights.kind} {weights.n}x{weights.k}"
@@ -307,7 +307,7 @@ class StepBench:
     # --- overheads ----------------------------------------------------------------------------
 
     def overheads(self) -> None:
-        """Measure the barrier, operations without a matrix, Python code and allocations."""
+        """Measure the barrier, operations without a matrix, Python code and memory allocations."""
         barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
         self.cost("barrier", "us", barriers, {})
         allocated = self.native.step_allocations
@@ -334,7 +334,7 @@ class StepBench:
         self.cost("outside_matrices", "us/layer", outside, shape)
 
     def _outside(self) -> float:
-        """Return the executor's seconds per step outside linear, attention and logits ops."""
+        """Return seconds per step in the executor outside of linear, attention and logits."""
         self.native.profile(True)
         before = self.native.op_times()
         inside = sum(self.step(all_stay=True)[1] for _ in range(OVERHEAD_STEPS))
@@ -348,10 +348,10 @@ class StepBench:
         names = (self.native.op_name(i) for i in range(self.native.num_ops()))
         return sum(name == "attention" for name in names)
 
-    # --- the engine ---------------------------------------------------------------------------
+    # --- requests and steps of the engine -----------------------------------------------------
 
     def start(self, batch: int, context: int, steps: int) -> list[int]:
-        """Start `batch` requests that can decode `steps` steps; return ids after their prompts."""
+        """Start `batch` requests that can decode `steps` steps; return their ids after prefill."""
         tokens = Capacity.of(self.core.config).output(batch, context, steps)
         ids = [self.add(context, tokens) for _ in range(batch)]
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
@@ -359,12 +359,12 @@ class StepBench:
         return ids
 
     def stop(self, ids: list[int]) -> None:
-        """Abort these requests."""
+        """Abort the requests with these ids, and wait until they have ended."""
         self.core.handle(Abort(ids))
         self.drain()
 
     def add(self, tokens: int, max_tokens: int) -> int:
-        """Queue a request with a random prompt and return its id."""
+        """Queue a request with a random prompt of `tokens` tokens, and return its id."""
         self.next_id += 1
         prompt = array("i", plain_ids(self.rng, tokens, self.vocab))
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
@@ -372,15 +372,15 @@ class StepBench:
         return self.next_id
 
     def step(self, *, all_stay: bool = False) -> Pair:
-        """Run one step and return (its seconds, the executor's seconds).
+        """Run one step, and return (its seconds, the seconds in the executor).
 
-        With `all_stay`, raises CpuserveError if a sequence ends or is preempted.
+        all_stay: raise CpuserveError if a sequence ends or is preempted.
         """
         self.timed.seconds = 0.0
         return self._advance(all_stay=all_stay), self.timed.seconds
 
     def _advance(self, *, all_stay: bool = False) -> float:
-        """Run one step and check its outputs; returns the seconds of the step alone."""
+        """Run one step and check its outputs; return only the seconds of the step."""
         started = time.perf_counter()
         outputs = self.core.step().outputs
         seconds = time.perf_counter() - started
@@ -397,7 +397,7 @@ class StepBench:
         return seconds
 
     def run_prompt(self, tokens: int) -> Pair:
-        """Compute one prompt in as many steps as it needs; returns their total times."""
+        """Compute one prompt in as many steps as it needs, and return the sums of their times."""
         self.add(tokens, 1)
         steps = []
         while self.core.has_work:
@@ -405,15 +405,15 @@ class StepBench:
         return sum(whole for whole, _ in steps), sum(inside for _, inside in steps)
 
     def drain(self) -> None:
-        """Run steps until no request is left."""
+        """Run steps until the engine has no requests."""
         while self.core.has_work:
             self._advance()
 
     def prefilling(self) -> bool:
-        """Whether the prompt of a running request is not completely computed."""
+        """Return whether a running request has prompt tokens that are not computed yet."""
         return any(r.num_output == 0 for r in self.core.scheduler.running)
 
-    # --- records ------------------------------------------------------------------------------
+    # --- records of results -------------------------------------------------------------------
 
     def rate(
         self,
@@ -424,7 +424,7 @@ class StepBench:
         of: str,
         shape: Mapping[str, float | str],
     ) -> None:
-        """Emit a rate in tokens per second, and its share of the roof that was probed before it."""
+        """Emit a rate in tokens per second, with its share of the upper bounds `roofs`."""
         rates = [tokens / whole for whole, _ in samples]
         found = record(
             f"{name}_rate",
@@ -439,7 +439,7 @@ class StepBench:
         self.emit(found)
 
     def show(self, name: str, samples: Sequence[Pair], shape: Mapping[str, float | str]) -> None:
-        """Emit the times of whole steps, and the part of them outside the executor."""
+        """Emit the times of whole steps, and the times that they spent outside the executor."""
         total = [1e3 * whole for whole, _ in samples]
         python = [1e6 * (whole - inside) for whole, inside in samples]
         self.cost(name, "ms", total, shape)
@@ -448,5 +448,5 @@ class StepBench:
     def cost(
         self, name: str, unit: str, samples: Sequence[float], shape: Mapping[str, float | str]
     ) -> None:
-        """Emit a metric where less is better."""
+        """Emit a record of a metric that should be small, such as a time."""
         self.emit(record(name, unit, samples, self.where, better="less", parameters=shape))

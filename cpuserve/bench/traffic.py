@@ -1,4 +1,4 @@
-"""Sends a workload to a server and collects timings and errors."""
+"""Send a workload to a server, and collect timings and errors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Arrivals: `rate` requests per second (inf: all at once), at most `concurrency` at a time.
+    """When requests arrive: `rate` per second (inf: together), at most `concurrency` running.
 
-    burstiness: shape of the gamma distribution of the gaps between requests. 1 means Poisson
-    arrivals; smaller values mean bursts.
+    burstiness: the shape of the gamma distribution of gaps between requests; 1 = Poisson arrivals,
+    smaller values = bursts.
     """
 
     rate: float = math.inf
@@ -32,7 +32,7 @@ class Pace:
     concurrency: int | None = None
 
     def gaps(self, count: int, rng: random.Random) -> list[float]:
-        """Seconds between the starts of consecutive requests, drawn with `rng`."""
+        """Return random seconds between the starts of consecutive requests, from `rng`."""
         if math.isinf(self.rate):
             return [0.0] * count
         mean = 1 / self.rate
@@ -42,10 +42,10 @@ class Pace:
 
 @dataclass(slots=True)
 class Run:
-    """The result of a load: timings of successful requests and errors of failed ones.
+    """The result of a load: timings of successful requests, and errors of failed requests.
 
-    cpu_s: CPU seconds of this process during the run.
-    before, after: counters of the server around the run, None if it exports none.
+    cpu_s: the CPU seconds of this process during the run.
+    before, after: counters of the server before and after the run; None = it exports none.
     """
 
     timings: list[Timing] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Number of generated tokens."""
+        """The number of generated tokens in all requests."""
         return sum(t.tokens for t in self.timings)
 
 
@@ -71,10 +71,10 @@ async def drive(
     each: Callable[[], None] = lambda: None,
     **more: Any,
 ) -> Run:
-    """Send conversations at `pace`. A refused request counts as failed, and the others continue.
+    """Send conversations at `pace`. A refused request counts as failed; the others continue.
 
-    more: members to add to every request.
-    each: a function to call after every conversation.
+    more: additional members of every request.
+    each: a function that is called after every conversation.
 
     Raises:
         LoadError: a warm-up request fails, or the endpoint cannot process these prompts.
@@ -82,8 +82,8 @@ async def drive(
     talks = await _in_its_form(target, talks)
     for _ in range(warm_ups):
         first = talks[0][0]
-        # The prompt is reversed, so that the first measured request does not find it in a prefix
-        # cache.
+        # The warm-up prompt is reversed, so that the first measured request does not find its own
+        # prompt in a prefix cache.
         prompt = first.prompt if isinstance(first.prompt, str) else first.prompt[::-1]
         await complete(target, prompt, min(first.answer, WARM_UP_TOKENS), **more)
     run = Run()
@@ -102,7 +102,7 @@ async def _talk(
 ) -> None:
     """Run one conversation: every turn sends all previous prompts and responses again.
 
-    A failed turn ends the conversation.
+    A failed turn ends its conversation.
     """
     said: list[int] = []
     for turn in talk:
@@ -132,7 +132,7 @@ async def _in_its_form(target: Target, talks: Sequence[Talk]) -> list[Talk]:
 
 
 async def as_text(target: Target, prompt: list[int] | str) -> str:
-    """The text of `prompt`, from the server's tokenizer."""
+    """Return the text of `prompt`, decoded by the server's tokenizer."""
     if isinstance(prompt, str):
         return prompt
     found: str = (await _tokenizer(target, "/detokenize", tokens=prompt))["prompt"]
@@ -140,7 +140,7 @@ async def as_text(target: Target, prompt: list[int] | str) -> str:
 
 
 async def count_tokens(target: Target, text: str) -> int:
-    """Number of tokens of `text`, from the server's tokenizer."""
+    """Return the number of tokens of `text`, counted by the server's tokenizer."""
     found: int = (await _tokenizer(target, "/tokenize", prompt=text))["count"]
     return found
 

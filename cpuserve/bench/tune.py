@@ -1,8 +1,8 @@
-"""`cpuserve bench kernels --tune`: find the work sizes that are fastest for a model and machine.
+"""`cpuserve bench kernels --tune`: find work sizes that are fastest for a model and machine.
 
-Work sizes are derived from the sizes of the CPU caches: how large a part of a matrix a kernel
-processes at a time. Each of them is compared with smaller and larger sizes on the matrices of the
-model. No work size changes a bit of any result.
+Work sizes say how large a part of a matrix a kernel processes at a time. By default they are
+derived from the sizes of the CPU caches. Tuning compares each size with smaller and larger
+ones on the matrices of the model. No work size changes any bit of a result.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cpuserve.platforms.tuned import BlockSizes
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
-# Seconds of one probe: long compared with the start of a step, short compared with changes of the
-# machine's speed.
+# Seconds of one probe: long compared with the start of a step, but short compared with the drift of
+# the machine's speed.
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
-# A new size is kept only if the median of its time over ROUNDS is below GAIN times the time before,
-# and again in as many further rounds. With ten candidates, chance alone would make one of them look
-# 2 % faster now and then.
+# A new size is used only if its median time over ROUNDS rounds is below GAIN times the old time,
+# twice in a row. Without the second comparison, one of ten candidates would look 2 % faster by
+# chance now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
-# Factors to try for each work size. The first three sizes affect prompts, the last affects
-# decoding.
+# Factors to try for each work size. The first three sizes affect prompts; the last affects decode
+# steps.
 FACTORS: Mapping[str, Sequence[float]] = {
     "strip_bytes": (0.5, 2.0),
     "rows": (0.5,),
@@ -37,7 +37,7 @@ FACTORS: Mapping[str, Sequence[float]] = {
     "ahead_bytes": (0.5, 2.0, 4.0),
 }
 OF_DECODE = ("ahead_bytes",)
-# Values to try for sizes that are not in bytes, and the numbers of rows to try them with.
+# Values to try for sizes that are not byte counts, and the numbers of rows to try them with.
 VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "float_pass_rows": ((6, 12), (8,)),
     "far_pass_rows": ((3, 16), (8,)),
@@ -47,10 +47,10 @@ VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A size that was tried, at a number of rows.
+    """One tried value of a work size, measured with a certain number of matrix rows.
 
-    ratio: the time with this size divided by the time with the size used before.
-    kept: whether the new size is used.
+    ratio: the time with this value divided by the time with the previous value.
+    kept: whether the new value is used from now on.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Trial:
 
 
 def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> BlockSizes:
-    """Return the sizes that are better than the derived ones, and leave `native` with them.
+    """Return the sizes that are faster than the derived sizes, and set them in `native`.
 
-    native: an executor with the weights of `layers` layers, and with the work sizes that are
-      derived from the CPU caches.
-    most_rows: the most rows of a step.
+    native: an executor with the weights of `layers` layers, and with work sizes that were derived
+      from the CPU caches.
+    most_rows: the maximum number of rows of a step.
     """
     first = dict(native.work_sizes)
     counts = {*DECODE_ROWS, PROMPT_ROWS, *(m for _, rows in VALUES.values() for m in rows)}
@@ -84,7 +84,7 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
 
 
 def _candidates(first: BlockSizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
-    """Yield every size with the values to try, and the rows at which to try them."""
+    """Yield each work size with the values to try, and the numbers of rows to try them with."""
     for name, factors in FACTORS.items():
         at = DECODE_ROWS if name in OF_DECODE else (PROMPT_ROWS,)
         yield name, [round(first[name] * factor) for factor in factors], at
@@ -95,7 +95,7 @@ def _candidates(first: BlockSizes) -> Iterator[tuple[str, list[int], Sequence[in
 def _try(
     native: Any, best: BlockSizes, other: BlockSizes, name: str, probes: Sequence[Probe]
 ) -> Trial | None:
-    """Compare `other` with `best`; None if the kernels refuse `other`. Leaves `best` set."""
+    """Compare `other` with `best`; None if the kernels refuse `other`. `best` stays set."""
     try:
         native.work_sizes = other
     except ValueError:
@@ -123,9 +123,9 @@ def compare(probe: Callable[[BlockSizes], float], best: BlockSizes, other: Block
 
 
 class Probe:
-    """Times the matrices of some layers; each run uses the next layers, which no cache holds.
+    """Times the matrices of some layers; each run uses other layers, to avoid cached weights.
 
-    Calling a Probe sets the work sizes and returns the seconds of a run.
+    Calling a Probe sets the work sizes, and returns the seconds of a run.
     """
 
     def __init__(self, native: Any, layers: int, rows: int) -> None:
@@ -149,7 +149,7 @@ class Probe:
 
 
 def tune_model(config: EngineConfig, tell: Callable[[Trial], None]) -> BlockSizes:
-    """Load the model, and return the sizes as tune() does."""
+    """Load the model, tune its work sizes, and return them as `tune` does."""
     from cpuserve.engine.build import build_engine, run_engine
 
     found: BlockSizes = {}

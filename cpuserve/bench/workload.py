@@ -1,4 +1,4 @@
-"""Workloads: prompts, response lengths and conversations to send; a seed determines all of them."""
+"""Workloads: prompts, response lengths and conversations to send; a seed determines them all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from cpuserve.errors import ConfigError
 
-FIRST_PLAIN_ID = 300  # smaller ids are often special tokens or single bytes
+FIRST_PLAIN_ID = 300  # smaller token ids are often special tokens or single bytes
 LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly
-# Log-normal parameters for ShareGPT without its file: fitted to the published quantiles of the
-# lengths after the filter of vLLM (prompts: median about 100, mean 220; responses: median about
-# 150, mean 200).
+# Parameters of log-normal lengths in place of the ShareGPT file. They are fitted to published
+# quantiles of its lengths after the filter of vLLM (prompts: median about 100, mean 220 tokens;
+# responses: median about 150, mean 200 tokens).
 SHAREGPT_PROMPT = (4.6, 1.2)
 SHAREGPT_ANSWER = (5.0, 0.8)
 SHAREGPT_SHORTEST, SHAREGPT_LONGEST, SHAREGPT_LONGEST_TOTAL = 4, 1024, 2048
@@ -25,14 +25,14 @@ Count = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: the user's new prompt (token ids or text) and the number of tokens to generate."""
+    """One turn: the user's new prompt (token ids or text), and how many tokens to generate."""
 
     prompt: list[int] | str
     answer: int
 
 
-# The turns of one conversation; each turn sends the previous ones again. Most conversations have
-# one turn.
+# The turns of one conversation; each turn sends all previous turns again. Most conversations have
+# only one turn.
 Talk = list[Turn]
 
 
@@ -40,11 +40,11 @@ Talk = list[Turn]
 class Workload:
     """The settings of a workload; lengths are in tokens.
 
-    range_ratio: lengths are uniform in [length (1 - r), length (1 + r)].
-    prefix_len: length of the shared prefix of each prompt, which is one of `num_prefixes` prefixes.
-    turns: number of turns of a multi-turn conversation.
-    answer_len: replaces the response lengths of ShareGPT.
-    path: the JSON file of ShareGPT.
+    range_ratio: lengths are uniform in [length (1 - r), length (1 + r)] with this r.
+    prefix_len: the length of the shared prefix of each prompt, one of `num_prefixes` prefixes.
+    turns: the number of turns in a multi-turn conversation.
+    answer_len: if set, replaces the response lengths of ShareGPT.
+    path: the ShareGPT file (JSON); None = random prompts with similar lengths.
     """
 
     dataset: str = "random"
@@ -68,10 +68,10 @@ def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
 
 
 async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
-    """Return the conversations of `workload`. count(text) returns the tokens of a text of the file.
+    """Return the conversations of `workload`. count(text) returns the number of tokens in a text.
 
     Raises:
-        ConfigError: the file is missing or is not in ShareGPT's format.
+        ConfigError: the file is missing, or is not in the ShareGPT format.
     """
     rng = random.Random(workload.seed)
     if workload.dataset == "sharegpt" and workload.path is not None:
@@ -127,7 +127,7 @@ def _about(length: int, w: Workload, rng: random.Random) -> int:
 
 
 async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]:
-    """First prompts and their response lengths, filtered as in the vLLM benchmark."""
+    """Return first prompts with the lengths of their responses, filtered as in vLLM."""
     pairs = _pairs(Path(w.path or ""))
     rng.shuffle(pairs)
     found: list[Talk] = []
@@ -141,12 +141,12 @@ async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]
     if not found:
         msg = f"flag --dataset-path={w.path}: no conversation of usable length"
         raise ConfigError(msg)
-    # Repeat the conversations of a small file until there are enough.
+    # A small file has too few conversations, so repeat them.
     return [found[i % len(found)] for i in range(w.num_prompts)]
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    """Return (first turn, second turn) of every conversation that has two turns."""
+    """Return (first turn, second turn) of every conversation with two turns or more."""
     try:
         listed: Any = json.loads(path.read_text())
         both = [talk["conversations"][:2] for talk in listed]

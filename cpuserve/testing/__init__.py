@@ -1,12 +1,12 @@
-"""Servers for the tests of programs that call a language model.
+"""Servers for the tests of programs that use a language model.
 
-* `serve` runs a real server with a real model in a process of its own. It decodes greedily, so the
-  same request returns the same text.
-* `scripted` runs the front end of the server over an engine that returns replies of a script. It
-  needs no model and no network, and supports every API dialect.
+* `serve` runs a real server with a real model in its own process. It decodes greedily, so the same
+  request returns the same text.
+* `scripted` runs the front end of the server with an engine that returns the replies of a script.
+  It needs no model and no network, and supports every API dialect.
 
-The module also has fixtures for pytest (pytest_plugin.py). Nothing heavy is imported before it is
-used. docs/testing-your-code.md is the guide.
+pytest_plugin.py has fixtures for pytest. Heavy modules are imported only when they are used.
+docs/testing-your-code.md is the guide.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # pytest imports this package in every project, so this must not import anything heavy.
+    # pytest imports this package in every project, so this file must not import heavy modules.
     if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,4 +1,4 @@
-"""An engine that follows a script, for the real front end."""
+"""ScriptedEngine: follows a script in place of a real engine, below the real front end."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from cpuserve.sampling.params import SamplingParams
 
 # A step of a script: an output, a pause in seconds, an event to wait for, or an error to raise.
 EngineStep = Output | float | asyncio.Event | Exception
-# A script gets the engine, the number of the sequence, its prompt and its sampling parameters.
+# A script is called with the engine, the sequence number, the prompt and the sampling parameters.
 EngineScript = Callable[["ScriptedEngine", int, list[int], SamplingParams], Iterable[EngineStep]]
 
 
 def logprob_of(token: int, top: int) -> TokenLogprob:
-    """Return a recognizable entry: the token has rank 2, the alternatives are 0, 1, 2, ..."""
+    """Return a recognizable logprob: the token has rank 2, and the alternatives are 0, 1, 2, ..."""
     alternatives = [(i, -0.5 * (i + 1)) for i in range(top)]
     return TokenLogprob(token, -0.25 * (token % 8) - 0.125, 2, alternatives)
 
 
 @dataclass
 class ScriptedEngine:
-    """An EngineClient with the outputs of `script`; it records the requests it gets.
+    """An EngineClient that returns the outputs of `script`, and records the requests it gets.
 
     info: the content of the Ready message.
-    asked: the prompt and the parameters of each sequence.
-    wishes: its timeout in seconds and whether it wants progress.
-    running: the number of sequences that run now.
+    asked: the prompt and the sampling parameters of each sequence.
+    wishes: for each sequence, its timeout in seconds and whether it wants progress reports.
+    running: the number of sequences that are running now.
     aborted: the number of sequences that were closed before their last output.
     """
 
@@ -50,11 +50,11 @@ class ScriptedEngine:
 
     @property
     def ended(self) -> bool:
-        """Whether the engine was closed."""
+        """Whether the engine has been closed."""
         return not self.alive
 
     async def wait_ready(self) -> None:
-        """Return at once."""
+        """Return immediately, because a scripted engine loads nothing."""
 
     async def generate(
         self,
@@ -92,17 +92,17 @@ class ScriptedEngine:
             self.aborted += not finished
 
     def forget(self) -> None:
-        """Forget the requests so far."""
+        """Clear the records of all requests so far."""
         for kept in (self.asked, self.wishes, self.priorities, self.continued):
             kept.clear()
 
     async def ask(self, what: str, **_: Any) -> dict[str, object]:
-        """Return a report that says nothing; EngineDead after the engine was closed."""
+        """Return an empty report; EngineDead if the engine has been closed."""
         if not self.alive:
             msg = f"the engine was killed by SIGKILL, and cannot report {what!r}"
             raise EngineDead(msg)
         return {"ok": True}
 
     async def close(self) -> None:
-        """Stop the engine."""
+        """Mark the engine as ended."""
         self.alive = False

@@ -1,4 +1,4 @@
-"""A server for tests: `cpuserve serve` with a real model, in a process of its own."""
+"""A server for tests: `cpuserve serve` with a real model, in its own process."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ sys.exit(main())
 """
 _READY = re.compile(r"is ready: (http://\S+)/v1$")
 _GREEDY = json.dumps({"temperature": 0})
-_LINES = 500  # lines of output that are kept
+_LINES = 500  # keep this many lines of the server's output
 _STOP_S = 30.0
-NO_KEY = "none"  # clients need some text as a key
+NO_KEY = "none"  # clients need some text as an API key
 
 
 class LocalServer:
     """A running server.
 
-    url has no path. model is the name of its model, api_key a key that it accepts, and pid its
-    process; 0 for a server that ran already.
+    url: the base URL without a path. model: the name of its model. api_key: a key that it accepts.
+    pid: its process id; 0 for a server that this process did not start.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class LocalServer:
 
     @property
     def openai_url(self) -> str:
-        """The base URL for clients of OpenAI."""
+        """The base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
     @property
     def output(self) -> str:
-        """The last lines that the server has printed, such as its log."""
+        """The last lines that the server has printed, including its log."""
         return "".join(list(self._output))
 
 
 class ServerStart:
-    """A process of `cpuserve serve` from its start to its end; see serve for the arguments."""
+    """A process of `cpuserve serve`, from its start to its end; the arguments are as in `serve`."""
 
     def __init__(
         self,
@@ -105,19 +105,19 @@ class ServerStart:
         self._reader.start()
 
     def wait(self, timeout_s: float = 600.0) -> LocalServer:
-        """Return the server when it is ready; StartupError if it cannot start in `timeout_s`."""
+        """Return the server when it is ready; StartupError if that takes over `timeout_s` s."""
         url = _wait_ready(self._process, self._output, self._found, self._is_ready, timeout_s)
         model = first_model(url, self._key)
         return LocalServer(url, model, self._key, self._process.pid, self._output)
 
     def end(self) -> None:
-        """Ask the process to end, without waiting; running requests get a moment to finish."""
+        """Ask the process to end, without waiting; running requests may finish within seconds."""
         if self._process.poll() is None and not self._ending:
             self._ending = True
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the process, and wait until it has ended."""
+        """Stop the process, and wait until it has ended."""
         self.end()
         try:
             self._process.wait(_STOP_S)
@@ -142,13 +142,13 @@ def serve(
     """Run `cpuserve serve MODEL` on a free port, and stop it at the end of the `with` block.
 
     Args:
-        model: as on the command line; the default is a small built-in model, which is downloaded
-            at the first use.
+        model: a model as on the command line; the default is a small built-in model, which is
+            downloaded when it is first used.
         options: options of the command line, such as "--max-model-len", "4096".
-        greedy: whether requests that set no temperature take the most likely tokens. A request with
-            a temperature is repeatable if it has a `seed`.
+        greedy: whether requests without a temperature use greedy sampling. A request with a
+            temperature is repeatable if it has a `seed`.
         api_key: a key that clients must send; by default, the server accepts any key.
-        timeout_s: seconds until the server must be ready, downloads included.
+        timeout_s: the maximum seconds until the server is ready, including downloads.
 
     Raises:
         StartupError: the server cannot start, or is not ready in time.
@@ -175,7 +175,7 @@ def _read(
     found: deque[str],
     is_ready: threading.Event,
 ) -> None:
-    """Keep the lines of a server, and the URL among them; set `is_ready` at the URL or the end."""
+    """Store the output lines of a server and the URL in them; set `is_ready` at URL or exit."""
     assert process.stdout is not None
     for text in process.stdout:
         output.append(text)

@@ -1,6 +1,6 @@
-"""Fixtures for pytest: `cpuserve_server` and `cpuserve_script`.
+"""pytest fixtures: `cpuserve_server` and `cpuserve_script`.
 
-pytest loads this module in every project, so it imports nothing else before a fixture is used.
+pytest loads this module in every project, so it imports nothing heavy until a fixture is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(rb"\bcpuserve_server\b")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the fixtures."""
+    """Add the command-line and ini options of the fixtures."""
     group = parser.getgroup("cpuserve")
     group.addoption(
         "--cpuserve-url",
@@ -37,9 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
-    """Start the server before pytest imports a module with its name, so that both run at once.
+    """Start the server before pytest imports a module that mentions the fixture's name.
 
-    With a selection of tests, no text of a module says whether its tests will run.
+    Loading and importing then overlap. If options select only some tests, the text of a module does
+    not show whether its tests will run, so nothing is started here.
     """
     config = parent.config
     if _starts_early(config) and not _selects(config) and _NAME.search(module_path.read_bytes()):
@@ -55,33 +56,33 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let the server end while pytest writes its summary."""
+    """Ask the server to end while pytest writes its summary."""
     if (start := session.config.stash.get(_START, None)) is not None:
         start.end()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Wait for the end of the server."""
+    """Wait until the server has ended."""
     if (start := config.stash.get(_START, None)) is not None:
         start.stop()
 
 
 def _starts_early(config: pytest.Config) -> bool:
-    """Return whether the server may start before its first use.
+    """Return whether the server may start before a fixture needs it.
 
-    Not every worker of pytest-xdist needs it.
+    It may not in workers of pytest-xdist, because some of them may never need it.
     """
     return not config.getoption("collectonly") and not hasattr(config, "workerinput")
 
 
 def _selects(config: pytest.Config) -> bool:
-    """Return whether options select some tests of the modules."""
+    """Return whether command-line options select only some tests of the modules."""
     options = (config.getoption(name, None) for name in ("keyword", "markexpr", "deselect", "lf"))
     return any(options) or any("::" in argument for argument in config.args)
 
 
 def _started(config: pytest.Config) -> ServerStart | None:
-    """Return the start of the server, begun at the first call; None with --cpuserve-url."""
+    """Return the server's start, which begins with the first call; None with --cpuserve-url."""
     from cpuserve.loader.builtin import DEFAULT
     from cpuserve.testing.local_server import ServerStart
 
@@ -97,8 +98,8 @@ def _started(config: pytest.Config) -> ServerStart | None:
 def cpuserve_server(pytestconfig: pytest.Config) -> LocalServer:
     """A server with a real model, which all tests of the session share.
 
-    The ini options cpuserve_model and cpuserve_options select the model and its options. The flag
-    --cpuserve-url selects a server that runs already.
+    The ini options cpuserve_model and cpuserve_options set the model and its options. The flag
+    --cpuserve-url selects a running server instead.
     """
     from cpuserve.testing.local_server import NO_KEY, LocalServer, first_model
 
@@ -119,9 +120,9 @@ def _cpuserve_script_server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def cpuserve_script(_cpuserve_script_server: ScriptedServer) -> Iterator[ScriptedServer]:
-    """A server without a model: the test adds the replies, which the requests get in their order.
+    """A server without a model: the test adds replies, and each request gets the next reply.
 
-    At its end, the test fails if a request got no reply or a reply is left.
+    At its end, the test fails if a request got no reply or if a reply was not used.
     """
     _cpuserve_script_server.reset()
     yield _cpuserve_script_server

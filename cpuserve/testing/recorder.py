@@ -1,4 +1,4 @@
-"""The requests that a server got, and its responses."""
+"""Record the requests to a server and its responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request, and the response to it as far as it was sent. status: 0 before the response."""
+    """A request, and the part of its response sent so far. status: 0 before the response begins."""
 
     method: str
     path: str
@@ -29,11 +29,11 @@ class Exchange:
 
     @property
     def body(self) -> Any:
-        """The JSON of the request."""
+        """The body of the request, parsed as JSON."""
         return json.loads(self.request)
 
     def as_json(self) -> str:
-        """Return the exchange for a file."""
+        """Return the exchange as JSON text, for a file."""
         asked: Any = self.request.decode("utf-8", "replace")
         if self.headers.get("content-type", "").startswith("application/json"):
             asked = json.loads(self.request or b"null")
@@ -48,9 +48,9 @@ class Exchange:
 
 
 class Recorder:
-    """ASGI middleware that keeps each request with its response, in the order of their arrival.
+    """ASGI middleware that records each request with its response, in order of arrival.
 
-    folder: a directory that gets a copy of each exchange as a file.
+    folder: a directory that gets a file for each exchange.
     """
 
     def __init__(self, app: ASGIApp, folder: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one request, and record it with its response."""
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode()
         path = scope["path"] + ("?" + query if query else "")
@@ -78,7 +78,7 @@ class Recorder:
             kept.response.extend(message.get("body", b""))
             await send(message)
 
-        if body := scope.get(DIRECT_BODY):  # the way of streams
+        if body := scope.get(DIRECT_BODY):  # streams write their body past `send`
             scope[DIRECT_BODY] = _KeptBody(body, kept.response)
         try:
             await self._app(scope, receive_and_keep, send_and_keep)
@@ -89,13 +89,13 @@ class Recorder:
 
 
 class _KeptBody:
-    """A DirectBody; the data is also added to `kept`."""
+    """A DirectBody that also appends the data to `kept`."""
 
     def __init__(self, body: DirectBody, kept: bytearray) -> None:
         self._body = body
         self._kept = kept
 
     async def write(self, data: bytes) -> None:
-        """Keep and send `data`."""
+        """Append `data` to the record, and send it."""
         self._kept.extend(data)
         await self._body.write(data)

@@ -1,4 +1,4 @@
-"""The replies of a script: texts, tool calls, thoughts, errors and delays."""
+"""Replies of a script: texts, tool calls, thoughts, errors and delays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERRORS: dict[int, type[RequestError]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """A call of a tool: the name of the function, and its arguments as JSON."""
+    """A tool call: the name of the function, and its arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
@@ -36,10 +36,10 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """A reply of a script; see `reply`, `raw` and `failure`, which make one.
+    """A reply of a script; create it with `reply`, `raw` or `failure`.
 
     raw: the text as a model generates it, in place of `thought`, `text` and `calls`.
-    error: the error that ends the response after the text.
+    error: an error that ends the response after the text.
     """
 
     text: str = ""
@@ -61,11 +61,11 @@ def reply(
     delay_s: float = 0.0,
     pace_s: float = 0.0,
 ) -> ScriptedReply:
-    """Return a reply with a thought, a text and calls of tools; each part may be missing.
+    """Return a reply with a thought, a text and tool calls; each part is optional.
 
-    finish: "length" ends the reply as if it had reached its maximum of tokens.
+    finish: "length" ends the reply as if it had reached its maximum number of tokens.
     delay_s: seconds before the first token.
-    pace_s: seconds after each output, which has about four tokens.
+    pace_s: seconds after each output, which contains about four tokens.
     """
     return ScriptedReply(
         text=text,
@@ -80,9 +80,10 @@ def reply(
 def call(tool: str, /, **arguments: Any) -> ScriptedCall:
     """Return a call of the function `tool`.
 
-    arguments: its arguments, with JSON types.
+    arguments: the arguments of the call, with JSON types.
 
-    For arguments that are no names in Python, or no valid JSON: ScriptedCall(name, text).
+    If a name of an argument is not valid in Python, or the JSON is invalid on purpose, use
+    ScriptedCall(name, text).
     """
     return ScriptedCall(tool, json.dumps(arguments, ensure_ascii=False))
 
@@ -92,7 +93,7 @@ def raw(text: str, *, pace_s: float = 0.0) -> ScriptedReply:
 
     The tags are <think>, </think>, <tool_call> and </tool_call>, as in Qwen3.
 
-    pace_s: as in `reply`.
+    pace_s: seconds after each output, as in `reply`.
     """
     return ScriptedReply(raw=text, pace_s=pace_s)
 
@@ -105,11 +106,11 @@ def failure(
     retry_after_s: float | None = None,
     delay_s: float = 0.0,
 ) -> ScriptedReply:
-    """Return a reply that fails with an error in the shape of the client's dialect.
+    """Return a reply that fails with an error in the format of the client's dialect.
 
     after: a text that a stream sends before the error.
-    retry_after_s: the header Retry-After of a status of 429 or 503.
-    delay_s: as in `reply`.
+    retry_after_s: the value of the header Retry-After; only for status 429 or 503.
+    delay_s: seconds before the first token, as in `reply`.
 
     Raises:
         ValueError: the server has no error with this status, or no Retry-After for it.

@@ -1,4 +1,4 @@
-"""Scripts: the replies that a scripted model writes to requests."""
+"""Scripts for scripted models: they select a reply for each request."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 TOKENS_PER_OUTPUT = 4
-BLOCK = 16  # tokens of a block of the prefix cache
+BLOCK = 16  # the number of tokens in a block of the prefix cache
 _SHOWN_CHARS = 200
-_REPLIES_KEPT = 1024  # for requests that continue
+_REPLIES_KEPT = 1024  # earlier replies, for requests that continue an earlier request
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """A sequence that a scripted model generates; a request with `n` choices has n of them.
+    """A sequence that a scripted model generates; a request with `n` choices has n sequences.
 
-    number: 0 for the first one.
+    number: the number of the request, from 0.
     prompt: the rendered prompt.
-    turns: the conversation in it; a prompt of /v1/completions is one turn of the user.
-    tools: the functions that the request offers.
+    turns: the conversation in the prompt; a prompt of /v1/completions is one user turn.
+    tools: the name of each function that the request offers.
     params: its sampling parameters.
-    begun: the beginning of the reply, if the prompt has it.
-    continues: the server continues an earlier request, to force a call after a thought or to end a
-      thought.
+    begun: the beginning of the reply, if the prompt already contains it.
+    continues: whether the server continues an earlier request, to force a tool call after a
+      thought or to end a thought.
     """
 
     number: int
@@ -50,18 +50,18 @@ class ScriptedRequest:
 
     @property
     def last(self) -> str:
-        """The text of the last turn."""
+        """The text of the last turn of the conversation."""
         return self.turns[-1].text if self.turns else ""
 
 
-# A function that returns the reply to a request; it may raise a RequestError.
+# A function that returns the reply to a request; it may raise a RequestError instead.
 Responder = Callable[[ScriptedRequest], ScriptedReply]
 
 
 def read_request(
     number: int, prompt: str, params: SamplingParams, *, continues: bool
 ) -> ScriptedRequest:
-    """Return the request with this prompt."""
+    """Parse the rendered prompt of a request."""
     turns = turns_of(prompt)
     is_open = turns[-1].role == "assistant"
     begun = turns.pop().text if is_open else ""
@@ -71,11 +71,11 @@ def read_request(
 
 
 class ReplyQueue:
-    """Replies in their order, for one request each; `faults` says what did not follow the script.
+    """Replies in order, one per request; `faults` lists deviations from the script.
 
-    Methods may be called by any thread.
+    Methods may be called from any thread.
 
-    default: the reply to requests after the last reply; None refuses them.
+    default: the reply to requests after the last reply; None = these requests are refused.
     respond: a function that replies to all requests in place of the queue.
     """
 
@@ -88,16 +88,16 @@ class ReplyQueue:
         self.faults: list[str] = []
 
     def add(self, *replies: ScriptedReply | str) -> None:
-        """Add replies at the end."""
+        """Append replies to the queue."""
         with self._lock:
             self._replies += map(_as_reply, replies)
 
     def set_default(self, given: ScriptedReply | str | None) -> None:
-        """Set the reply to requests after the last reply."""
+        """Set the reply to requests after the last queued reply."""
         self.default = None if given is None else _as_reply(given)
 
     def clear(self) -> None:
-        """Remove all replies, the default, the function and the faults."""
+        """Remove all replies, the default reply, the function and the faults."""
         with self._lock:
             self._replies.clear()
             self._given.clear()
@@ -106,12 +106,12 @@ class ReplyQueue:
 
     @property
     def left(self) -> list[ScriptedReply]:
-        """The replies that no request has used."""
+        """The queued replies that no request has used."""
         with self._lock:
             return list(self._replies)
 
     def __call__(self, request: ScriptedRequest) -> ScriptedReply:
-        """Return the reply to `request`; InvalidRequest if there is none."""
+        """Return the reply to `request`; InvalidRequest if the script has none."""
         if request.continues:
             for prompt, reply in reversed(self._given):
                 if request.prompt.startswith(prompt):
@@ -146,7 +146,7 @@ class ReplyQueue:
             raise self.fault(msg) from error
 
     def fault(self, text: str) -> InvalidRequest:
-        """Note a fault, and return it as an error of status 400, which clients do not retry."""
+        """Record a fault, and return it as an error of status 400, which clients do not retry."""
         self.faults.append(text)
         return InvalidRequest(text)
 
@@ -161,10 +161,10 @@ def _as_reply(given: object) -> ScriptedReply:
 
 
 def matching_text(reply: ScriptedReply, request: ScriptedRequest) -> str:
-    """Return the text that a model generates for `reply`.
+    """Return the text that a model would generate for `reply`.
 
     Raises:
-        ValueError: the request cannot get this reply.
+        ValueError: the reply is not possible, for example because the request offers no tools.
     """
     if reply.raw is not None:
         return reply.raw
@@ -183,7 +183,7 @@ def matching_text(reply: ScriptedReply, request: ScriptedRequest) -> str:
 
 
 class ScriptedModel:
-    """An EngineScript that writes the replies of `respond`. pace_s: a pause after each output."""
+    """An EngineScript that generates the replies of `respond`. pace_s: pause after outputs."""
 
     def __init__(self, tokenizer: Tokenizer, respond: Responder, pace_s: float = 0.0) -> None:
         self._tokenizer = tokenizer
@@ -192,14 +192,14 @@ class ScriptedModel:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the prompts so far, as a new server would."""
+        """Forget all earlier prompts, as a new server would."""
         self._cache = _PrefixCache()
         self._num_requests = 0
 
     def __call__(
         self, engine: ScriptedEngine, number: int, prompt: list[int], params: SamplingParams
     ) -> Iterator[EngineStep]:
-        """Yield the outputs of one sequence, with the engine's counts of tokens."""
+        """Yield the outputs of one sequence, and update the token counts of the engine."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         try:
             continues = engine.continued[number]
@@ -264,10 +264,10 @@ class ScriptedModel:
     def _tokens(
         self, text: str, reply: ScriptedReply, params: SamplingParams, room: int
     ) -> tuple[list[int], str, int | None]:
-        """Return the tokens of a response, why it ends, and the stop token that ended it."""
+        """Return the tokens of a response, the finish reason, and the stop token that ended it."""
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if params.ignore_eos or len(ids) < params.min_tokens:  # the response begins again
+        if params.ignore_eos or len(ids) < params.min_tokens:  # repeat the text
             size = most if params.ignore_eos else params.min_tokens
             ids = list(itertools.islice(itertools.cycle(ids or [0]), size))
         for at, token in enumerate(ids[:most]):
@@ -281,18 +281,18 @@ class ScriptedModel:
 
 
 class _PrefixCache:
-    """Which blocks of tokens the engine has seen, each with all tokens before it."""
+    """The blocks of tokens that the engine has seen, each identified with all tokens before it."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def find(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """Return the number of tokens that are cached; the last one of a prompt never is."""
+        """Return the number of cached tokens; the last token of a prompt is never cached."""
         known = itertools.takewhile(self._seen.__contains__, self._keys(ids[:-1], params))
         return BLOCK * sum(1 for _ in known)
 
     def add(self, ids: Sequence[int], params: SamplingParams) -> None:
-        """Keep the blocks of `ids`."""
+        """Add the full blocks of `ids` to the cache."""
         self._seen.update(self._keys(ids, params))
 
     def _keys(self, ids: Sequence[int], params: SamplingParams) -> Iterator[int]:

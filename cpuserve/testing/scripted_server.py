@@ -1,4 +1,4 @@
-"""A server for tests: the real front end over an engine that returns the replies of a script.
+"""A server for tests: the real front end with an engine that returns the replies of a script.
 
 Listener, middleware, dialects, chat templates and parsers are the same as in `cpuserve serve`.
 """
@@ -43,13 +43,13 @@ MAX_MODEL_LEN = 131_072
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedSettings:
-    """How a scripted server is made.
+    """The settings of a scripted server.
 
-    any_name: whether requests may use any name for the model.
-    port: 0 = a free one.
-    record: a folder for the exchanges, as files.
-    http: further fields of ServerOptions for the listener.
-    tokenizer: None = the one of vocabulary.py.
+    any_name: whether requests may use any model name.
+    port: the port of the server; 0 = a free port.
+    record: a directory for files of the recorded exchanges.
+    http: additional ServerOptions fields for the HTTP server.
+    tokenizer: the tokenizer of the model; None = the tokenizer in vocabulary.py.
     """
 
     names: Sequence[str] = (MODEL,)
@@ -63,10 +63,10 @@ class ScriptedSettings:
 
 
 class ScriptedServer:
-    """A running server with a script. Methods may be called by any thread.
+    """A running server with a script. Methods may be called from any thread.
 
-    url has no path. model is its name in lists, api_key a key that the server accepts, and replies
-    the script.
+    url: the base URL without a path. model: its name in lists. api_key: a key that it accepts.
+    replies: the queue of scripted replies.
     """
 
     def __init__(
@@ -91,31 +91,31 @@ class ScriptedServer:
 
     @property
     def openai_url(self) -> str:
-        """The base URL for clients of OpenAI."""
+        """The base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """The requests so far and their responses, ordered by the beginnings of the requests."""
+        """The requests so far with their responses, ordered by the start of each request."""
         return self._recorder.exchanges
 
     @property
     def prompts(self) -> list[str]:
-        """The rendered prompts that the model got."""
+        """The rendered prompts that the model has received."""
         known = self.context.tokenizer
         assert known is not None
         return [known.decode(ids, skip_special_tokens=False) for ids, _ in list(self.engine.asked)]
 
     def add(self, *replies: ScriptedReply | str) -> None:
-        """Add replies to the script: each is for one request, in this order."""
+        """Append replies to the script; each request gets the next reply."""
         self.replies.add(*replies)
 
     def respond(self, function: Callable[[ScriptedRequest], ScriptedReply | str]) -> None:
-        """Let `function` return the reply to each request; it runs on the thread of the server."""
+        """Set a function that returns the reply to each request; it runs on the server's thread."""
         self.replies.respond = function
 
     def check(self) -> None:
-        """Raise AssertionError if a request did not follow the script, or if replies are left."""
+        """Raise AssertionError if a request did not follow the script or a reply was not used."""
         faults = list(self.replies.faults)
         if left := self.replies.left:
             faults.append(f"no request used {len(left)} replies of the script: {left[0]}, ...")
@@ -123,7 +123,7 @@ class ScriptedServer:
             raise AssertionError("; ".join(faults))
 
     def reset(self) -> None:
-        """Forget the script, the requests so far and their prompts."""
+        """Clear the script, the recorded requests and their prompts."""
         self.replies.clear()
         self._recorder.exchanges = []
         self.engine.forget()
@@ -132,13 +132,13 @@ class ScriptedServer:
 
 @functools.cache
 def _template(tokenizer: Tokenizer) -> tuple[ChatTemplate, LearnedFormat]:
-    """Return the chat template, and how it writes responses, which takes 21 renderings to find."""
+    """Return the chat template, and its format of responses, which takes 21 renderings to learn."""
     template = ChatTemplate(TEMPLATE, tokenizer)
     return template, learn_format(template)
 
 
 def make_scripted_context(settings: ScriptedSettings, model: ScriptedModel) -> ModelContext:
-    """Return a model that is ready, over a ScriptedEngine that runs `model`."""
+    """Return the context of a model that is ready: a ScriptedEngine runs `model`."""
     tokenizer = settings.tokenizer or scripted_tokenizer()
     most = settings.max_model_len
     info = {
@@ -164,7 +164,7 @@ def make_scripted_context(settings: ScriptedSettings, model: ScriptedModel) -> M
 async def serving_script(
     settings: ScriptedSettings, respond: Responder | None = None
 ) -> AsyncIterator[ScriptedServer]:
-    """Run a server in this event loop. `respond` takes the place of the queue of replies."""
+    """Run a server in this event loop. respond: a function in place of the queue of replies."""
     queued = ReplyQueue()
     tokenizer = settings.tokenizer or scripted_tokenizer()
     model = ScriptedModel(tokenizer, respond or queued, settings.pace_s)
@@ -190,7 +190,7 @@ async def serving_script(
 def script_thread(
     settings: ScriptedSettings, respond: Responder | None = None
 ) -> Iterator[ScriptedServer]:
-    """Run a server in a thread with an event loop of its own; `respond` is as in serving_script."""
+    """Run a server in a thread with its own event loop; `respond` is as in serving_script."""
     started: queue.SimpleQueue[
         tuple[ScriptedServer, asyncio.AbstractEventLoop, asyncio.Event] | None
     ]
@@ -230,21 +230,21 @@ def scripted(
     """Run a server that returns scripted replies, in a thread of this process.
 
     Args:
-        replies: the reply to each request, in their order: a text, or the result of `reply`, `raw`
-            or `failure`.
+        replies: the reply to each request, in order: a text, or a result of `reply`, `raw` or
+            `failure`.
         respond: a function that returns the reply to each request, in place of `replies`. It runs
             on the thread of the server.
         default: the reply to all requests after the last of `replies`. Without it, these requests
             get an error.
         strict: whether the end of the `with` block calls `ScriptedServer.check`.
         model: the name of the model in lists; requests may use any name.
-        max_model_len: the tokens of a prompt and its reply.
-        port: 0 = a free one.
-        api_key: a key that clients must send.
-        record: a folder for requests and responses, as files.
+        max_model_len: the maximum tokens of a prompt and its reply together.
+        port: the port of the server; 0 = a free port.
+        api_key: a key that clients must send; None = the server accepts any key.
+        record: a directory for files with each request and response.
 
     Raises:
-        AssertionError: at the end, if requests did not follow the script, or replies are left.
+        AssertionError: at the end, if a request did not follow the script or a reply was not used.
         OSError: the port is in use.
         ValueError: both `replies` and `respond` were given.
     """

@@ -1,4 +1,4 @@
-"""The tokenizer of scripted models: a small byte-level BPE that needs no file of a model."""
+"""The tokenizer of scripted models: a small byte-level BPE that needs no model files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ VOCAB_SIZE = 4096
 _SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 _SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
-# The tokens of scripted models come from this text, and tests may compare numbers of tokens. So do
-# not change it.
+# The tokens of scripted models are learned from this text. Tests may compare numbers of tokens, so
+# do not change the text.
 _SAMPLE = """
 The weather in Paris is mild today, with a light wind from the west and some rain in the evening.
 There are many people who would like to know how long it will take, and which of them should go
@@ -38,7 +38,7 @@ def main(items: list[str]) -> None: return [item for item in items if item is no
 
 
 def trained(texts: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer with the frequent pieces of `texts`; it can encode every text."""
+    """Return a BPE tokenizer trained on `texts`; it can encode any text."""
     from tokenizers import Tokenizer as Core
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -52,7 +52,7 @@ def trained(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    special = frozenset(range(len(_SPECIAL_TOKENS)))  # the trainer numbers them first
+    special = frozenset(range(len(_SPECIAL_TOKENS)))  # the trainer assigns the first ids to them
     size = core.get_vocab_size(with_added_tokens=True)
     return Tokenizer(Parts(core, "byte_level", size, special, special_tokens=_SPECIAL))
 
@@ -64,5 +64,5 @@ def scripted_tokenizer() -> Tokenizer:
 
 
 def end_id(tokenizer: Tokenizer) -> int:
-    """Return the token that ends a response."""
+    """Return the id of the token that ends a response."""
     return tokenizer.encode("<|im_end|>", add_special_tokens=False)[0]

@@ -1,4 +1,4 @@
-"""Stops a server that a test has started when the process of the test has ended."""
+"""Stop a server that a test has started when the process of the test has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STDIN = 0
 
 
 def stop_at_end_of_input() -> None:
-    """Let a thread stop this process when every copy of the other end of its stdin is closed."""
+    """Start a thread that ends this process when no process has the other end of stdin open."""
     threading.Thread(target=_watch, name="cpuserve-watch", daemon=True).start()
 
 

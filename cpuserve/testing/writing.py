@@ -1,6 +1,6 @@
-"""How scripted models read a prompt and write thoughts and calls of tools.
+"""How scripted models read a prompt, and write thoughts and tool calls.
 
-A prompt is rendered with TEMPLATE. Calls are written as in Hermes, and thoughts as in Qwen3.
+Prompts are rendered with TEMPLATE. Tool calls are written as in Hermes, and thoughts as in Qwen3.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cpuserve.testing.replies import ScriptedCall, ScriptedReply
 CALL_OPEN, CALL_CLOSE = "<tool_call>\n", "\n</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n\n"
 TOOLS_ROLE = "tools"
-_HOW_TO_CALL = "Write <tool_call>"  # the line after the tools
+_HOW_TO_CALL = "Write <tool_call>"  # the line after the list of tools in the prompt
 TEMPLATE = r"""
 {%- if tools %}{{- '<|im_start|>tools\n' }}{%- for tool in tools %}{{- tool | tojson + '\n' }}
 {%- endfor %}{{- 'Write <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>' }}
@@ -30,14 +30,14 @@ TEMPLATE = r"""
 
 @dataclass(frozen=True, slots=True)
 class RenderedTurn:
-    """A turn of a conversation, as the prompt has it."""
+    """One turn of a conversation, as the rendered prompt contains it."""
 
     role: str
     text: str
 
 
 def turns_of(prompt: str) -> list[RenderedTurn]:
-    """Return the turns of a prompt made with TEMPLATE; another prompt is one turn of the user."""
+    """Return the turns of a prompt made with TEMPLATE; any other prompt is one user turn."""
     before, *parts = prompt.split("<|im_start|>")
     if not parts:
         return [RenderedTurn("user", before)]
@@ -46,35 +46,35 @@ def turns_of(prompt: str) -> list[RenderedTurn]:
 
 
 def tool_names(turns: list[RenderedTurn]) -> list[str]:
-    """Return the names of the functions that a prompt offers."""
+    """Return the name of each function that a prompt offers."""
     tools = next((turn.text for turn in turns if turn.role == TOOLS_ROLE), "")
     lines = tools.partition(_HOW_TO_CALL)[0].splitlines()
     return [json.loads(line)["function"]["name"] for line in lines]
 
 
 def written_call(call: ScriptedCall) -> str:
-    """Return the text of a call as the model generates it."""
+    """Return the text of a tool call as the model generates it."""
     name = json.dumps(call.name)
     return f'{CALL_OPEN}{{"name": {name}, "arguments": {call.arguments}}}{CALL_CLOSE}'
 
 
 def body_of(reply: ScriptedReply) -> str:
-    """Return the text that the model generates after the thought."""
+    """Return the text of a reply as the model generates it after the thought."""
     calls = "\n".join(map(written_call, reply.calls))
     return f"{reply.text}\n{calls}" if reply.text and calls else reply.text or calls
 
 
 def after_thought(begun: str) -> str:
-    """Return the beginning of a response after its thought, if the thought has ended."""
+    """Return the part of a begun response after its thought, if the thought has ended."""
     _, found, rest = begun.rpartition(THINK_CLOSE.strip())
     return rest.lstrip("\n") if found else begun
 
 
 def written_reply(reply: ScriptedReply, begun: str) -> str | None:
-    """Return the text that the model generates, after the part that the prompt has begun.
+    """Return the text that the model generates, after the part that the prompt already contains.
 
-    begun: the end of the prompt after the last role, which the client or the server wrote. Returns
-    None if it begins a call that the reply does not have.
+    begun: the end of the prompt after the last role, which the client or the server has written.
+    This returns None if `begun` starts a tool call that the reply does not have.
     """
     body = body_of(reply)
     if THINK_CLOSE.strip() in begun:
