@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.helpers import gguf_convert
+from tests.helpers.heads import transformers_model, with_random_head
 from tests.helpers.tiny import tiny_model
 
 # The family of each kind, its class in transformers, and keys of its config.
@@ -98,25 +97,11 @@ def as_gguf(kind: str, path: Path) -> Path:
 @functools.cache
 def reranker(kind: str, labels: int = 1) -> Path:
     """The directory of a tiny reranker of this kind, with random weights in its head."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
     _, name, keys = KINDS[kind]
     source = base_of(kind)
     directory = source.with_name(f"{source.name}-reranker-{kind}-{labels}")
-    shutil.copytree(source, directory)
     more = {} if name.endswith("CausalLM") else {"num_labels": labels}
-    config = json.loads((directory / "config.json").read_text())
-    config.update(keys, architectures=[name])
-    (directory / "config.json").write_text(json.dumps(config))
-    model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32, **more)
-    # Weights of transformers' size would give each pair almost the same score.
-    generator = torch.Generator().manual_seed(1)
-    for part, tensor in model.named_parameters():
-        if part.startswith(("classifier", "head", "score")) or "pooler" in part:
-            scale = 0.3 if tensor.dim() < 2 else 3.0 * tensor.shape[1] ** -0.5
-            tensor.data = scale * torch.randn(tensor.shape, generator=generator)
-    model.save_pretrained(directory)
+    with_random_head(source, directory, {**keys, "architectures": [name]}, seed=1, **more)
     _let_tokenizer_join(directory / "tokenizer.json", kind)
     return directory
 
@@ -138,8 +123,8 @@ def expected_scores(kind: str, queries: list[str], documents: list[str]) -> list
     """The scores of pairs with transformers in fp32, each by itself."""
     import transformers
 
-    path, (_, name, keys) = reranker(kind), KINDS[kind]
-    model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32).eval()
+    path, (_, _, keys) = reranker(kind), KINDS[kind]
+    model = transformers_model(path)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
     scores = []
     for query, document in zip(queries, documents, strict=True):
