@@ -26,8 +26,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.isa_level import default_level
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
-from cpuserve.platforms.placement import quota_shares_cpus, quota_threads
-from cpuserve.platforms.topology import physical_cores
+from cpuserve.platforms.placement import measured_cpus
 from cpuserve.platforms.tuned import describe_sizes, store_tuned
 
 if TYPE_CHECKING:
@@ -47,11 +46,9 @@ def roofline(args: argparse.Namespace) -> int:
     if levels and isa not in host.isa_levels:
         msg = f"flag --isa={isa}: not a level of this CPU; choose one of {', '.join(levels)}"
         raise ConfigError(msg)
-    limit = quota_threads(host)
-    cores = physical_cores(host)[: limit[0] if limit else None]
-    where = Where(host=host.cpu_model, isa=isa, threads=len(cores))
-    pinned = None if quota_shares_cpus(host) else [[int(core.cpu)] for core in cores]
-    probe = platform.roofline(isa, len(cores), pinned)
+    threads, cpus = measured_cpus(host)
+    where = Where(host=host.cpu_model, isa=isa, threads=threads)
+    probe = platform.roofline(isa, threads, cpus)
     return show(roofline_records(probe, where, args.rounds), args)
 
 

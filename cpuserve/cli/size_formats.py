@@ -154,18 +154,16 @@ def sizes_on(machine: Instance, weights: ModelWeights) -> list[FormatSize]:
 def _this_machine() -> Instance:
     from cpuserve.platforms.cpu import CpuPlatform
     from cpuserve.platforms.isa_level import default_level
-    from cpuserve.platforms.topology import physical_cores
+    from cpuserve.platforms.placement import measured_cpus
 
     platform = CpuPlatform()
     host = platform.host()
-    isa, cores = default_level(host), len(physical_cores(host))
+    isa, (threads, cpus) = default_level(host), measured_cpus(host)
     if isa is None:
         msg = "no kernels run on this CPU, so its bandwidth cannot be measured: use --instance"
         raise ConfigError(msg)
-    limits = [host.memory_available, host.cgroup.memory_available]
-    memory = min(each for each in limits if each is not None)
-    bandwidth = platform.roofline(isa, cores, None).bandwidth()
-    return Instance("this machine", host.cpu_model, cores, memory, bandwidth, isa)
+    bandwidth = platform.roofline(isa, threads, cpus).bandwidth()
+    return Instance("this machine", host.cpu_model, threads, host.memory_free, bandwidth, isa)
 
 
 def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[FormatSize]) -> str:

@@ -167,6 +167,17 @@ def quota_shares_cpus(host: Host) -> bool:
     return quota is not None and quota < len(host.usable_cpus)
 
 
+def measured_cpus(host: Host) -> tuple[int, list[list[int]] | None]:
+    """Return (threads, CPUs of each thread or None) for measurements of this machine.
+
+    There is a thread on each physical core, or as many as a CPU quota pays for. The CPUs are None
+    under a quota that does not say which CPUs to use (`quota_shares_cpus`).
+    """
+    limit = quota_threads(host)
+    cores = physical_cores(host)[: limit[0] if limit else None]
+    return len(cores), None if quota_shares_cpus(host) else [[int(core.cpu)] for core in cores]
+
+
 def quota_threads(host: Host) -> tuple[int, str] | None:
     """Return (number of threads for the CPU quota, the reason); None without a quota.
 

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from cpuserve.cli.size_formats import FORMATS, ModelWeights, advice, sizes_on
 from cpuserve.errors import ModelError
 from cpuserve.loader import hub
 from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.instances import INSTANCES, Instance
+from tests.helpers.hosts import load_host
 from tests.helpers.tiny import tiny_model
 
 
@@ -91,6 +94,30 @@ def test_an_instance_has_its_share_of_the_memory_channels():
     assert (whole.cores, whole.memory_bytes >> 30) == (96, 768)
     assert whole.read_bytes_per_s == pytest.approx(2 * 8 * 4800e6 * 8)
     assert INSTANCES["c7g.16xlarge"].read_bytes_per_s == pytest.approx(307.2e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "cpus"),
+    [
+        ("laptop_2core_smt", 2, [[0], [1]]),
+        ("pod_quota_6_5_of_64", 6, None),
+        ("cpuset_4_11_of_16", 8, [[cpu] for cpu in range(4, 12)]),
+    ],
+)
+def test_this_machine_is_measured_on_the_cpus_that_it_may_use(
+    monkeypatch, capsys, model, name, threads, cpus
+):
+    host, measured = load_host(name), []
+
+    def probe(_, *asked):
+        measured.append(asked)
+        return SimpleNamespace(bandwidth=lambda: 1e9)
+
+    monkeypatch.setattr(CpuPlatform, "host", lambda _: host)
+    monkeypatch.setattr(CpuPlatform, "roofline", probe)
+    found = json.loads(printed(capsys, model, "--formats", "--json"))["machine"]
+    assert [asked[1:] for asked in measured] == [(threads, cpus)]
+    assert (found["cores"], found["memory_bytes"]) == (threads, host.memory_free)
 
 
 @pytest.mark.parametrize(
