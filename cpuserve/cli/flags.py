@@ -43,7 +43,6 @@ ELSEWHERE = {
     "rm": "remove the file or directory that `cpuserve pull NAME` prints",
     "create": "clients create models with POST /api/create of `cpuserve serve --models-dir DIR`",
     "cp": "clients copy models with POST /api/copy of `cpuserve serve --models-dir DIR`",
-    "complete": "run `cpuserve generate {model} TEXT` to complete a text",
     "collect-env": "run `cpuserve doctor` for the facts about this machine",
 }
 
