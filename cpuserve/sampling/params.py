@@ -181,8 +181,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
 
     @property
     def scale_key(self) -> str:
-        """A suffix for the adapter's key: different scales may not share cached prefixes."""
-        return "" if self.adapter_scale == 1.0 else f"*{self.adapter_scale}"
+        """The suffix of the adapter's key, `scale_key` of its scale."""
+        return scale_key(self.adapter_scale)
 
     @property
     def masks_tokens(self) -> bool:
@@ -222,6 +222,11 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, role=name)
+
+
+def scale_key(scale: float) -> str:
+    """Return a suffix for an adapter's key: different scales may not share cached prefixes."""
+    return "" if scale == 1.0 else f"*{scale}"
 
 
 def _is_salt(salt: str | None) -> bool:

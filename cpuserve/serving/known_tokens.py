@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.sampling.params import scale_key
 from cpuserve.serving.call import Prompt
 from cpuserve.serving.encode import cut_of, encode
 from cpuserve.serving.events import Text, Thought
@@ -126,8 +127,7 @@ def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun)
 
 
 def _scope(call: GenerateCall) -> tuple[str, str]:
-    scale = "" if call.adapter_scale == 1.0 else f"*{call.adapter_scale}"
-    return f"{call.adapter or ''}{scale}", call.cache_salt or ""
+    return (call.adapter or "") + scale_key(call.adapter_scale), call.cache_salt or ""
 
 
 async def _known(
