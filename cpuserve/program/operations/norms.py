@@ -33,8 +33,8 @@ class RmsNorm(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         weight = to.norm_weight(self.weight, self.width, self.plus_one, self.scale)
-        x, more = to.value(self.x), {} if self.groups == 1 else {"groups": self.groups}
-        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps, **more))
+        x, groups = to.value(self.x), self.groups
+        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps, groups))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return whether the kernel can write `rows`: any format for whole rows, f32 for parts."""

@@ -180,10 +180,8 @@ class ShortConv(Op, frozen=True):
         weight = to.vector(("conv", self.weight), self.channels * self.taps, by_tap)
         bias = to.plain(self.bias, self.channels)
         x, out = to.value(self.x), to.value(self.out)
-        sizes, more = (self.column, self.units, self.taps), {}
-        if self.dilation > 1:
-            more["dilation"] = self.dilation
-        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, self.silu, **more))
+        sizes, last = (self.column, self.units, self.taps), (self.silu, self.dilation)
+        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, *last))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch

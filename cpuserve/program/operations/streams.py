@@ -167,7 +167,6 @@ class StreamsBuilder(BaseBuilder):
         base: str,
         rounds: int,
         floor: float,
-        eps: float | None = None,
     ) -> None:
         """Turn `weights` [T, n (n + 2)] into the weights of the n streams of x, in place.
 
@@ -180,9 +179,8 @@ class StreamsBuilder(BaseBuilder):
             raise ModelError(msg)
         self._need(scales, (3,), "vector")
         self._need(base, (columns,), "vector")
-        self._ops.append(
-            StreamWeights(x, weights, streams, scales, base, rounds, self._eps(eps), floor)
-        )
+        eps = self._spec.norm_eps
+        self._ops.append(StreamWeights(x, weights, streams, scales, base, rounds, eps, floor))
 
     def merge_streams(
         self, x: ValueId, width: int, *, weights: ValueId | None = None, scale: float = 1.0
