@@ -18,7 +18,7 @@ from cpuserve.loader.lora_files import (
     read_adapter,
     weights_file,
 )
-from cpuserve.loader.lora_tasks import has_own_tasks, read_task
+from cpuserve.loader.lora_tasks import TaskAdapters, find_tasks
 from cpuserve.loader.mapped import AnyFile, copy_file, regular_file
 from cpuserve.program.lora import SCALES, Adapters, module_of_table, name_table, parse
 from cpuserve.program.operations.dense import Embed, Linear, Logits, PositionEmbed
@@ -46,6 +46,7 @@ class AdapterReader:
         """most_rank: the largest rank that an adapter may have; None = any supported rank."""
         self._spec = spec
         self._most_rank = most_rank
+        self._tasks: dict[Path, TaskAdapters | None] = {}
         self.linears = {n for op in program.ops if isinstance(op, Linear) for n in op.weights}
         tables = [op for op in program.ops if isinstance(op, Embed)]
         self._tables = {op.weight: (op.vocab, op.width) for op in tables}
@@ -82,8 +83,9 @@ class AdapterReader:
             ModelError: it is broken, not supported, or made for another model.
         """
         path = path.expanduser()
-        if copy is None and has_own_tasks(path):
-            adapter = read_task(name, path)
+        tasks = self._tasks_of(path) if copy is None else None
+        if tasks is not None:
+            adapter = tasks.open(name)
         else:
             adapter = read_adapter(name, path, self._spec, copy)
         self._check_fit(adapter)
@@ -103,6 +105,12 @@ class AdapterReader:
                 "start; give it with --lora-modules",
             )
         return adapter
+
+    def _tasks_of(self, path: Path) -> TaskAdapters | None:
+        """Return the adapters for tasks at `path`; they are read for the first task only."""
+        if path not in self._tasks:
+            self._tasks[path] = find_tasks(path)
+        return self._tasks[path]
 
     @property
     def _table_modules(self) -> set[str]:

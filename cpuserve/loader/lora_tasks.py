@@ -7,7 +7,10 @@ task, in the order of `lora_adaptations` in config.json. An adapter has the name
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cpuserve.loader.load import read_json
 from cpuserve.loader.lora_files import Adapter, StoredMatrix, check_alpha, check_rank, fail
@@ -21,36 +24,52 @@ _TENSOR = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<sid
 _UNREAD = "pooler.dense"  # embeddings do not use this linear
 
 
-def has_own_tasks(path: Path) -> bool:
-    """Whether `path` is a checkpoint that has adapters for tasks in the file of its weights."""
-    config = path / "config.json"
-    return config.is_file() and OWN in read_json(config, "config")
+class TaskAdapters:
+    """The adapters for tasks in a checkpoint, whose files are read once for all tasks."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """config: of the checkpoint at `path`; ModelError if its tasks or files are broken."""
+        self._path = path
+        self._config = config
+        self._tasks = own_tasks(path, config)
+
+    @cached_property
+    def _file(self) -> SafetensorsFile:
+        return SafetensorsFile(self._path / FILE)
+
+    def open(self, name: str) -> Adapter:
+        """Return the adapter for the task `name`.
+
+        Raises:
+            ModelError: the checkpoint has no such task, or its adapters are broken.
+        """
+        path, config, tasks = self._path, self._config, self._tasks
+        if name not in tasks:
+            known = ", ".join(tasks) or "no tasks"
+            fail(name, f"{path} has adapters for {known}, and not for {name}")
+        rank = check_rank(name, config.get("lora_rank", 4))
+        alpha = check_alpha(name, "lora_alpha", config.get("lora_alpha", 1))
+        matrices = {}
+        for tensor in self._file.tensors.values():
+            match = _TENSOR.fullmatch(tensor.name)
+            if match is None:
+                continue
+            module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
+            if module != _UNREAD:
+                flip = module.startswith("embeddings.") and match["side"] == "B"
+                matrix = _matrix(name, tensor, len(tasks), tasks.index(name), flip=flip)
+                matrices[module, match["side"]] = matrix
+        return Adapter(name, path, rank, alpha / rank, self._file.file, matrices, task=name)
 
 
-def read_task(name: str, path: Path) -> Adapter:
-    """Return the adapter for the task `name` of the checkpoint at `path`.
+def find_tasks(path: Path) -> TaskAdapters | None:
+    """Return the adapters for tasks that the checkpoint at `path` has in the file of its weights.
 
-    Raises:
-        ModelError: the checkpoint has no such task, or its adapters are broken.
+    None if `path` is no checkpoint with such adapters. ModelError as in `TaskAdapters`.
     """
-    config = read_json(path / "config.json", "config")
-    tasks = own_tasks(path, config)
-    if name not in tasks:
-        fail(name, f"{path} has adapters for {', '.join(tasks) or 'no tasks'}, and not for {name}")
-    rank = check_rank(name, config.get("lora_rank", 4))
-    alpha = check_alpha(name, "lora_alpha", config.get("lora_alpha", 1))
-    file = SafetensorsFile(path / FILE)
-    matrices = {}
-    for tensor in file.tensors.values():
-        match = _TENSOR.fullmatch(tensor.name)
-        if match is None:
-            continue
-        module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
-        if module != _UNREAD:
-            flip = module.startswith("embeddings.") and match["side"] == "B"
-            matrix = _matrix(name, tensor, len(tasks), tasks.index(name), flip=flip)
-            matrices[module, match["side"]] = matrix
-    return Adapter(name, path, rank, alpha / rank, file.file, matrices, task=name)
+    file = path / "config.json"
+    config = read_json(file, "config") if file.is_file() else {}
+    return TaskAdapters(path, config) if OWN in config else None
 
 
 def _matrix(name: str, tensor: SafeTensor, tasks: int, index: int, *, flip: bool) -> StoredMatrix:

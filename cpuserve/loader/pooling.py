@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,12 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
     """
     if not path.is_dir():
         return _gguf(file or GgufFile(path))
-    _check_sparse(path)
-    for folder in _splade_modules(path):
+    modules = _modules(path)
+    _check_sparse(modules)
+    for folder in _splade_modules(path, modules):
         _splade_settings(folder)
         return "splade", f"{folder.name} says so"
-    for folder in _modules_of(path, ".Pooling"):
+    for folder in modules.of(".Pooling"):
         config = folder / "config.json"
         return _mode(read_json(config, "pooling config"), config), f"{folder.name} says so"
     return "none", "the model generates text"
@@ -72,7 +74,7 @@ def splade_head(path: Path) -> Head:
     """
     from cpuserve.loader.dense_module import Head
 
-    folders = _splade_modules(path) if path.is_dir() else iter(())
+    folders = _splade_modules(path, _modules(path)) if path.is_dir() else iter(())
     strategy, activation = next(map(_splade_settings, folders), ("max", "relu"))
     return Head(STRATEGIES[strategy], unit=False, logs=LOGS[activation])
 
@@ -117,7 +119,7 @@ def _own_prompts(path: Path) -> dict[str, str]:
     if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
         msg = f"{file}: prompts is not an object of texts"
         raise ModelError(msg)
-    for folder in _modules_of(path, ".Pooling"):
+    for folder in _modules(path).of(".Pooling"):
         config = read_json(folder / "config.json", "pooling config")
         if config.get("include_prompt") is False:
             return {}  # the pooling would leave out the tokens of prompts: this is not supported
@@ -183,7 +185,7 @@ def dense_layers(path: Path) -> tuple[Dense, ...]:
     """
     if not path.is_dir():
         return _gguf_dense(path)
-    return tuple(_dense(folder) for folder in _modules_of(path, ".Dense"))
+    return tuple(_dense(folder) for folder in _modules(path).of(".Dense"))
 
 
 def _gguf_dense(path: Path) -> tuple[Dense, ...]:
@@ -228,20 +230,27 @@ def _dense(folder: Path) -> Dense:
     return Dense(weight, bias, ACTIVATIONS[activation])
 
 
-def _modules_of(path: Path, kind: str) -> Iterator[Path]:
-    """Yield the folder of each module of this kind in modules.json, if that file exists."""
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """The type and the folder of each module of sentence-transformers."""
+
+    listed: tuple[tuple[str, Path], ...]
+
+    def of(self, kind: str) -> Iterator[Path]:
+        """Yield the folder of each module of this kind."""
+        return (folder for type_, folder in self.listed if type_.endswith(kind))
+
+
+def _modules(path: Path) -> _Modules:
+    """Return the modules that modules.json lists; none if there is no such file."""
     file = path / "modules.json"
-    for module in _modules(file) if file.exists() else ():
-        if str(module.get("type", "")).endswith(kind):
-            yield path / Path(str(module.get("path", ""))).name
-
-
-def _modules(path: Path) -> list[dict[str, Any]]:
-    listed = read_any_json(path, "module list", MAX_BYTES)
+    listed = read_any_json(file, "module list", MAX_BYTES) if file.exists() else []
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        msg = f"module list {path} is not a list of JSON objects"
+        msg = f"module list {file} is not a list of JSON objects"
         raise ModelError(msg)
-    return listed
+    types = (str(item.get("type", "")) for item in listed)
+    folders = (path / Path(str(item.get("path", ""))).name for item in listed)
+    return _Modules(tuple(zip(types, folders, strict=True)))
 
 
 def _mode(config: dict[str, Any], file: Path) -> str:
@@ -257,10 +266,10 @@ def _mode(config: dict[str, Any], file: Path) -> str:
     return modes[0]
 
 
-def _splade_modules(path: Path) -> Iterator[Path]:
+def _splade_modules(path: Path, modules: _Modules) -> Iterator[Path]:
     """Yield the folder of each SpladePooling, in modules.json and in the documents of a Router."""
-    yield from _modules_of(path, ".SpladePooling")
-    for _ in _modules_of(path, ".Router"):
+    yield from modules.of(".SpladePooling")
+    for _ in modules.of(".Router"):
         types = read_json(path / "router_config.json", "router config").get("types")
         for name, kind in types.items() if isinstance(types, dict) else ():
             if str(kind).endswith(".SpladePooling") and name.startswith("document"):
@@ -282,10 +291,10 @@ def _splade_settings(folder: Path) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _check_sparse(path: Path) -> None:
+def _check_sparse(modules: _Modules) -> None:
     """Raise ModelError if a module computes sparse vectors in a way that is not supported."""
     for kind in SPARSE:
-        for folder in _modules_of(path, kind):
+        for folder in modules.of(kind):
             msg = f"{folder}: modules of the type {kind.removeprefix('.')} are not supported"
             raise ModelError(msg)
 

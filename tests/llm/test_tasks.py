@@ -11,7 +11,11 @@ from safetensors.torch import load_file, save_file
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.llm_pooling import items_of
+from cpuserve.loader import lora_tasks
+from cpuserve.loader.load import read_config
+from cpuserve.loader.lora import AdapterReader
 from cpuserve.loader.tasks import task_adapters
+from cpuserve.models import build_program, spec_from_config
 from cpuserve.serving.events import floats_of
 from tests.helpers import jina_v3 as v3
 from tests.helpers.adapter import merged
@@ -53,6 +57,17 @@ def test_vectors_of_a_task_are_those_of_its_merged_adapter_in_any_batch(size):
                 (alone,) = vectors(llm, [prompt], task=task)
                 assert (alone == vector).all()
         assert np.array_equal(vectors(llm, prompts), by_task["retrieval"])  # the default
+
+
+def test_the_files_of_tasks_are_read_once_for_all_tasks(monkeypatch):
+    read, opened = lora_tasks.SafetensorsFile, []
+    monkeypatch.setattr(lora_tasks, "SafetensorsFile", lambda p: opened.append(p) or read(p))
+    path = v3.jina_v3()
+    spec = spec_from_config(read_config(path))
+    reader = AdapterReader(spec, build_program(spec))
+    found = [reader.open(task, path) for task in v3.TASKS]
+    assert len({adapter.fingerprint() for adapter in found}) == len(v3.TASKS)
+    assert opened == [path / "model.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from cpuserve.errors import ModelError
+from cpuserve.loader import pooling
 from cpuserve.loader.pooling import checkpoint_pooling, dense_layers, prompts_of, usual_length
 from tests.helpers.embedder import embedding_model
 from tests.helpers.encoders import with_modules
@@ -46,6 +47,14 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, modules, config, m
     with pytest.raises(ModelError, match=message) as raised:
         checkpoint_pooling(write(tmp_path, modules, config))
     assert "\n" not in str(raised.value)
+
+
+def test_the_list_of_modules_is_parsed_once(tmp_path, monkeypatch):
+    path = write(tmp_path, POOLING, {"pooling_mode": "mean"})
+    read, parsed = pooling.read_any_json, []
+    monkeypatch.setattr(pooling, "read_any_json", lambda *a: parsed.append(a[0]) or read(*a))
+    assert checkpoint_pooling(path)[0] == "mean"
+    assert parsed == [path / "modules.json"]
 
 
 def test_newer_files_name_the_mode(tmp_path):
