@@ -63,7 +63,7 @@ class Bert:
         )
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
-            x = _layer(b, s, f"encoder.layer.{i}", x)
+            x = encoder_layer(b, s, f"encoder.layer.{i}", x, _LAYER)
         leave_linears(b, POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD)
         head = MASKED_HEADS[s.architecture]
         then = cast("Then", s.activation) if s.architecture == "BertModel" else "gelu"
@@ -181,13 +181,34 @@ def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
     return width, heads
 
 
-def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The names of the linears and norms of a layer, after the name of the layer itself."""
+
+    qkv: tuple[str, str, str]
+    out: str
+    first_norm: str
+    up: str
+    down: str
+    last_norm: str
+
+
+_LAYER = LayerNames(
+    ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+
+def encoder_layer(b: Builder, s: ModelSpec, at: str, x: ValueId, names: LayerNames) -> ValueId:
     """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x))."""
-    names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
-    qkv = b.linear(x, names, features=s.width, bias=s.qkv_bias)
-    b.linear(b.attend_both_sides(qkv), f"{at}.attention.output.dense", bias=s.out_bias, add_to=x)
-    x = b.layer_norm(x, f"{at}.attention.output.LayerNorm")
+    qkv = b.linear(x, [f"{at}.{n}" for n in names.qkv], features=s.width, bias=s.qkv_bias)
+    b.linear(b.attend_both_sides(qkv), f"{at}.{names.out}", bias=s.out_bias, add_to=x)
+    x = b.layer_norm(x, f"{at}.{names.first_norm}")
     then = cast("Then", s.activation)
-    g = b.linear(x, f"{at}.intermediate.dense", features=s.intermediate, bias=s.mlp_bias, then=then)
-    b.linear(g, f"{at}.output.dense", bias=s.mlp_bias, add_to=x)
-    return b.layer_norm(x, f"{at}.output.LayerNorm")
+    g = b.linear(x, f"{at}.{names.up}", features=s.intermediate, bias=s.mlp_bias, then=then)
+    b.linear(g, f"{at}.{names.down}", bias=s.mlp_bias, add_to=x)
+    return b.layer_norm(x, f"{at}.{names.last_norm}")

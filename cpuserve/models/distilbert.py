@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.bert import WORDS, MaskedHead, word_weights
+from cpuserve.models.bert import WORDS, LayerNames, MaskedHead, encoder_layer, word_weights
 from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import Then
 
 HEAD = MaskedHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector")
+LAYER = LayerNames(
+    ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
+)
 
 
 @register_model("DistilBertModel")
@@ -55,17 +63,5 @@ class DistilBert:
         b.position_embed(x, "embeddings.position_embeddings", rows=s.max_position)
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
-            x = _layer(b, s, f"transformer.layer.{i}", x)
+            x = encoder_layer(b, s, f"transformer.layer.{i}", x, LAYER)
         b.hidden(word_weights(b, s, x, HEAD, cast("Then", s.activation)))
-
-
-def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Change x to norm(x + attention(x)) in place, and return norm(x + mlp(x))."""
-    names = [f"{at}.attention.{part}_lin" for part in "qkv"]
-    qkv = b.linear(x, names, features=s.width, bias=True)
-    b.linear(b.attend_both_sides(qkv), f"{at}.attention.out_lin", bias=True, add_to=x)
-    x = b.layer_norm(x, f"{at}.sa_layer_norm")
-    then = cast("Then", s.activation)
-    g = b.linear(x, f"{at}.ffn.lin1", features=s.intermediate, bias=True, then=then)
-    b.linear(g, f"{at}.ffn.lin2", bias=True, add_to=x)
-    return b.layer_norm(x, f"{at}.output_layer_norm")
