@@ -16,6 +16,7 @@ from cpuserve.serving.decisions.questions import (
     questions_of,
 )
 from cpuserve.serving.decisions.results import decided
+from cpuserve.serving.decisions.texts import PromptEnd
 from tests.api.fakes import tokenizer
 
 TAIL = "<|im_end|>\n<|im_start|>assistant\n"
@@ -117,7 +118,7 @@ def test_an_empty_id_is_refused():
 
 
 def test_questions_show_their_labels():
-    finder = LabelFinder(Words("yes", "Yes", "no", "No", "A", "B", "0", "1"), TAIL)
+    finder = LabelFinder(PromptEnd(Words("yes", "Yes", "no", "No", "A", "B", "0", "1"), TAIL))
 
     def text(**question):
         found = asked(**question)
@@ -139,7 +140,7 @@ def test_questions_show_their_labels():
 
 def test_capital_spellings_count_if_they_are_tokens():
     both = Words("yes", "Yes", "no", "No")
-    found = LabelFinder(both, TAIL).labels(asked(**NOUL))
+    found = LabelFinder(PromptEnd(both, TAIL)).labels(asked(**NOUL))
     assert found.shown == ("yes", "no")
     assert found.ids == (
         (both.ids["yes"], both.ids["Yes"]),
@@ -147,7 +148,7 @@ def test_capital_spellings_count_if_they_are_tokens():
     )
     assert found.flat == [both.ids[word] for word in ("yes", "Yes", "no", "No")]
     small = Words("yes", "no")
-    assert LabelFinder(small, TAIL).labels(asked(**NOUL)).ids == (
+    assert LabelFinder(PromptEnd(small, TAIL)).labels(asked(**NOUL)).ids == (
         (small.ids["yes"],),
         (small.ids["no"],),
     )
@@ -155,7 +156,7 @@ def test_capital_spellings_count_if_they_are_tokens():
 
 def test_letters_stand_in_for_words_that_are_no_tokens():
     question = asked(**NOUL)
-    found = LabelFinder(tokenizer(), TAIL).labels(question)
+    found = LabelFinder(PromptEnd(tokenizer(), TAIL)).labels(question)
     assert found.shown == ("A", "B")
     assert "\nA. yes\nB. no\nReply with A or B" in question_text(question, found)
 
@@ -163,14 +164,14 @@ def test_letters_stand_in_for_words_that_are_no_tokens():
 def test_a_label_may_need_a_space_before_it():
     """After "Bot:" this tokenizer joins the colon and a letter, but not the colon and " A"."""
     words = Words(":A", ":B", ":0", ":1", " A", " B")
-    found = LabelFinder(words, "\nBot:").labels(asked(**CHOICE))
+    found = LabelFinder(PromptEnd(words, "\nBot:")).labels(asked(**CHOICE))
     assert found == Labels(("A", "B"), ((words.ids[" A"],), (words.ids[" B"],)))
 
 
 def test_without_labels_the_question_is_refused_with_what_was_tried():
     joined = Words(*(":" + c for c in "ABab01yYnN"), ": ")
     with pytest.raises(InvalidRequest, match=r"A/B, 0/1\. Ask with fewer options") as raised:
-        LabelFinder(joined, "\nBot:").labels(asked(**CHOICE))
+        LabelFinder(PromptEnd(joined, "\nBot:")).labels(asked(**CHOICE))
     assert raised.value.param == "questions"
 
 
@@ -180,7 +181,7 @@ def test_labels_that_are_one_unknown_token_are_no_labels():
             return [0 if len(text) > len("." + TAIL) else 1] * len(text)
 
     with pytest.raises(InvalidRequest, match="one token of its own"):
-        LabelFinder(Unknown(), TAIL).labels(asked(**CHOICE))
+        LabelFinder(PromptEnd(Unknown(), TAIL)).labels(asked(**CHOICE))
 
 
 def row(*probabilities, token=0):

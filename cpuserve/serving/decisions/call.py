@@ -13,7 +13,7 @@ from cpuserve.serving.call import GenerateCall, Prompt, thinking_variables
 from cpuserve.serving.chat_prompt import render_chat
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
 from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion, Decisions
-from cpuserve.serving.decisions.texts import Ids, option_texts, text_question
+from cpuserve.serving.decisions.texts import Ids, PromptEnd, option_texts, text_question
 from cpuserve.serving.encode import encode
 from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.serving.tools.thoughts import THINK, begins_thought
@@ -90,8 +90,9 @@ async def decision_prompts(
     if not rest:
         msg = "the chat template leaves out the user's message: use another --chat-template"
         raise InvalidRequest(msg, role="messages")
-    finder = LabelFinder(context.get_tokenizer(), rest[-1])
-    asks = [_Asked.of(context, finder, rest[-1], question) for question in asked.questions]
+    end = PromptEnd(context.get_tokenizer(), rest[-1])
+    finder = LabelFinder(end)
+    asks = [_Asked.of(finder, end, question) for question in asked.questions]
     _check_number(asks)
     texts = [ask.text for ask in asks]
     _check_size(len(head) + sum(map(len, rest)), texts)
@@ -113,10 +114,8 @@ class _Asked:
     labels: tuple[tuple[Ids, Labels], ...]
 
     @staticmethod
-    def of(
-        context: ModelContext, finder: LabelFinder, tail: str, question: DecisionQuestion
-    ) -> _Asked:
-        """Return the text and labels of a question in prompts that end with `tail`.
+    def of(finder: LabelFinder, end: PromptEnd, question: DecisionQuestion) -> _Asked:
+        """Return the text and labels of a question at the end of its prompts.
 
         Raises:
           InvalidRequest: this model's tokenizer has no labels for the options.
@@ -124,7 +123,7 @@ class _Asked:
         if not question.as_texts:
             labels = finder.labels(question)
             return _Asked(question_text(question, labels), (((), labels),))
-        texts = option_texts(context.get_tokenizer(), tail, question)
+        texts = option_texts(end, question)
         nodes = [
             (before, Labels((), tuple((token,) for token in following), texts))
             for before, following in texts.nodes.items()

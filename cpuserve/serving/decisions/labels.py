@@ -17,8 +17,7 @@ from cpuserve.serving.decisions.questions import BEFORE
 
 if TYPE_CHECKING:
     from cpuserve.serving.decisions.questions import DecisionQuestion
-    from cpuserve.serving.decisions.texts import OptionTexts
-    from cpuserve.tokenizer.tokenizer import Tokenizer
+    from cpuserve.serving.decisions.texts import OptionTexts, PromptEnd
 
 # The spellings of the label of each option of a question; the prompt shows the first spelling.
 Spellings = tuple[tuple[str, ...], ...]
@@ -60,12 +59,10 @@ class Labels:
 
 
 class LabelFinder:
-    """Finds labels for questions in prompts that end with `tail` after the question."""
+    """Finds labels for questions at the end of prompts."""
 
-    def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
-        self._tokenizer = tokenizer
-        self._tail = BEFORE + tail
-        self._before = tokenizer.encode(self._tail, add_special_tokens=False)
+    def __init__(self, end: PromptEnd) -> None:
+        self._end = end
         self._ids: dict[str, int | None] = {}
         self._found: dict[tuple[str, int], Labels] = {}
 
@@ -102,9 +99,8 @@ class LabelFinder:
     def _id(self, label: str) -> int | None:
         """Return the token that `label` adds to the prompt; None if it is not one token."""
         if label not in self._ids:
-            longer = self._tokenizer.encode(self._tail + label, add_special_tokens=False)
-            *before, last = longer
-            self._ids[label] = last if before == self._before else None
+            ids = self._end.ids_after(label)
+            self._ids[label] = ids[0] if len(ids) == 1 else None
         return self._ids[label]
 
 

@@ -51,22 +51,34 @@ class OptionTexts:
         return (of_nodes[ids[:at]][token] for at, token in enumerate(ids))
 
 
-def option_texts(tokenizer: Tokenizer, tail: str, question: DecisionQuestion) -> OptionTexts:
-    """Return the tokens of each option's text after a prompt that ends with `tail`.
+class PromptEnd:
+    """The end of the prompts of questions: the text after a question, to which a label is added."""
+
+    def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
+        """tail: the text after the question."""
+        self._tokenizer = tokenizer
+        self._text = BEFORE + tail
+        self._ids = self.ids_of(self._text)
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a text on its own."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def ids_after(self, text: str) -> list[int]:
+        """Return the tokens that `text` adds to the prompt; [] if it changes those before."""
+        whole, num = self.ids_of(self._text + text), len(self._ids)
+        return whole[num:] if whole[:num] == self._ids else []
+
+
+def option_texts(end: PromptEnd, question: DecisionQuestion) -> OptionTexts:
+    """Return the tokens of each option's text at the end of a prompt.
 
     Raises:
       InvalidRequest: the texts of two options have the same tokens.
     """
-    around = BEFORE + tail
-    before = tokenizer.encode(around, add_special_tokens=False)
-    found = []
-    for option in question.options:
-        text = option.name.strip()
-        whole = tokenizer.encode(around + text, add_special_tokens=False)
-        # If the text would change the last token of the prompt, it is tokenized on its own.
-        apart = whole[: len(before)] == before and len(whole) > len(before)
-        ids = whole[len(before) :] if apart else tokenizer.encode(text, add_special_tokens=False)
-        found.append(tuple(ids))
+    # If a text would change the last token of the prompt, it is tokenized on its own.
+    names = (option.name.strip() for option in question.options)
+    found = [tuple(end.ids_after(name) or end.ids_of(name)) for name in names]
     if not all(found) or len(set(found)) < len(found):
         msg = f"question {question.id[:60]!r}: two options have the same text: rename one of them"
         raise InvalidRequest(msg, param="questions")
