@@ -18,6 +18,7 @@ from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
+from cpuserve.api.openai.completions.tokens import TokensRequest
 from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
 from cpuserve.api.pooling.schema import ClassifyRequest, PoolingRequest
@@ -62,6 +63,7 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.DECISIONS, "/v1/systemone", SystemOneRequest),
     (fields.TOKENIZE, "/tokenize", TokenizeRequest),
     (fields.COMPLETION, "/completion", LlamaCompletionRequest),
+    (fields.TOKENS, "/inference/v1/generate", TokensRequest),
 )
 
 

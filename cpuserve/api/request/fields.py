@@ -19,6 +19,7 @@ S = TypeVar("S", bound=type[msgspec.Struct])
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 POOLING = "pooling"
+TOKENS = "inference"
 TEI = "tei"
 COHERE = "cohere embed"
 DECISIONS = "systemone"
@@ -184,6 +185,9 @@ REFUSED = (
     Refused("max_chunks_per_doc", (RERANK,)),
     Refused("max_tokens_per_doc", (RERANK,)),
     Refused("rank_fields", (RERANK,)),
+    Refused("features", (TOKENS,)),
+    Refused("kv_transfer_params", (TOKENS,)),
+    Refused("ec_transfer_params", (TOKENS,)),
 )
 
 _CACHES = "the server decides how it uses its caches and its machine"

@@ -15,7 +15,7 @@ from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logpr
 from cpuserve.api.openai.schema import PromptLogprobs, StreamOptions, Usage
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.fields import check_fields, is_set
+from cpuserve.api.request.fields import TOKENS, check_fields, with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
-# Fields of the request that this server does not support; setting one is an error.
-_REFUSED = ("features", "kv_transfer_params", "ec_transfer_params")
 # Fields of /v1/completions that are not sampling parameters, so sampling_params cannot have them.
 _NO_PARAMETERS = frozenset(
     {
@@ -43,6 +41,7 @@ _NO_PARAMETERS = frozenset(
 _NO_EFFECT = frozenset({"detokenize", "output_kind", "skip_clone"})
 
 
+@with_refused(TOKENS)
 class TokensRequest(msgspec.Struct, kw_only=True):
     """The body of POST /inference/v1/generate; the render routes return its sampling_params."""
 
@@ -55,9 +54,6 @@ class TokensRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    features: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
 
 
 class TokensChoice(msgspec.Struct):
@@ -91,11 +87,7 @@ class TokensChunk(msgspec.Struct):
 
 
 def tokens_call(request: TokensRequest) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest for a field or parameter that is not supported."""
-    for name in _REFUSED:
-        if is_set(getattr(request, name)):
-            msg = f"{name} is not supported yet: omit it"
-            raise unsupported(msg, name)
+    """Return the GenerateCall; InvalidRequest for a parameter that is not supported."""
     given = {
         name: value
         for name, value in request.sampling_params.items()
