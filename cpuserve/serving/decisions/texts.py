@@ -52,7 +52,7 @@ class OptionTexts:
 
 
 class PromptEnd:
-    """The end of the prompts of questions: the text after a question, to which a label is added."""
+    """The end of the prompts of questions: the text between a question and the response."""
 
     def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
         """tail: the text after the question."""

@@ -1,4 +1,4 @@
-"""The units in which texts of templates are compared: tags, words and other characters."""
+"""The units for comparisons of texts of templates: tags, words and other characters."""
 
 from __future__ import annotations
 
