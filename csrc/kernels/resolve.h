@@ -1,5 +1,5 @@
-// Builds the KernelTable of each ISA level. Reports which levels are in this build,
-// and which level provides each entry of a table.
+// Builds the KernelTable of each ISA level.
+// Reports which levels are in this build, and which level provides each entry of a table.
 //
 // A level extends a lower level (isa_level_base): kernels that it does not define are the kernels
 // of the lower level. "scalar" extends no level, and no level takes kernels from it.

@@ -42,8 +42,8 @@ CPUSERVE_INLINE F gelu_tanh(F x) {
   return fma(h, tanh(mul(cubic, set1(0.79788456f))), h);
 }
 
-// The constants swiglu_alpha and swiglu_limit of the model gpt-oss. A NaN input stays NaN,
-// because min and max return their second operand if one operand is NaN.
+// The constants swiglu_alpha and swiglu_limit of the model gpt-oss.
+// A NaN input stays NaN, because min and max return their second operand if one operand is NaN.
 constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
 CPUSERVE_INLINE F clamped_swish(F x) {
   const F g = min(set1(kSwigluLimit), x);

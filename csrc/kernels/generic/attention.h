@@ -1,7 +1,7 @@
-// Paged attention. A row is one query head of one token, and a tile is a set of rows that are
-// computed together. A unit is one call of the kernel: rows of one sequence and KV head, and chunks
-// of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over one chunk,
-// and the results of chunks are merged in ascending order, here or by attention_merge.
+// Paged attention. A row is one query head of one token, and a tile is a set of rows
+// that are computed together. A unit is one call of the kernel: rows of one sequence and KV head,
+// and chunks of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over
+// one chunk, and the results of chunks are merged in ascending order, here or by attention_merge.
 // Prefill and decode use the same code for tiles and for merging.
 //
 // The result of a row for some chunks has three parts: the maximum m of its scores, the sum l
@@ -117,8 +117,8 @@ static inline int tile_rows(int n) {
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
   // If rows are multiplied in pairs (attention_pairs.h), a full tile has kTallRows (8) rows.
-  // A tile of 4 pairs of rows by 4 operands needs fewer loads and interleavings per product
-  // than a tile of 3 pairs by 8 operands.
+  // A tile of 4 pairs of rows by 4 operands needs fewer loads
+  // and interleavings per product than a tile of 3 pairs by 8 operands.
   return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 
@@ -153,7 +153,7 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
 // The token and the query head of a row.
 // Advancing from row to row is cheaper than dividing the index of each row by a.group.
 struct RowPlace {
-  int64_t token;  // index of the token, counted from a.t0
+  int64_t token;  // index of the token of the row, counted from a.t0
   int head;       // index of the query head, counted from the first query head of the KV head
 };
 CPUSERVE_INLINE RowPlace place_of(const AttentionArgs& a, int64_t first) {

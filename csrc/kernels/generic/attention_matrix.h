@@ -126,7 +126,7 @@ struct KeySteps {
  private:
   template <int RT, Ahead kAhead>
   __attribute__((always_inline)) inline void tile_step(Fetch& f) {
-    constexpr size_t kKeyBytes = kBlock * 4;  // one pair of dims of all keys of a block
+    constexpr size_t kKeyBytes = kBlock * 4;  // bytes of one pair of dims of all keys of a block
     const size_t width = static_cast<size_t>(round_up(hd, 32)) * 2;
     const uint8_t* k =
         reinterpret_cast<const uint8_t*>(blocks->k[block]) + static_cast<size_t>(d / 2) * kKeyBytes;
@@ -243,7 +243,7 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
 // of the first and the last vector of visible keys.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
-  if (t.lo[r] >= t.hi[r]) return;  // all probabilities of the row are 0 already
+  if (t.lo[r] >= t.hi[r]) return;  // all probabilities of this row are 0 already
   uint16_t* p = t.p + place_in_p<Kv>(r, 0);
   const int lo = t.lo[r] / kLanes * kLanes, hi = static_cast<int>(round_up(t.hi[r], kLanes));
   if (begin < lo) memset(p + begin, 0, static_cast<size_t>(lo - begin) * sizeof(*p));

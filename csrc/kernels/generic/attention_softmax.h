@@ -40,8 +40,8 @@ CPUSERVE_INLINE float row_max(const float* s, int begin, int end) {
   return reduce_max(max(top0, top1));
 }
 
-// Sets the scores of masked keys to -inf: only the first and the last vector of the visible keys
-// [lo, hi) of a row contain masked keys. Returns the largest score.
+// Sets the scores of masked keys to -inf: only the first and the last vector
+// of the visible keys [lo, hi) of a row contain masked keys. Returns the largest score.
 CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   const int begin = lo / kLanes * kLanes, end = static_cast<int>(round_up(hi, kLanes));
   const int last = end - kLanes;

@@ -84,7 +84,7 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
 // Rows that see no key of the chunk are left out.
 struct Common {
   int begin = 0, end = kChunk;
-  bool any = false, same = true;  // any: a row sees keys; same: all rows see the same keys
+  bool any = false, same = true;  // any: some row sees a key; same: all rows see the same keys
 };
 
 template <class Kv>

@@ -70,8 +70,8 @@ CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
   return row + padded + padded / 256 * 4 + g * kBlockSums;
 }
 
-// Returns amax / 127 and 127 / amax, where `bits` are the bits of amax, the largest magnitude of a
-// group. A NaN or infinity in the group makes the scale NaN, because a plausible code would hide
+// Returns amax / 127 and 127 / amax; `bits` are the bits of amax, the largest magnitude of a group.
+// A NaN or infinity in the group makes the scale NaN, because a plausible code would hide
 // the error: the NaN reaches the logits and is detected there. If amax is below kLeastMagnitude,
 // 127 / amax would overflow, so the scale and the codes become zero.
 constexpr float kLeastMagnitude = 4e-37f;
@@ -86,8 +86,8 @@ CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
   return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
 }
 
-// Quantizes N whole groups together: most of the cost of a group is reducing vectors to single
-// numbers, and one reduction can serve four groups.
+// Quantizes N whole groups together: most of the cost of a group is reducing vectors
+// to single numbers, and one reduction can serve four groups.
 template <int kGroup, int N>
 CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   static_assert(N == 1 || N == 2 || N == 4, "a divisor of four");

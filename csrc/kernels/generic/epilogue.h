@@ -5,8 +5,8 @@
 
 namespace CPUSERVE_NS {
 
-// y = map(tile + bias). With glu, y = map(gate + bias) * other(up + bias), and the panels of the
-// tile alternate between gate and up. with_activation() in activation.h chooses map and other.
+// y = map(tile + bias). With glu, y = map(gate + bias) * other(up + bias), and the tile has panels
+// of gate and of up in turn. with_activation() in activation.h chooses map and other.
 template <class Map, class Other>
 CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int panels,
                                     const float* tile, size_t ld, float* y, Map map, Other other) {

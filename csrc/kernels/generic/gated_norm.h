@@ -14,11 +14,11 @@ struct GatedNormArgs {
   int64_t x_stride;
   const float* z;
   int64_t z_stride;
-  const float* weight;  // [width] if shared_weight, else [groups][width]
+  const float* weight;  // weights [width] if shared_weight, else [groups][width]
   int64_t groups, width;
   float eps;
   bool gate_first, shared_weight;
-  float* out;  // may equal x, with the same stride
+  float* out;  // output, which may equal x (with the same stride)
   int64_t out_stride;
   int64_t rows;
   bool sigmoid = false;

@@ -67,8 +67,8 @@ CPUSERVE_INLINE F exp2_nonpositive(F x) {
   return add_exponent(exp2_fit(f, kFit), e);
 }
 
-// Does the same as exp2_nonpositive with one operation fewer. The relative error is below 3.2e-6,
-// which is enough for results that are rounded to bf16.
+// Does the same as exp2_nonpositive with one operation fewer.
+// The relative error is below 3.2e-6, which is enough for results that are rounded to bf16.
 CPUSERVE_INLINE F exp2_coarse(F x) {
   constexpr Fit kFit[] = {{6.931241932e-1f, 6.930448421e-1f},
                           {2.402409863e-1f, 2.412802265e-1f},

@@ -12,7 +12,7 @@ struct NormArgs {
   Rows x;               // f32
   Rows out;             // output in any format; may alias x if f32
   const float* weight;  // [width]
-  const float* bias;    // [width], only for layer_norm; or nullptr
+  const float* bias;    // bias [width] of layer_norm, or nullptr
   float eps;
   int64_t m0, m1;
   float* scratch;  // width floats

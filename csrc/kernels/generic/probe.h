@@ -59,7 +59,7 @@ struct DotF32 {
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return fma(a, b, c); }
 };
-struct DotBf16 {  // only for ISA levels with an instruction for dot2
+struct DotBf16 {  // used only at ISA levels with an instruction for dot2
   using Acc = F;
   using Vec = P;
   static constexpr int kDepth = 2;

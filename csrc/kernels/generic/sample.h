@@ -9,7 +9,7 @@ namespace CPUSERVE_NS {
 
 // The search for the cut of top_p (select.h), if threads share its passes over the row.
 struct SharedCut {
-  bool used;  // whether threads share the search in this row
+  bool used;  // whether threads share the search for this row
   MassSearch search;
   Cut cut;
 };

@@ -77,7 +77,7 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   if (before(logits, ids[mid], ids[last])) swap_ids(ids, mid, last);
   const int32_t median = ids[last];
   int place = lo;
-  for (int i = lo; i < last; i++) {  // without a branch, which a CPU could not predict
+  for (int i = lo; i < last; i++) {  // without branches, because a CPU could not predict them
     const int32_t id = ids[i];
     ids[i] = ids[place];
     ids[place] = id;
@@ -215,8 +215,8 @@ static inline void spread_thresholds(const Band& b, int round, float* t) {
   }
 }
 
-// Narrows the band with the tally of the thresholds t. The new band is between two of these
-// thresholds, or between a threshold and an end of the old band.
+// Narrows the band with the tally of the thresholds t. The new band is between two
+// of these thresholds, or between a threshold and an end of the old band.
 static inline void narrow_band(const Tally& tally, const float* t, double target, Band& band) {
   int a = 0;
   while (a < kThresholds && tally.weight[a] < target) a++;

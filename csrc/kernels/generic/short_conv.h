@@ -13,7 +13,7 @@ constexpr int32_t kMaxTaps = 8;
 struct ShortConvArgs {
   const float* x;
   int64_t x_stride;
-  const float* before;  // the taps - 1 inputs before the first row, oldest first
+  const float* before;  // the taps - 1 inputs before the first row, oldest input first
   const float* weight;  // weights [taps][channels], for the oldest input first
   const float* bias;    // [channels] or nullptr
   bool silu;

@@ -121,8 +121,8 @@ struct Dense {
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // Widening rows in the tile needs more registers: with 16 registers, tiles of 6 x 2 sums would
-  // keep operands on the stack, which halves their rate.
+  // Widening rows in the tile needs more registers: with 16 registers,
+  // tiles of 6 x 2 sums would keep operands on the stack, which halves their rate.
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
                                                                  : kRows;
@@ -156,8 +156,8 @@ struct Dense {
     const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
-    // Each iteration of this loop prefetches from one address on. In a pass over the weights there
-    // are two iterations: the units before `split`, and the units from `split` on.
+    // Each iteration of this loop prefetches from one address on. In a pass over the weights,
+    // there are two iterations: the units before `split`, and the units from `split` on.
     // A tile over a K block has one iteration for each line of the next block that it prefetches.
     for (int64_t u = t.u0; u < t.u1;) {
       int64_t end = kNear && u < t.split ? t.split : t.u1;

@@ -23,7 +23,7 @@
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
 //     static constexpr bool kNearBlocks     a K block and its part of the rows stay in L1
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
-//     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows limits kStreamRows
+//     static constexpr bool kSizesCutPasses whether float_pass_rows (WorkSizes) limits kStreamRows
 //     static constexpr int stream_panels(int rows)         panels of a tile in one pass
 //     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of a tile if it has only two panels
@@ -198,8 +198,8 @@ constexpr int64_t tiles_of(int64_t rows, int terms) {
 }
 
 // The smallest number of rows of a block; no kind takes so many rows in one pass over the weights.
-// The blocks of a linear differ in their numbers of rows by at most a factor of 2, so that tiles
-// of few rows need not be compiled.
+// The blocks of a linear differ in their numbers of rows by at most a factor of 2,
+// so that tiles of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
 // Returns the smallest number of int8 rows that a tile
@@ -320,8 +320,8 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
-// Returns the number of units of a K block, if K has `units` units. There are as few K blocks as
-// possible, all of about the same size. in_l1: K blocks stay in L1, unless near_blocks is 0.
+// Returns the number of units of a K block, if K has `units` units. There are as few K blocks
+// as possible, all of about the same size. in_l1: K blocks stay in L1, unless near_blocks is 0.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);

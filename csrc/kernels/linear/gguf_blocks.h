@@ -2,8 +2,8 @@
 //
 // A block has kUnit weights. Every kSub weights share a scale and, with kMin, a minimum:
 //   w = scale * value(code) + minimum
-// Blocks of 32 store the scale (and the minimum) directly. Blocks of 256 store them as small
-// integers, with an fp16 factor d for all scales and an fp16 factor m for all minima:
+// Blocks of 32 store the scale (and the minimum) directly. Blocks of 256 store them
+// as small integers, with an fp16 factor d for all scales and an fp16 factor m for all minima:
 //   scale = d * scales[j]      minimum = -(m * leasts[j])
 #pragma once
 #include "kernels/table.h"

@@ -195,7 +195,7 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
       }
     }
   }
-  if constexpr (!W::kStartsFromAny) {  // small sums cannot hold more than eight quads
+  if constexpr (!W::kStartsFromAny) {  // 16-bit sums hold the products of at most eight quads
 #pragma GCC unroll 1
     for (int quad = 8; quad < kQuads; quad += 8) {
 #pragma GCC unroll 16

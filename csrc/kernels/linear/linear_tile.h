@@ -11,7 +11,7 @@ namespace {
 // The tile computes in turns of `every` units. In a turn it prefetches a stretch of one panel of
 // the next block, `step` bytes with each unit. The stretch of the next turn is in the next panel.
 struct UnitShare {
-  const uint8_t* at = nullptr;  // the address of the first stretch
+  const uint8_t* at = nullptr;  // the address of the first stretch to prefetch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
   // A block has `calls` calls of tiles, which share its stretches equally,

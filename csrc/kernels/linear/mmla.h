@@ -1,9 +1,9 @@
 // Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
 // Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h).
-// A line of a panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K), and two neighbouring columns
-// are one operand of a product. The other operand is 8 bytes of each of two rows,
-// so rows are first interleaved in pairs. If the number of rows is odd,
+// A line of a panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K),
+// and two neighbouring columns are one operand of a product. The other operand is 8 bytes
+// of each of two rows, so rows are first interleaved in pairs. If the number of rows is odd,
 // the last row is paired with itself. A single row then takes as many matrix products as it would
 // take dot products, and the instructions that compute a row do not depend on the number of rows.
 //

@@ -106,8 +106,8 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   // The bytes of the low bits of half a group (four quads).
   static constexpr int kHalfBytes = G::kLow / 2 * 64;
 
-  // Returns the high bits of half 0 or 1 (`number`) of a group. The high bits of quad i of the half
-  // are bit i (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte.
+  // Returns the high bits of half 0 or 1 (`number`) of a group. The high bits of quad i
+  // of the half are bit i (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte.
   // `line` points to the columns of a vector in the first line of the group.
   CPUSERVE_INLINE Q high_bits(const uint8_t* line, int number) {
     if constexpr (G::kHigh == 1) return shift_right(load_quads(line + G::kLow * 64), 4 * number);

@@ -84,7 +84,7 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
     PlaneAt half = at;
 #pragma GCC unroll 1
     for (int number = 0; number < 2; number++) {
-      opaque(number);  // otherwise gcc unrolls the loop
+      opaque(number);  // hides the counter: otherwise gcc unrolls the loop
       Q high[NV];
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) high[v] = W::high_bits(at.lines + vector_at(at, v), number);

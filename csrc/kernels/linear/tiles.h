@@ -290,8 +290,8 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
-// Returns the largest number of int8 rows that the vector kernel of the ISA level below computes
-// instead of tiles.
+// Returns the largest number of int8 rows that the vector kernel
+// of the ISA level below computes instead of tiles.
 template <class Kind>
 constexpr int few_rows() {
   if constexpr (Kind::kAct == ActFormat::bf16) {

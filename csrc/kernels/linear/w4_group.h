@@ -12,7 +12,7 @@ struct W4Group : FourBits {
   static constexpr int kGroup = 32, kUnit = kGroup;
   static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kZero = kMin ? 0 : 8;
   static constexpr int64_t kUnitBytes = kScaleBytes + kMinBytes + 4 * 64;
-  using Block = BlockQ4_1;  // for both kinds; w4_g32 does not use its minimum m
+  using Block = BlockQ4_1;  // block type of both kinds; w4_g32 does not use its minimum m
   __attribute__((always_inline)) static inline F least(const uint8_t* header, int column, F) {
     return half_minima(header, column);
   }

@@ -42,7 +42,7 @@ struct KvLayer {
   uint8_t* base;        // K of head 0 in block 0
   size_t slab_stride;   // bytes from a slab of kSlabBlocks blocks to the next
   size_t block_stride;  // bytes from block b to block b + 1 of the same slab
-  size_t head_stride;   // bytes from KV head h to h + 1
+  size_t head_stride;   // bytes from KV head h to KV head h + 1
   size_t value_offset;  // bytes from K to V of a head in a block; 0: keys are also the values (MLA)
   int32_t kv_heads, head_dim, hd_pad;
   KvType type;
@@ -111,11 +111,11 @@ struct LatentStoreArgs {
 struct AttentionArgs {
   Rows q;  // the queries that rope_store or latent_store has written
   KvLayer kv;
-  int32_t kv_head, group;      // group = q_heads / kv_heads
+  int32_t kv_head, group;      // group = q_heads / kv_heads, the query heads of a KV head
   int64_t row0, rows;          // the unit has rows [row0, row0 + rows); row 0 belongs to token t0
   int64_t t0;                  // index of the sequence's first token in the tokens of the step
   int32_t pos0;                // absolute position of token t0
-  const int32_t* block_table;  // the blocks of the sequence
+  const int32_t* block_table;  // the KV blocks of the sequence
   int32_t chunk0, chunk1;      // chunks to visit; chunk = absolute position / kChunk
   int32_t window;              // a row sees keys fewer than `window` positions away; 0: all keys
   float scale, softcap;        // if softcap is 0, scores are not capped
@@ -126,7 +126,7 @@ struct AttentionArgs {
   // and chunk: the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
   // The partial result of row row0 + r and chunk c has the index r * partial_stride + c - chunk0.
   // The kernel attention_merge computes `out` from the partial results.
-  Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
+  Rows out;        // the output [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // the partial result of the first row and chunk0
   void* scratch;   // kAttentionScratch bytes
   // The number of partial results from one row to the next in `partial`,

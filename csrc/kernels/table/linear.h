@@ -26,7 +26,7 @@ enum class Activation : int32_t {
 // applies the activation, multiplies the activated gate by up (only with glu),
 // and then stores the result in out.format or adds it to an f32 `out`.
 struct Epilogue {
-  const float* bias;  // [panels * 16] in packed column order, or nullptr
+  const float* bias;  // bias [panels * 16] in packed column order, or nullptr
   Activation act;
   // If set, even panels are the gate and odd panels are up:
   // output column 16 i + c is act(column c of panel 2 i) * column c of panel 2 i + 1.
@@ -40,8 +40,8 @@ struct LinearArgs {
   const void* x;    // rows of activations, in LinearKernel::act format
   size_t x_stride;  // bytes from row to row
   int64_t m;        // number of rows
-  // The call computes panels [panel0, panel1): whole pairs of panels with glu (gate and up) or with
-  // quantized output (32 results share a scale), and whole strips of 4 panels if both apply.
+  // The call computes panels [panel0, panel1): whole pairs of panels with glu (gate and up) or
+  // with quantized output (32 results share a scale), and whole strips of 4 panels if both apply.
   int64_t panel0, panel1;
   Epilogue ep;        // ep.out.data is row 0; columns are counted from panel 0 of the matrix
   void* scratch;      // kLinearScratch bytes, 64-byte aligned, used by this thread only

@@ -38,7 +38,7 @@ struct RecurrentArgs {
   const float* closed;     // the closed state [heads][key_width][value_width] before the chunk
   float* closed_to;        // a call that fills the chunk writes the state here; may equal `closed`
   float* open;             // recurrent_open_floats() floats; rows after num_open may hold anything
-  int64_t num_open;        // open rows before this call, 0 to 15
+  int64_t num_open;        // number of open rows before this call, 0 to 15
   int64_t rows;            // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
   const float *k, *q, *v;  // row t of k is at k + t * k_stride; a row of v is [heads][value_width]
   int64_t k_stride, q_stride, v_stride;

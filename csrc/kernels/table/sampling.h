@@ -74,7 +74,7 @@ struct SampleArgs {
   int32_t position;            // absolute position of the sampled token, the counter of the RNG
   int32_t target;              // id to score instead of sampling, -1 = sample
   int32_t num_top;             // number of alternatives (top_logprobs); -1: no logprobs at all
-  const int32_t* mask;    // id i is allowed if bit i % 32 of word i / 32 is 1; nullptr: all are
+  const int32_t* mask;    // id i is allowed if bit i % 32 of word i / 32 is 1; nullptr: all ids
   int32_t token;          // out
   float logprob;          // out: the log probability of `token`
   int32_t rank;           // out: 1 + number of ids with a larger logit

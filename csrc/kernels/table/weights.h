@@ -198,7 +198,7 @@ struct PackArgs {
 };
 
 struct PackedWeight {
-  const uint8_t* data;  // panels one after another, 64-byte aligned
+  const uint8_t* data;  // packed panels one after another, 64-byte aligned
   size_t panel_bytes;
   int64_t n, k;  // shape without padding; there are ceil(n / 16) panels
   WeightKind kind;

@@ -149,7 +149,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m256i bits =
       _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
-  const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 (a denormal), the float of byte 0
+  const __m256i least = _mm256_set1_epi32(1 << 22);  // byte 0 means 2^-127, a denormal float
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
@@ -268,8 +268,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(entries, index.v)};
 }
-// VPMADDUBSW would saturate with u8 up to 255, so even
-// and odd bytes are widened to 16-bit words before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255,
+// so even and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
   __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),

@@ -146,7 +146,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 (a denormal), the float of byte 0
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // byte 0 means 2^-127, a denormal float
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
@@ -293,8 +293,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// VPMADDUBSW would saturate with u8 up to 255, so even
-// and odd bytes are widened to 16-bit words before the multiplication.
+// VPMADDUBSW would saturate with u8 up to 255,
+// so even and odd bytes are widened to 16-bit words before the multiplication.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   const __m512i even = _mm512_set1_epi16(0xff);
   __m512i a = _mm512_madd_epi16(_mm512_and_si512(u.v, even),

@@ -156,7 +156,7 @@ CPUSERVE_INLINE uint32x4_t load_u8(const uint8_t* p) {
   return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
-  const uint32x4_t least = vdupq_n_u32(1u << 22);  // 2^-127 (a denormal), the float of byte 0
+  const uint32x4_t least = vdupq_n_u32(1u << 22);  // byte 0 means 2^-127, a denormal float
   const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
   return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
 }
@@ -283,8 +283,8 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum takes one product from each of the eight quads of a group of 32, so it
-// is at most 8 * 15 * 128 = 15,360.
+// A 16-bit sum takes one product from each of the eight quads of a group of 32,
+// so it is at most 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;
 };

@@ -19,7 +19,7 @@ CPUSERVE_INLINE void store_dots(DotTiles& dots) {
 template <class Raw>
 struct GroupTiles {
   using Vectors = typename Raw::Vectors;
-  using FewRows = GroupTiles<typename Raw::FewRows>;  // the kind for up to kJobRows rows
+  using FewRows = GroupTiles<typename Raw::FewRows>;  // the kind to use for up to kJobRows rows
   static constexpr ActFormat kAct = Raw::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // lines of a group
@@ -115,7 +115,7 @@ struct GroupTiles {
   // but not yet added to the fp32 sums.
   struct Waiting {
     int64_t g;
-    int groups;  // number of groups from g on; 0: none
+    int groups;  // number of waiting groups from g on; 0: none
     const DotTiles* dots;
   };
   template <int NP>

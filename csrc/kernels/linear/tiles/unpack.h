@@ -13,7 +13,7 @@ namespace CPUSERVE_NS {
 namespace {
 
 // Lines of 64 bytes, as vector types of the compiler, which generates code for any register width.
-#pragma GCC diagnostic ignored "-Wpsabi"  // no function call passes these types
+#pragma GCC diagnostic ignored "-Wpsabi"  // safe, because no function call passes these types
 typedef uint8_t LineBytes __attribute__((vector_size(64), aligned(1), may_alias));
 CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
   return *reinterpret_cast<const LineBytes*>(p);
