@@ -4,12 +4,12 @@
 //
 // Rules every kernel obeys:
 //  * noexcept, no allocation, no I/O, no globals, no getenv; the caller provides scratch memory.
-//  * Batch invariance: for one ISA level and weight kind, the bits of an output row depend only on
-//    its own inputs, never on the number of rows, on other rows, on the division into tasks or on
-//    threads. A dot product over K is one chain of additions in ascending K for each output element
-//    (lanes of a vector are output columns, so there are no horizontal sums). Attention processes
-//    chunks of kChunk keys that begin at absolute multiples of kChunk. Each chunk starts from an
-//    empty state, and chunks are merged in ascending order.
+//  * Batch invariance: for one ISA level and weight kind, the bits of an output row depend only
+//    on its own inputs, never on the number of rows, other rows, threads or the division of work.
+//    A dot product over K is one chain of additions in ascending K for each output element
+//    (lanes of a vector are output columns, so there are no horizontal sums).
+//    Attention processes chunks of kChunk keys that begin at absolute multiples of kChunk.
+//    Each chunk starts from an empty state, and chunks are merged in ascending order.
 //  * Keys and values of masked or unused KV slots never enter a product, because 0 x NaN is NaN.
 // An ISA translation unit may include only C headers and files under kernels/.
 #pragma once

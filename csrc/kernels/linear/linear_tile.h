@@ -30,10 +30,10 @@ struct LinearTile {
   int64_t unit_bytes;     // bytes of a unit of one panel
   int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
   // The prefetches of a tile depend on its use:
-  // - One pass over the weights (kNear): with each unit u, the tile prefetches a later unit, at a
-  //   fixed distance. For units before `split`, the later unit is in the same panels, at
-  //   ahead0 + (u - u0) unit_bytes. For units from `split` on, it is in the next panels, at
-  //   ahead1 + (u - u0) unit_bytes.
+  // - One pass over the weights (kNear): with each unit u, the tile prefetches a later unit.
+  //   For units before `split`, it is in the same panels, at ahead0 + (u - u0) unit_bytes.
+  //   For units from `split` on, it is in the next panels, at ahead1 + (u - u0) unit_bytes.
+  //   The distance from u to the later unit is fixed.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
   //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
   // - A K block of another kind: `share` is the part of the next block to prefetch.

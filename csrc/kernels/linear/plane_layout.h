@@ -12,8 +12,8 @@
 //   exponent        { u8 exponent[16] }
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
-//   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero point of column c in the low
-//                   nibble and of column c + 8 in the high nibble; the minimum is -zero * d
+//   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero points of column c (low nibble)
+//                   and column c + 8 (high nibble); the minimum is -zero * d
 // Kinds without a minimum have neither m nor least.
 // A sub-block is the group of 16 or 32 weights that share one small factor (scale, least).
 // Sub-blocks 2 i and 2 i + 1 are a pair, and their small factors are adjacent.

@@ -11,8 +11,8 @@ namespace cpuserve {
 //   f32    width floats
 //   bf16   width bfloat16, round to nearest even
 //   q8g32  int8 in groups of 32 columns: int8 q[padded width], then a float scale for each group,
-//          then int32 sum(q) for each group. scale = amax / 127, where amax is the largest
-//          magnitude of the group, and q = x * (127 / amax) rounded to nearest even; if amax is 0,
+//          then int32 sum(q) for each group. scale = amax / 127, and q = x * (127 / amax) rounded
+//          to nearest even, where amax is the largest magnitude of the group; if amax is 0,
 //          scale and q are 0. The width is padded with zeros to a multiple of 32.
 //   q8g128 like q8g32, in groups of 128; the width is padded to a multiple of 128.
 //   q8g256 like q8g32, in groups of 256, but the sums of a group are int16: first 16 sums of 16 q,

@@ -21,15 +21,15 @@ struct ScaleLogitsArgs {
 //     ids that are not in `allowed` (if num_allowed >= 0), banned ids (the stop ids, until
 //     min_tokens tokens are generated), and ids with bit 0 in the mask.
 //  3. Penalties. For ids in the prompt or the output, a positive logit is divided by `repetition`,
-//     and any other logit is multiplied by it. Then frequency * count + presence * (count > 0) is
-//     subtracted, where count is how often the id occurs in the output.
-//  4. If temperature < 1e-5, the result is the id of the largest logit (if several are equal, the
-//     lowest of their ids). Otherwise logits are divided by the temperature.
+//     and any other logit is multiplied by it. Then frequency * count + presence * (count > 0)
+//     is subtracted, where count is how often the id occurs in the output.
+//  4. If temperature < 1e-5, the result is the id of the largest logit (the lowest of the ids
+//     with this logit). Otherwise logits are divided by the temperature.
 //  5. Filters drop ids: min_p drops ids with p < min_p * p_max, then top_k keeps the k most
-//     probable ids, then top_p keeps the shortest run of ids, in descending order of p, with at
-//     least top_p of the mass that top_k kept. Of equal logits, the lower id is kept first.
-//  6. u = uniform(seed, position) * the mass of the kept ids. The result is the first kept id, in
-//     the order of ids, where the running sum of masses exceeds u. Sums are in double.
+//     probable ids, then top_p keeps the shortest run of ids, in descending order of p,
+//     with at least top_p of the mass that top_k kept. Of equal logits, the lower id is kept first.
+//  6. u = uniform(seed, position) * the mass of the kept ids. The result is the first kept id,
+//     in the order of ids, where the running sum of masses exceeds u. Sums are in double.
 struct TokenBias {
   int32_t id;
   float value;
@@ -61,8 +61,8 @@ constexpr int sample_block(int vocab) {
 }
 // The kernel `sample` does all steps for a row of logits. Threads can share its passes over all
 // ids: they first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
-// is true for the row, threads may also share the cut of top_p: one thread calls sample_guess, all
-// call sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids.
+// is true for the row, threads may also share the cut of top_p: one thread calls sample_guess,
+// all call sample_tally for all ids, one calls sample_cut, and all call sample_drop for all ids.
 // At the end one thread calls `sample` with `prepared` set (and `cut`, if these four functions
 // have run for the row), so that `sample` leaves out these passes. A call for ids [begin, end),
 // which must be whole blocks, writes its results for these ids to the scratch memory.

@@ -22,9 +22,9 @@ namespace cpuserve {
 //   w8_channel_g128   the same bytes as w8_channel                 act q8g128
 //   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
-//     GGUF types, stored as factors and planes of bits of 16 columns (linear/plane_layout.h), with
-//     groups of 4 bytes of a column at every ISA level. w = s * (value - zero) + min. In types with
-//     blocks of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
+//     GGUF types, stored as factors and planes of bits of 16 columns (linear/plane_layout.h),
+//     with groups of 4 bytes of a column at every ISA level. w = s * (value - zero) + min. In types
+//     with blocks of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
 //   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
 //   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16

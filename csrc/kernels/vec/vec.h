@@ -12,10 +12,10 @@
 //   F round(F): to nearest even         F scale2(F p, F n) = p 2^n, n integral in [-126, 127]
 //   F scale2_far(F p, F n) = p 2^n, n integral in [-252, 252], rounded once
 //   F split_exponent(F x, F* e): splits x into n + f with n integral, for |x| <= 2^21. Returns f,
-//     which is in [0, 1] if kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2]. Sets e to n
-//     in the encoding that add_exponent takes.
-//   F add_exponent(F p, F e) = p 2^n, n in [-126, 127]. With split_exponent it takes fewer
-//     operations than round, sub and scale2.
+//     which is in [0, 1] if kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2].
+//     Sets e to n in the encoding that add_exponent takes.
+//   F add_exponent(F p, F e) = p 2^n, n in [-126, 127].
+//     With split_exponent it takes fewer operations than round, sub and scale2.
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, lanes of `other` elsewhere
 //   float reduce_add(F) reduce_max(F): over all lanes, in one fixed order
 //   uint32_t lanes_between(F x, F lo, F hi): bit i is set if lo <= x < hi in lane i
@@ -32,17 +32,17 @@
 //     acc + a.even b.even + a.odd b.odd, in an order that is fixed for each ISA level
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*): kLanes elements as floats
 //   F load_e8m0(const uint8_t*): half of the E8M0 values, which are 2^(byte - 127)
-//   F load_s8 load_e5m2 load_e4m3 (const uint8_t*): kLanes bytes as floats; load_e4m3 returns 1/256
-//     of the values
-//   F load_nibbles(const uint8_t* p, int at): numbers at to at + kLanes - 1 of the 16 numbers in
-//     the 8 bytes at p. Number i is the low nibble of p[i], number 8 + i its high nibble.
+//   F load_s8 load_e5m2 load_e4m3 (const uint8_t*): kLanes bytes as floats;
+//     load_e4m3 returns 1/256 of the values
+//   F load_nibbles(const uint8_t* p, int at): kLanes of the 16 numbers in 8 bytes, from number `at`
+//     on. Number i is the low nibble of p[i], number 8 + i its high nibble.
 //   void widen_e4m3(const uint8_t*, uint16_t* to): stores 1/256 of 2 kLanes values as bf16
 //   Entries load_entries(const uint16_t*): a table of 16 bf16
 //   P lookup_pairs(Entries, const uint8_t*): for each of kLanes bytes, the entry of its low nibble
 //     (even element) and the entry of its high nibble (odd element)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
-//   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. Each lane
-//     must be finite and not denormal, or a NaN that was a bf16. Ties go to even or away from 0.
+//   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. Lanes must
+//     be finite and not denormal, or a NaN that was a bf16. Ties go to even or away from 0.
 //   void store_bf16_normal2(uint16_t*, F x, F y): stores x, and then y after it
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): like interleave_bf16, but truncates instead of rounding
