@@ -1,7 +1,7 @@
-// Paged attention. A row is one query head of one token, and a tile is a set of rows
-// that are computed together. A unit is one call of the kernel: rows of one sequence and KV head,
-// and chunks of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over
-// one chunk, and the results of chunks are merged in ascending order, here or by attention_merge.
+// Paged attention. A row is one query head of one token, and a tile is rows computed together.
+// A unit is one call of the kernel: rows of one sequence and KV head, and chunks of kChunk keys
+// (AttentionArgs in table/attention.h). A tile computes a softmax over one chunk,
+// and the results of chunks are merged in ascending order, here or by attention_merge.
 // Prefill and decode use the same code for tiles and for merging.
 //
 // The result of a row for some chunks has three parts: the maximum m of its scores, the sum l
@@ -23,9 +23,9 @@
 
 namespace CPUSERVE_NS {
 
-// Computes the factors that merge a running result (with maximum `before`) and the result
-// of a chunk (with maximum m). The merged maximum is after = max(before, m). The running result
-// is multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m - after).
+// Computes the factors that merge a running result (with maximum `before`)
+// and the result of a chunk (with maximum m). The merged maximum is after = max(before, m).
+// Factors: x = 2^(before - after) for the running result, and y = 2^(m - after) for the chunk.
 // If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
@@ -66,8 +66,8 @@ CPUSERVE_INLINE size_t query_width(int hd) {
 
 // Divides the scratch memory into scores, probabilities and the result of each tile, the running m
 // and l of the rows, and as many rows of q and o as fit in the remaining bytes.
-// With vector kernels, scores and probabilities take 24 KB, and the whole scratch has at most
-// a.scratch_bytes, to stay in L2 (256 KB are enough for 256 rows at hd 64, or 96 rows at hd 256).
+// With vector kernels, scores and probabilities take 24 KB, and the scratch a.scratch_bytes,
+// to stay in L2 (256 KB are enough for 256 rows at hd 64, or 96 rows at hd 256).
 // With AMX tiles, scores and probabilities take 64 KB, widened keys and values take up to 256 KB,
 // and the whole scratch has at most kAttentionScratch bytes.
 template <class Kv>

@@ -2,17 +2,17 @@
 // 8-bit codes are widened to bf16 once for all rows that use a chunk.
 // The header generic/attention.h explains the terms of attention kernels.
 //
-// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one AMX tile
-// in PV), so the sums of a row do not depend on other rows of its tile. For a block that only other
-// rows see, a row adds products with probabilities of 0, which are 0 if all values are finite.
-// If a block that some rows do not see completely contains an infinity or NaN,
-// rows that see the same keys are multiplied separately.
+// Keys are multiplied in blocks of 32 at absolute positions, because 32 keys
+// are the K of a tile in PV. The sums of a row therefore do not depend on other rows of its tile:
+// for blocks that only other rows see, it adds products with probabilities of 0,
+// which are 0 if all values are finite. If a block that some rows do not see completely contains
+// an infinity or NaN, rows that see the same keys are multiplied separately.
 // Values in the cache that no row of the tile sees may be stale, so zeros replace them.
 //
-// The vector units need more time for probabilities than the AMX unit for QK and PV: with heads
-// of 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles. If many tiles
-// of rows use a chunk, both units work in parallel: while vectors compute the softmax of one tile,
-// the AMX unit multiplies the values of the tile before it and the keys of the tile after it.
+// The vector units need more time for probabilities than the AMX unit for QK and PV:
+// with heads of 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles.
+// If many tiles use a chunk, both units work in parallel: while vectors compute the softmax of one
+// tile, the AMX unit multiplies the values of the tile before it and the keys of the tile after it.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/matrix_job.h"
@@ -25,8 +25,8 @@ struct OnTiles : Kv {
   static constexpr bool kMatrixTiles = true;
   static constexpr int kMostRows = kJobRows;
 };
-// The widest head of an 8-bit cache on AMX tiles. For wider heads, the widened keys and values of a
-// chunk do not fit in the scratch memory, so the kernel of the ISA level below runs, on vectors.
+// The widest head of an 8-bit cache on AMX tiles. The scratch memory is too small for widened keys
+// and values of wider heads, so the kernel of the ISA level below runs for them, on vectors.
 constexpr int kWidestScaledHead = 256;
 
 // The addresses of the KV blocks of a chunk as pairs of bf16:

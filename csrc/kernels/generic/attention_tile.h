@@ -1,8 +1,8 @@
 // One tile of attention: R rows and one chunk of kChunk keys.
 // Its result does not include earlier chunks. The header generic/attention.h explains the terms.
 //
-// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK. PV
-// has one lane per output column and sums over keys, so it skips masked keys, which may be stale.
+// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK.
+// PV has one lane per output column and sums over keys, so it skips masked keys (may be stale).
 // PV multiplies the keys that every row of the tile sees with all R rows together.
 // The first and last keys, which only some rows see, are multiplied before and after the common
 // keys, together for neighbouring rows that see the same keys. Sums stay in memory unrounded

@@ -279,8 +279,8 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
   }
 }
 
-// Writes columns [column0, column0 + n) of one row from fp32. column0 is a multiple of 32 for
-// q8g32, of 128 for q8g128 and of 256 for q8g256; for q8row, column0 is 0 and n is the width.
+// Writes columns [column0, column0 + n) of one row from fp32. column0 is a multiple of the group:
+// 32 for q8g32, 128 for q8g128, 256 for q8g256; for q8row, column0 is 0 and n is the width.
 // The call that ends at out.width also sets the padding columns to 0, because operations read them.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {

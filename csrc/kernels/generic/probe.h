@@ -126,9 +126,9 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
   }
 }
 
-// Does the same as dot_loop for quantized weights W, with as many sums as a register tile of their
-// kernel. 8-bit and 4-bit weights differ on CPUs without dot-product instructions: only products
-// of 4-bit weights can be summed in 16 bits, and these sums are widened after 32 elements of K.
+// Does the same as dot_loop for quantized weights W, with as many sums as their register tile.
+// 8-bit and 4-bit weights differ on CPUs without dot-product instructions:
+// only sums of 4-bit weights fit in 16 bits, and these are widened after 32 elements of K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;

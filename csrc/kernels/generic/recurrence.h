@@ -18,9 +18,9 @@ namespace CPUSERVE_NS {
 // 2 cores of an Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
-// The arguments of a unit, and the addresses and sizes that follow from them. C is kStateChunk (16
-// tokens). Row t is a token of this call, and row i is any row of the chunk. G_i is the sum of g
-// from the beginning of the chunk to row i, and G_end is the sum over the whole chunk.
+// The arguments of a unit, and the addresses and sizes that follow from them.
+// C is kStateChunk (16 tokens). Row t is a token of this call, and row i is any row of the chunk.
+// G_i is the sum of g from the start of the chunk to row i, and G_end the sum over the chunk.
 struct Recurrence {
   static constexpr int64_t C = kStateChunk;
 

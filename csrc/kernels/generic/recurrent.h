@@ -1,10 +1,10 @@
 // Gated delta nets and Mamba2. kernels/table/recurrent.h has the formulas, and the terms chunk,
 // closed state and open row. generic/recurrence.h has the arrays of a call, such as kk and fade.
 //
-// A vector register has neighbouring columns of the state S, one in each lane. S^T k and S^T q are
-// then computed as in a linear: each lane adds its products in ascending order of the elements of k
-// or q. A column of u and of the result depends on the same column of the state only. Only the dot
-// products k_i . k_t and k_i . q_t are summed across lanes, in the same order for all i and t.
+// A vector register has neighbouring columns of the state S, one in each lane.
+// S^T k and S^T q are computed as in a linear: each lane adds products in ascending order
+// of the elements of k or q. A column of u and of the result depends only on the same column of S.
+// Only the dot products k_i . k_t and k_i . q_t are summed across lanes, in a fixed order.
 //
 // A call with few tokens is bound by reading the states, and its other work must take
 // less time than these reads. A call with many tokens is bound by its products, which are computed
@@ -117,9 +117,9 @@ static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows&
   }
 }
 
-// over_columns calls call(c, Height<kWide>, Height<0>) for each kWide vectors of columns from c on
-// that fit in `width`, and returns the first remaining column. over_last_columns does the same for
-// single vectors, and then calls call(c, Height<1>, Height<1>) for a tail of less than a vector.
+// over_columns calls call(c, Height<kWide>, Height<0>) for each kWide vectors of columns from c
+// on (up to `width`), and returns the first remaining column. over_last_columns does so for single
+// vectors, and then calls call(c, Height<1>, Height<1>) for a tail of less than a vector.
 template <int kWide, class Call>
 CPUSERVE_INLINE int64_t over_columns(int64_t c, int64_t width, const Call& call) {
   for (; c + kWide * kLanes <= width; c += kWide * kLanes) call(c, Height<kWide>{}, Height<0>{});

@@ -14,9 +14,9 @@ struct SharedCut {
   Cut cut;
 };
 
-// The parts of the scratch memory: a copy of the logits (to change, if the unmodified logits are
-// still needed), the masses, the sum and the maximum of each block of ids, ids for select.h, and
-// the shared cut. In rows with a shared cut, the tallies of blocks replace the copy of the logits.
+// The parts of the scratch memory: a copy of the logits (if the unmodified ones are still needed),
+// the masses, the sum and the maximum of each block of ids, ids for select.h, and the shared cut.
+// In rows with a shared cut, the tallies of blocks replace the copy of the logits.
 struct SampleScratch {
   float* logits;
   float* mass;

@@ -1,8 +1,8 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
 // A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers.
-// The header linear/driver.h explains the terms. Each step along K loads the next weights of all
-// columns once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
+// The header linear/driver.h explains the terms. Each step along K loads the weights of all columns
+// once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
 // uses 29 of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element.
 // A step has 10 loads (4 of weights, 6 of elements) for 24 products.
 // A core can do two loads and two products in a cycle, so the products are the limit.

@@ -62,8 +62,8 @@ inline uint32_t spread_codes(uint32_t bits) {
          (bits >> 3 * kBits & kMask) << 24;
 }
 
-// Adds kBits bits of each code to the codes in q, shifted to bit kTo. The bits of the first 32
-// codes are the lowest bits of 32 bytes, and each next run of 32 codes uses the bits above.
+// Adds kBits bits of each code to the codes in q, shifted to bit kTo. The lowest bits of 32 bytes
+// belong to the first 32 codes, and each next run of 32 codes uses the bits above.
 template <int kBits, int kTo>
 inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restrict q) {
   for (int s = 0; s < runs; s++, q += 32) {

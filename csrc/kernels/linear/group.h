@@ -256,9 +256,9 @@ struct Grouped {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
-  // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but not longer to
-  // multiply, so prefetching panels in turn (share_units) pays off up to more rows. With emulated
-  // dot products, which take much longer than reading, turns only cost time: on Cascade Lake
+  // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes,
+  // but not to multiply, so prefetching panels in turn (share_units) pays off up to more rows.
+  // Emulated dot products take much longer than reading, so turns only cost time: on Cascade Lake
   // at AVX-512, 8 to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without turns.
   static constexpr int kTurns = kEmulatesDots                                    ? 0
                                 : W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4

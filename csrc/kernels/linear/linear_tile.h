@@ -63,8 +63,8 @@ class TileFetch {
     return kNear ? unit_bytes_ : t_.share.step;
   }
 
-  // Sets `ahead` to the prefetch address of unit u, which has its weights at `w`. Returns the next
-  // unit that needs a new address; until then `ahead` advances by step() from unit to unit.
+  // Sets `ahead` to the prefetch address of unit u, which has its weights at `w`. Returns the unit
+  // that needs a new address next; until then `ahead` advances by step() from unit to unit.
   __attribute__((always_inline)) inline int64_t next(int64_t u, const uint8_t* w,
                                                      const uint8_t*& ahead) {
     if constexpr (kNear) {

@@ -132,8 +132,8 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   });
 }
 
-// The memory of the sums of some panels, for `rows` int8 or bf16 rows. The sums of each pair of
-// panels are contiguous, or of each strip (4 panels) if the epilogue needs whole strips (`strips`).
+// The memory of the sums of some panels, for `rows` int8 or bf16 rows. The sums of a pair
+// of panels are contiguous, or of a strip (4 panels) if the epilogue needs whole strips (`strips`).
 struct TileSums {
   float* at;
   int64_t rows;

@@ -61,8 +61,8 @@ struct W4Group : FourBits {
     }
     return b;
   }
-  // Packs one column of group g. A GGUF block has elements 0 to 15 in the low nibbles and 16 to 31
-  // in the high nibbles; a panel has quad 2 r in the low and quad 2 r + 1 in the high nibbles.
+  // Packs one column of group g. A GGUF block has elements 0 to 15 in the low nibbles, 16 to 31 in
+  // the high nibbles; a panel has quad 2 r in the low and quad 2 r + 1 in the high nibbles.
   static void pack_column(const PackArgs& a, int64_t g, int column, uint8_t* to) {
     const Block b = block(a, g, column);
     memcpy(to + column * 2, &b.d, 2);

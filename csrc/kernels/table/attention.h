@@ -121,9 +121,9 @@ struct AttentionArgs {
   float scale, softcap;        // if softcap is 0, scores are not capped
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
-  // The result. If `partial` is null, the unit merges its chunks and writes rows of `out`, in the
-  // input format of the output projection. Otherwise it writes one partial result for each row
-  // and chunk: the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
+  // The result. If `partial` is null, the unit merges its chunks and writes rows of `out` in the
+  // input format of the output projection. Otherwise it writes a partial result per row and chunk:
+  // the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
   // The partial result of row row0 + r and chunk c has the index r * partial_stride + c - chunk0.
   // The kernel attention_merge computes `out` from the partial results.
   Rows out;        // the output [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0

@@ -19,9 +19,9 @@ namespace cpuserve {
 // Each token of the chunk has an open row: k, u and G_t, the sum of g since the chunk began.
 // A token reads the closed state S once and adds the open rows in ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i
-// u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t, and
-// exp(G_t - G_i) multiplies the elements of k_i. The bits of a row therefore do not depend on how
-// tokens are divided into calls, and dropping the open rows of the last tokens undoes these tokens.
+// u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t,
+// and exp(G_t - G_i) multiplies the elements of k_i. The division of tokens into calls therefore
+// does not change a bit of a row, and dropping the open rows of the last tokens undoes them.
 constexpr int64_t kStateChunk = 16;  // tokens of a full chunk, after which the state is closed
 
 struct RecurrentShape {

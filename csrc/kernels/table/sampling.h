@@ -59,8 +59,8 @@ constexpr int kMaxBlocks = 2048;
 constexpr int sample_block(int vocab) {
   return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
 }
-// The kernel `sample` does all steps for a row of logits. Threads can share its passes over all
-// ids: they first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
+// The kernel `sample` does all steps for a row of logits. Threads can share its passes:
+// they first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
 // is true for the row, threads may also share the cut of top_p: one thread calls sample_guess,
 // all call sample_tally for all ids, one calls sample_cut, and all call sample_drop for all ids.
 // At the end one thread calls `sample` with `prepared` set (and `cut`, if these four functions

@@ -5,8 +5,8 @@
 // (2 bf16 or 4 int8) that are multiplied by bytes 4 i to 4 i + 3 of a row of A.
 // Packed panels of weights have this layout in memory (kernels/table/weights.h).
 //
-// The functions below use inline assembly, because the intrinsics of gcc 12 do not inform the
-// compiler that they read memory and the tile configuration: it may move earlier stores after them.
+// The functions below use inline assembly, because the intrinsics of gcc 12 do not say
+// that they read memory and the tile configuration, so gcc may move earlier stores after them.
 // CPUSERVE_TILE_MODEL is a header with the same functions in plain C++, for CPUs without AMX.
 #pragma once
 #include <stddef.h>

@@ -1,6 +1,6 @@
 // The vector primitives that kernels/generic and kernels/linear are written in.
-// One header per instruction set defines all of them in namespace CPUSERVE_NS, which is a different
-// namespace in each ISA unit. Nothing else in the kernels refers to an instruction set.
+// One header per instruction set defines all of them in namespace CPUSERVE_NS,
+// a different one in each ISA unit. Nothing else in the kernels refers to an instruction set.
 //
 //   F  kLanes floats          I  kLanes int32
 //   P  kLanes pairs of bf16   Q  kLanes quads of bytes

@@ -22,8 +22,8 @@ struct MmlaScratch {
 };
 static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
-// A tile over `units` units of K. In a chain kind (linear/mmla.h), a unit is one step of K. In a
-// group kind, it is the groups that share a header of scales, or one group if there are no headers.
+// A tile over `units` units of K. In a chain kind (linear/mmla.h), a unit is one step of K.
+// In a group kind, it is the groups that share a header of scales, or one group without headers.
 struct MmlaTile {
   const uint8_t* a;  // prepared rows
   const uint8_t* b;  // weights of the panel, packed or unpacked

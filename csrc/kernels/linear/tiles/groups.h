@@ -38,9 +38,9 @@ struct GroupTiles {
     }
   }
 
-  // Adds the sums of groups [g, g + G) to the fp32 sums for the rows of one tile and NP panels. The
-  // operations are the same as in linear/group.h and linear/channel.h, so that tiles and vectors
-  // return the same bits. With G = 2, each fp32 sum is loaded and stored once for both groups.
+  // Adds the sums of groups [g, g + G) to the fp32 sums for the rows of one tile and NP panels,
+  // with the operations of linear/group.h and linear/channel.h: tiles and vectors return
+  // the same bits. With G = 2, each fp32 sum is loaded and stored once for both groups.
   template <int NP, int G>
   static __attribute__((noinline)) void add_rows(const TileJob& t, int64_t g, int row_tile,
                                                  const DotTiles* dots) {
