@@ -114,8 +114,8 @@ def create_app(
     routers = _routers(state, admin_routes=admin_routes, webui=webui)
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    # FastAPI's include_router would try all routes of each router twice per request, and rebuild
-    # them for each app. These routers have no path prefix, so neither is needed.
+    # FastAPI's include_router would try all routes of each router twice per request,
+    # and rebuild them for each app. These routers have no path prefix, so neither is needed.
     app.router.routes.extend(app.state.routes[len(app.routes) :])
     install_error_handlers(app)
     install_schema(app, app.state.routes)

@@ -97,12 +97,12 @@ def post(
     id_prefix: the prefix of the response id.
     stream: the media type of streamed responses; None = the route never streams.
     conversation: the body field with the messages; see BodyForm.
-    words: returns {role of an error: field of the body} (see RequestError.role); None = each role
-      is the name of a field.
+    words: a function that returns the body field for each role of an error (RequestError.role);
+      None = each role is the name of a field.
     errors: the error format of the route; None = the format for its path.
 
-    The operation in /openapi.json has the handler's name and docstring. The decorator returns an
-    Endpoint, so that `post_by_field` can serve it at a further path.
+    The operation in /openapi.json has the handler's name and docstring.
+    The decorator returns an Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
@@ -137,8 +137,8 @@ def post_by_field(
 ) -> None:
     """Add a route that serves several endpoints; a body field and the model select the endpoint.
 
-    endpoints: the endpoints by field and pooling type. A field may be nested, such as
-      "inputs.sentences". The first of these fields that the body has selects its endpoints.
+    endpoints: the endpoints by field and pooling type. A field may be nested,
+      such as "inputs.sentences". The first of these fields that the body has selects its endpoints.
     otherwise: the endpoint for bodies without any of these fields.
     name, about: the name and the description of the operation in /openapi.json.
     """

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ServerState:
     """The served models and the state of the HTTP server.
 
-    draining: whether the server will stop soon: load balancers should send no new requests, but the
-      server still serves them.
+    draining: whether the server will stop soon:
+      load balancers should send no new requests, but the server still serves them.
     stopping: whether the server no longer serves any requests.
     config: the settings of the first model's engines.
     stored: the responses and conversations that clients have stored.

@@ -1,7 +1,7 @@
 """A minimal HTTP/1.1 client: one request and its response per connection.
 
-It is an asyncio protocol and not a stream reader, because a protocol needs one call per chunk of a
-response, whereas a stream reader needs three awaits.
+It is an asyncio protocol and not a stream reader, because a protocol needs one call per chunk
+of a response, whereas a stream reader needs three awaits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def exchange(
 ) -> HttpResponse:
     """POST `body` to `path` of the server at `url` (GET if `body` is None); return the response.
 
-    on_body: gets the body of a response with status 200 in pieces as they arrive; the returned
-    HttpResponse then has an empty body. An exception in on_body ends the exchange and is raised
-    here.
+    on_body: gets the body of a response with status 200 in pieces as they arrive;
+    the returned HttpResponse then has an empty body.
+    An exception in on_body ends the exchange and is raised here.
 
     Raises:
         LoadError: the server does not respond, or closes the connection too early.

@@ -67,14 +67,14 @@ def load_records(
     """Return records of start times, of memory after one short request, and of peak memory.
 
     cold: also measure starts after the page cache of the machine was dropped.
-    weight_bytes: the size of all tensors in the model's files. Two records are ratios to
-    weight_bytes: the peak of the resident memory of the engine process, and the increase of its
-    resident memory since loading began. The memory of several processes is the sum of their
-    proportional set sizes, which counts shared pages once.
+    weight_bytes: the size of all tensors in the model's files. Two records are divided by it:
+    the peak of the engine's resident memory, and the increase of this memory since loading began.
+    The memory of several processes is the sum of their proportional set sizes,
+    which counts shared pages once.
 
     Raises:
-        StartupError: the server ended before it was ready, a process of it loaded torch, or this
-            process may not drop the page cache.
+        StartupError: the server ended before it was ready, a process of it loaded torch,
+            or this process may not drop the page cache.
     """
     found: dict[str, tuple[str, list[float]]] = {}
 

@@ -22,8 +22,8 @@ OVERHEAD_STEPS = 10  # the number of steps in each round
 class Plan:
     """The batch, context and prompt sizes to measure, in sequences and tokens.
 
-    dot: the type of the dot-product rate that prompts are compared with ("bf16", "int8", "int4" or
-    "f32"); "" = the type of the model's linear layers.
+    dot: prompts are compared with the rate of this dot product ("bf16", "int8", "int4" or "f32");
+    "" = the type of the model's linear layers.
     """
 
     batches: Sequence[int]

@@ -22,10 +22,10 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     samples: one value per round, in `unit`.
     of: the name of the upper bound that the machine sets, which is probed in the same minute;
       None = the metric has no upper bound.
-    fraction: the median over the rounds of measured / upper bound. fraction_p5 and fraction_p95
-      are its spread, and a larger fraction is always an improvement.
-    parameters: the settings of the measurement; records with equal metric, model and parameters
-      can be compared.
+    fraction: the median over the rounds of measured / upper bound.
+      fraction_p5 and fraction_p95 are its spread, and a larger fraction is always an improvement.
+    parameters: the settings of the measurement;
+      records with equal metric, model and parameters can be compared.
     facts: additional figures.
     """
 

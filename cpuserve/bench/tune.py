@@ -1,8 +1,8 @@
 """`cpuserve bench kernels --tune`: find work sizes that are fastest for a model and machine.
 
-Work sizes say how large a part of a matrix a kernel processes at a time. By default they are
-derived from the sizes of the CPU caches. Tuning compares each size with smaller and larger
-ones on the matrices of the model. No work size changes any bit of a result.
+Work sizes say how large a part of a matrix a kernel processes at a time.
+By default they are derived from the sizes of the CPU caches. Tuning compares each size with smaller
+and larger ones on the matrices of the model. No work size changes any bit of a result.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cpuserve.platforms.tuned import BlockSizes
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
-# Seconds of one probe: long compared with the start of a step, but short compared with the drift of
-# the machine's speed.
+# Seconds of one probe: long compared with the start of a step,
+# but short compared with the drift of the machine's speed.
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
 # A new size is used only if its median time over ROUNDS rounds is below GAIN times the old time,
-# twice in a row. Without the second comparison, one of ten candidates would look 2 % faster by
-# chance now and then.
+# twice in a row. Without the second comparison,
+# one of ten candidates would look 2 % faster by chance now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
-# Factors to try for each work size. The first three sizes affect prompts; the last affects decode
-# steps.
+# Factors to try for each work size.
+# The first three sizes affect prompts; the last affects decode steps.
 FACTORS: Mapping[str, Sequence[float]] = {
     "strip_bytes": (0.5, 2.0),
     "rows": (0.5,),
@@ -63,8 +63,8 @@ class Trial:
 def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> BlockSizes:
     """Return the sizes that are faster than the derived sizes, and set them in `native`.
 
-    native: an executor with the weights of `layers` layers, and with work sizes that were derived
-      from the CPU caches.
+    native: an executor with the weights of `layers` layers,
+      and with work sizes that were derived from the CPU caches.
     most_rows: the maximum number of rows of a step.
     """
     first = dict(native.work_sizes)

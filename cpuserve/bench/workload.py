@@ -31,8 +31,8 @@ class Turn:
     answer: int
 
 
-# The turns of one conversation; each turn sends all previous turns again. Most conversations have
-# only one turn.
+# The turns of one conversation; each turn sends all previous turns again.
+# Most conversations have only one turn.
 Talk = list[Turn]
 
 

@@ -80,8 +80,8 @@ def _isa_level(prepared: Prepared) -> str:
 def render_roofline(answer: Mapping[str, object]) -> str:
     """Return the measured bandwidth and dot-product rates, and an upper bound of the decode rate.
 
-    Decoding one token reads every packed weight once. So the decode rate is at most the memory
-    bandwidth divided by the bytes of the weights.
+    Decoding one token reads every packed weight once.
+    So the decode rate is at most the memory bandwidth divided by the bytes of the weights.
     """
     bandwidth = _number(answer.get("read_bytes_per_s"))
     weights = _number(answer.get("weight_bytes_per_token"))

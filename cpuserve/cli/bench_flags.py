@@ -187,8 +187,8 @@ def _serve(parser: Parser) -> None:
         "--served-model-name", metavar="NAME", help="name of the model in requests, if it differs"
     )
     server.add_argument("--api-key", metavar="KEY", help="API key, sent as Bearer token")
-    # Flags of vLLM that have no effect here: random prompts are token ids, and the server itself
-    # counts the tokens of texts.
+    # Flags of vLLM that have no effect here:
+    # random prompts are token ids, and the server itself counts the tokens of texts.
     server.add_argument("--tokenizer", help=argparse.SUPPRESS)
     server.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     load = parser.add_argument_group("Load")

@@ -54,8 +54,8 @@ def _prompt(args: argparse.Namespace) -> str:
     Without --url, the first argument is MODEL if it looks like a model. Otherwise it must be the
     only argument and contain spaces: it is then the prompt for the default model.
 
-    With --url, any text may be a model name. The first argument is then MODEL, unless it is the
-    only argument and --prompt is not set: then it is the prompt.
+    With --url, any text may be a model name. The first argument is then MODEL,
+    unless it is the only argument and --prompt is not set: then it is the prompt.
 
     Raises:
         ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.

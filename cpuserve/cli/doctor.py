@@ -66,8 +66,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     kernels: the ISA level that provides each kernel, by the name of the kernel.
     work: the block sizes of the kernels; null if this machine cannot run the kernels.
     allocator: the library that provides malloc with the current environment (LD_PRELOAD).
-    placement: the thread placement of a server that is started now with this environment; null if
-      the server would not start (then `problems` has the reason).
+    placement: the thread placement of a server that is started now with this environment;
+      null if the server would not start (then `problems` has the reason).
     roofline: null if it was not measured.
     """
 

@@ -87,8 +87,8 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return [], so that no flag may be abbreviated.
 
-        allow_abbrev does not apply to flags with one dash: argparse would take `-t 2` of llama.cpp
-        for `-tp 2`, and `-hf X` for `-h`.
+        allow_abbrev does not apply to flags with one dash:
+        argparse would take `-t 2` of llama.cpp for `-tp 2`, and `-hf X` for `-h`.
         """
         del option_string
         return []
@@ -309,8 +309,8 @@ def asked(args: argparse.Namespace) -> Asked:
     """Merge a parsed command line with environment variables and the config file.
 
     Raises:
-        ConfigError: a value does not have its field's type, or a flag that takes several values
-            has taken the MODEL after it as one of them.
+        ConfigError: a value does not have its field's type,
+            or a flag that takes several values has taken the MODEL after it as one of them.
     """
     given: dict[str, Given] = args.given
     found = load_options(given, config_file=args.config, notes=args.notes)

@@ -1,8 +1,8 @@
 """`python3 -m cpuserve.cli.healthcheck`: the HEALTHCHECK of the container image.
 
-The command finds the address of the server in the flags of process 1, in the environment (which is
-equal to the server's) and in the config file. With `--port 0`, it reads the address from the
-sockets on which process 1 and its children listen.
+The command finds the address of the server in the flags of process 1, in the environment
+(which is equal to the server's) and in the config file.
+With `--port 0`, it reads the address from the sockets on which process 1 and its children listen.
 The exit code is 0 if /health returns 200, otherwise 1.
 """
 

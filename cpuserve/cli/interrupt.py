@@ -20,8 +20,8 @@ _came = False
 def end_at_interrupt() -> None:
     """Make Ctrl-C end the process immediately, without a Python traceback.
 
-    Call this when nothing needs cleanup, such as while modules are imported. A process that was
-    started with SIGINT ignored continues to ignore it.
+    Call this when nothing needs cleanup, such as while modules are imported.
+    A process that was started with SIGINT ignored continues to ignore it.
     """
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):
         signal.signal(signal.SIGINT, signal.SIG_DFL)

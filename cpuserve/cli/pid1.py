@@ -8,9 +8,9 @@ from types import FrameType
 def take_signals_as_process_1() -> None:
     """Make SIGTERM, SIGHUP and SIGQUIT end this process if it is process 1 of a container.
 
-    The kernel drops these signals if process 1 has no handlers. Without handlers, a container that
-    is stopped during its start, or during a command other than `serve`, would run until it is
-    killed. Call this before anything that takes time; `serve` installs its own handlers later.
+    The kernel drops these signals if process 1 has no handlers. Without handlers, a container
+    that is stopped during its start, or during a command other than `serve`, would run until it
+    is killed. Call this before anything that takes time; `serve` installs its own handlers later.
     """
     if os.getpid() != 1:
         return

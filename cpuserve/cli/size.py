@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class ModelSize:
     """The memory that a model needs, and upper bounds of its token rates for one request.
 
-    decode_tokens_per_s: the measured memory bandwidth, divided by the bytes of weights that a token
-      reads.
+    decode_tokens_per_s: the measured memory bandwidth,
+      divided by the bytes of weights that a token reads.
     prompt_tokens_per_s: the measured rate of dot products, divided by two operations for each
       weight that a prompt token is multiplied with. Attention and other work make real rates lower.
     kv_tokens: the number of tokens that fit into the KV caches of all engines.

@@ -1,7 +1,7 @@
 """`cpuserve size --formats` and `--instances`: which format and machine are right for a model.
 
-Only the model's configuration is read, so a model on the hub is not downloaded. The rates are upper
-bounds for decoding: memory bandwidth / bytes of the weights that a token reads.
+Only the model's configuration is read, so a model on the hub is not downloaded.
+The rates are upper bounds for decoding: memory bandwidth / bytes of the weights that a token reads.
 """
 
 from __future__ import annotations

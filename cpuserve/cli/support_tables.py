@@ -17,8 +17,8 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
 END = "<!-- end of models -->"
-# Families that share the architecture name of another family in GGUF files; other metadata of the
-# file decides which family it is.
+# Families that share the architecture name of another family in GGUF files;
+# other metadata of the file decides which family it is.
 SAME_FILES = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",

@@ -23,9 +23,9 @@ LINE_AFTER_S = 2.0  # stages that take less than 2 s print no line
 def open_standard_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
-    Some launchers start programs with closed streams. The next opened file or socket would then get
-    the descriptor of such a stream, and output would go into it. This function also makes stdout
-    replace characters that its encoding lacks, because a response may contain any character.
+    Some launchers start programs with closed streams. The next opened file or socket would
+    then get the descriptor of such a stream, and output would go into it. This function also makes
+    stdout replace characters that its encoding lacks, because a response may contain any character.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -83,9 +83,9 @@ def whisper(text: str) -> None:
 class ProgressBars:
     """Shows the progress of named stages ("download", "load", "pack") in bytes.
 
-    On a terminal, a stage has a bar. Elsewhere, a line is printed when a stage takes longer than
-    LINE_AFTER_S seconds, then every PLAIN_INTERVAL_S seconds, and at the end of the stage. Call an
-    instance with (stage, done, total); `close` removes the bars.
+    On a terminal, a stage has a bar. Elsewhere, a line is printed when a stage takes longer
+    than LINE_AFTER_S seconds, then every PLAIN_INTERVAL_S seconds, and at the end of the stage.
+    Call an instance with (stage, done, total); `close` removes the bars.
     """
 
     def __init__(self) -> None:

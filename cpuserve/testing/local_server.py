@@ -142,11 +142,11 @@ def serve(
     """Run `cpuserve serve MODEL` on a free port, and stop it at the end of the `with` block.
 
     Args:
-        model: a model as on the command line; the default is a small built-in model, which is
-            downloaded when it is first used.
+        model: a model as on the command line;
+            the default is a small built-in model, which is downloaded when it is first used.
         options: options of the command line, such as "--max-model-len", "4096".
-        greedy: whether requests without a temperature use greedy sampling. A request with a
-            temperature is repeatable if it has a `seed`.
+        greedy: whether requests without a temperature use greedy sampling.
+            A request with a temperature is repeatable if it has a `seed`.
         api_key: a key that clients must send; by default, the server accepts any key.
         timeout_s: the maximum seconds until the server is ready, including downloads.
 

@@ -39,8 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
     """Start the server before pytest imports a module that mentions the fixture's name.
 
-    Loading and importing then overlap. If options select only some tests, the text of a module does
-    not show whether its tests will run, so nothing is started here.
+    Loading and importing then overlap. If options select only some tests,
+    the text of a module does not show whether its tests will run, so nothing is started here.
     """
     config = parent.config
     if _starts_early(config) and not _selects(config) and _NAME.search(module_path.read_bytes()):
@@ -98,8 +98,8 @@ def _started(config: pytest.Config) -> ServerStart | None:
 def cpuserve_server(pytestconfig: pytest.Config) -> LocalServer:
     """A server with a real model, which all tests of the session share.
 
-    The ini options cpuserve_model and cpuserve_options set the model and its options. The flag
-    --cpuserve-url selects a running server instead.
+    The ini options cpuserve_model and cpuserve_options set the model and its options.
+    The flag --cpuserve-url selects a running server instead.
     """
     from cpuserve.testing.local_server import NO_KEY, LocalServer, first_model
 

@@ -82,8 +82,8 @@ def call(tool: str, /, **arguments: Any) -> ScriptedCall:
 
     arguments: the arguments of the call, with JSON types.
 
-    If a name of an argument is not valid in Python, or the JSON is invalid on purpose, use
-    ScriptedCall(name, text).
+    If a name of an argument is not valid in Python,
+    or the JSON is invalid on purpose, use ScriptedCall(name, text).
     """
     return ScriptedCall(tool, json.dumps(arguments, ensure_ascii=False))
 

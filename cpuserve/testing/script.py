@@ -36,8 +36,8 @@ class ScriptedRequest:
     tools: the name of each function that the request offers.
     params: its sampling parameters.
     begun: the beginning of the reply, if the prompt already contains it.
-    continues: whether the server continues an earlier request, to force a tool call after a
-      thought or to end a thought.
+    continues: whether the server continues an earlier request,
+      to force a tool call after a thought or to end a thought.
     """
 
     number: int

@@ -232,10 +232,10 @@ def scripted(
     Args:
         replies: the reply to each request, in order: a text, or a result of `reply`, `raw` or
             `failure`.
-        respond: a function that returns the reply to each request, in place of `replies`. It runs
-            on the thread of the server.
-        default: the reply to all requests after the last of `replies`. Without it, these requests
-            get an error.
+        respond: a function that returns the reply to each request, in place of `replies`.
+            It runs on the thread of the server.
+        default: the reply to all requests after the last of `replies`.
+            Without it, these requests get an error.
         strict: whether the end of the `with` block calls `ScriptedServer.check`.
         model: the name of the model in lists; requests may use any name.
         max_model_len: the maximum tokens of a prompt and its reply together.

@@ -12,8 +12,8 @@ VOCAB_SIZE = 4096
 _SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 _SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
-# The tokens of scripted models are learned from this text. Tests may compare numbers of tokens, so
-# do not change the text.
+# The tokens of scripted models are learned from this text.
+# Tests may compare numbers of tokens, so do not change the text.
 _SAMPLE = """
 The weather in Paris is mild today, with a light wind from the west and some rain in the evening.
 There are many people who would like to know how long it will take, and which of them should go

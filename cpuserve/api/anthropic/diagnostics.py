@@ -60,8 +60,8 @@ def diagnostics_of(
 
 
 def _reason(found: PromptDifference) -> CacheMissReason:
-    # The Anthropic API has reasons for changes of model, tools, system text and messages. Any other
-    # change is reported as "unavailable", without a number of tokens.
+    # The Anthropic API has reasons for changes of model, tools, system text and messages.
+    # Any other change is reported as "unavailable", without a number of tokens.
     kind = "unavailable" if found.reason == "settings_changed" else found.reason
     missed = msgspec.UNSET if kind == "unavailable" else found.missed
     return CacheMissReason(kind, missed, FirstDifference(found.token, found.before, found.now))

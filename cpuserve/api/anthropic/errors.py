@@ -50,8 +50,8 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = public_message(error)
     if isinstance(error, PromptTooLong):
-        # Claude Code parses the two token counts in this exact sentence of the Anthropic API, and
-        # then compacts the conversation.
+        # Claude Code parses the two token counts in this exact sentence of the Anthropic API,
+        # and then compacts the conversation.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
     if isinstance(error, RequestError) and error.code == NO_THREADS:

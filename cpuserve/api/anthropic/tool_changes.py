@@ -1,7 +1,7 @@
 """Changes of the offered tools within a conversation: tool_addition and tool_removal blocks.
 
-The prompt has the definition of an added tool at the place of the block, as for tools that a
-search found (tool_references.py). So the prompt before the block stays the same.
+The prompt has the definition of an added tool at the place of the block, as for tools
+that a search found (tool_references.py). So the prompt before the block stays the same.
 """
 
 from __future__ import annotations

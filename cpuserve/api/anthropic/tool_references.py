@@ -1,9 +1,9 @@
 """References in earlier messages to tools that a tool search has found.
 
-A tool with defer_loading is not in the prompt at first. When a search finds the tool, the result
-of the search has a reference to it. The prompt defines the tool there, so the earlier prompt and
-its tokens in the prefix cache stay the same. The search is a tool of the client, or this server
-runs it (serving/tool_catalog.py).
+A tool with defer_loading is not in the prompt at first. When a search finds the tool,
+the result of the search has a reference to it. The prompt defines the tool there,
+so the earlier prompt and its tokens in the prefix cache stay the same.
+The search is a tool of the client, or this server runs it (serving/tool_catalog.py).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def with_definitions(
     A tool without a definition no longer exists, for example because its MCP server was removed.
     The text says so, because an error would make the whole conversation unusable.
 
-    definitions: the function of each tool by its name; None = the tools of the request already
-      define the function at the start of the prompt.
+    definitions: the function of each tool by its name;
+      None = the tools of the request already define the function at the start of the prompt.
     """
     found = []
     for message in messages:

@@ -50,14 +50,14 @@ def offered(
 ) -> Offered:
     """Return the tools that a request offers.
 
-    Tools that Anthropic runs, such as web search, are left out. If no functions remain, a note in
-    the prompt says that these tools are missing, because agents send requests with only such a
-    tool and read the text of the response. Tools with defer_loading are left out until a search
-    has found them; see tool_references.py.
+    Tools that Anthropic runs, such as web search, are left out.
+    If no functions remain, a note in the prompt says that these tools are missing,
+    because agents send requests with only such a tool and read the text of the response.
+    Tools with defer_loading are left out until a search has found them; see tool_references.py.
 
     Raises:
-      InvalidRequest: a tool or the tool choice is invalid, all tools have defer_loading, or the
-        tool choice requires a call although Anthropic runs all offered tools.
+      InvalidRequest: a tool or the tool choice is invalid, all tools have defer_loading,
+        or the tool choice requires a call although Anthropic runs all offered tools.
     """
     if tools and all(tool.get("defer_loading") is True for tool in tools):
         msg = "All tools have defer_loading set. At least one tool must be non-deferred."

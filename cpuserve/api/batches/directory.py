@@ -1,8 +1,8 @@
 """FileDirectory: the files and the records of batches in one directory on disk.
 
-DIR/files has the content of a file as ID.data and its description as ID.json. DIR/batches has the
-record of each batch. Descriptions and records are replaced atomically, after the content is
-complete, so a server that was killed leaves no partial file or record.
+DIR/files has the content of a file as ID.data and its description as ID.json.
+DIR/batches has the record of each batch. Descriptions and records are replaced atomically,
+after the content is complete, so a server that was killed leaves no partial file or record.
 """
 
 from __future__ import annotations

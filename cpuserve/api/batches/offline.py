@@ -53,8 +53,8 @@ async def run_file(
     """Run the requests of all lines of a file, at most `most` at the same time.
 
     app: the ASGI app that serves the endpoints.
-    write: called with the result of each line, in the order of the lines; the first error that
-      it raises ends the run.
+    write: called with the result of each line, in the order of the lines;
+      the first error that it raises ends the run.
     longest: the maximum length of a line in bytes.
     """
     ordered = _InOrder(write)

@@ -75,8 +75,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     """The state of a batch on disk.
 
     output, errors: the ids of the files with results and with errors.
-    owns_files: whether the input and result files belong to the batch: no list of files shows
-      them, and they are deleted together with the batch.
+    owns_files: whether the input and result files belong to the batch:
+      no list of files shows them, and they are deleted together with the batch.
     expired: how many failed lines were not reached before the completion window ended.
     """
 

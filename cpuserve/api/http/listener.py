@@ -78,8 +78,8 @@ class Listener(socket.socket):
     def close(self) -> None:
         """Stop listening, and remove the socket file.
 
-        The file is removed while the socket still listens: until then, no other server can take the
-        path. Afterwards, the file at the path may belong to another server.
+        The file is removed while the socket still listens: until then, no other server
+        can take the path. Afterwards, the file at the path may belong to another server.
         """
         self._give_back()
         path, self._path = self._path, None

@@ -33,10 +33,10 @@ _RESET_POLL_S = 0.1
 
 class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
-    The request line and headers must be complete within header_timeout_s after the connection was
-    opened, or after the first byte of a later request. A body may pause for at most the same time.
-    A full write buffer must drain within write_timeout_s; otherwise the connection and its request
-    are aborted.
+    The request line and headers must be complete within header_timeout_s
+    after the connection was opened, or after the first byte of a later request.
+    A body may pause for at most the same time. A full write buffer
+    must drain within write_timeout_s; otherwise the connection and its request are aborted.
     """
 
     header_timeout_s = 15.0
@@ -48,8 +48,8 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
-        # The bytes of the next request until its headers are complete. The first of these bytes may
-        # have arrived together with the previous request.
+        # The bytes of the next request until its headers are complete.
+        # The first of these bytes may have arrived together with the previous request.
         self._head = b""
         self._refused = False
         self._half_closed = False
@@ -132,10 +132,10 @@ class GuardedProtocol(H11Protocol):
     def _provoke_reset(self) -> None:
         """Find out whether the client still reads, or has closed the connection completely.
 
-        Both cases look the same until the server sends something: if the client has closed the
-        connection, its system then replies with a reset. Before the response, the server sends an
-        interim response (100), which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses, so a
-        response to such a client must start within LINGER_S.
+        Both cases look the same until the server sends something: if the client has closed
+        the connection, its system then replies with a reset. Before the response, the server sends
+        an interim response (100), which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses,
+        so a response to such a client must start within LINGER_S.
         """
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] != "1.1":

@@ -176,8 +176,8 @@ class FrontEnd:
             engine.cancel()
 
     async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
-        # Loaded objects stay in memory, so exclude them from garbage collections. The engine takes
-        # longer to load than the tokenizer, so this call delays no response.
+        # Loaded objects stay in memory, so exclude them from garbage collections.
+        # The engine takes longer to load than the tokenizer, so this call delays no response.
         gc.freeze()
         loaded = await asyncio.to_thread(load_texts, self._config)
         gc.collect()
@@ -204,8 +204,8 @@ class FrontEnd:
     async def _drain(self, http: asyncio.Task[None]) -> None:
         """Wait until load balancers notice, then close the port and let running requests finish.
 
-        The wait for load balancers takes drain_delay seconds, and running requests get at most
-        drain_timeout seconds. A second signal ends both waits.
+        The wait for load balancers takes drain_delay seconds,
+        and running requests get at most drain_timeout seconds. A second signal ends both waits.
         """
         self.state.draining = True
         delay_s = self._options.drain_delay if self.context.ready else 0.0

@@ -36,8 +36,8 @@ class ModelLoader:
     ) -> None:
         """Store the arguments until the model is loaded.
 
-        prepare: finds the model and resolves its settings; its argument is the number of bytes of
-          free memory that other models may still take.
+        prepare: finds the model and resolves its settings;
+          its argument is the number of bytes of free memory that other models may still take.
         spare: knows the CPUs of the engines, and may have an idle process for the next engine.
         """
         self.name = model.name

@@ -1,7 +1,7 @@
 """`cpuserve serve`: start the server, in the steps that cpuserve.api.lifecycle lists.
 
-FastAPI and the tokenizer are loaded while the engine loads the model, so this file must not import
-anything heavy at its top.
+FastAPI and the tokenizer are loaded while the engine loads the model,
+so this file must not import anything heavy at its top.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def serve(
 ) -> int:
     """Serve until a signal stops the server; return the exit code.
 
-    The exit code is 0 after a signal. It is 1 if options.engine_restart is off and all engines have
-    died; otherwise an engine that dies is restarted.
+    The exit code is 0 after a signal. It is 1 if options.engine_restart is off
+    and all engines have died; otherwise an engine that dies is restarted.
 
-    prepare(progress) finds the model, which may need a long download, and resolves the settings; it
-    runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
-    the engine loads. on_ready(prepared, url, client) prints the banner when the server is ready.
+    prepare(progress) finds the model, perhaps by a long download, and resolves its settings on a
+    thread. progress(stage, done, total) is called while `prepare` runs and the engine loads.
+    on_ready(prepared, url, client) prints the banner when the server is ready.
 
     others: (model, prepare) of each further model, which is loaded when a request needs it;
       prepare(promised_bytes) gets the bytes of free memory that loaded models may still take.
-    further: further(name, model, adapter, quantization) returns such a pair for a model that a
-      client creates.
+    further: further(name, model, adapter, quantization) returns
+      such a pair for a model that a client creates.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 
-# All of these signals drain the server. A terminal sends SIGHUP when it closes; Ctrl-\ and nginx
-# supervisors send SIGQUIT. Without handlers, both would kill the server and its streams.
+# All of these signals drain the server. A terminal sends SIGHUP when it closes; Ctrl-\
+# and nginx supervisors send SIGQUIT. Without handlers, both would kill the server and its streams.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def stop_signals() -> list[signal.Signals]:
     """Return the signals that stop the server.
 
-    SIGHUP and SIGQUIT are left out if they were ignored when the server was started, as nohup does
-    with SIGHUP.
+    SIGHUP and SIGQUIT are left out if they were ignored when the server was started,
+    as nohup does with SIGHUP.
     """
     optional = (signal.SIGHUP, signal.SIGQUIT)
     return [

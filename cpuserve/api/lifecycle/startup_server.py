@@ -1,9 +1,9 @@
 """A small HTTP server that responds until the FastAPI front end takes over the port.
 
-A download takes minutes. Meanwhile a supervisor must see that the server is alive, and a load
-balancer must see that it is not ready. Importing FastAPI and uvicorn takes half a second, which
-would delay the start of the engine. So this server uses only asyncio: it reads the head of a
-request, responds, and closes the connection.
+A download takes minutes. Meanwhile a supervisor must see that the server is alive,
+and a load balancer must see that it is not ready. Importing FastAPI and uvicorn
+takes half a second, which would delay the start of the engine. So this server uses only asyncio:
+it reads the head of a request, responds, and closes the connection.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cpuserve.serving.load_progress import LoadProgress, health_body, load_messa
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
-# If a connection is closed with unread data, the system resets it, and the client may lose the
-# response. So the server reads and drops further data for this many seconds.
+# If a connection is closed with unread data, the system resets it, and the client
+# may lose the response. So the server reads and drops further data for this many seconds.
 LINGER_S = 2.0
 _LIVE = "/live"
 _HEALTH = ("/health", "/ping")

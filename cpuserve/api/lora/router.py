@@ -1,7 +1,7 @@
 """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, in the vLLM formats.
 
-These routes exist only with --allow-runtime-lora-updating, because they let clients choose paths
-on the server's disk.
+These routes exist only with --allow-runtime-lora-updating,
+because they let clients choose paths on the server's disk.
 """
 
 from __future__ import annotations

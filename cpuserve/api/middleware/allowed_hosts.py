@@ -23,9 +23,9 @@ LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.contain
 class AllowedHosts:
     """Responds with 403 unless the Host header has an IP address, a local name or a given name.
 
-    The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding). The
-    browser then treats this server as part of that page, and only the Host header shows the page's
-    name. All IP addresses are allowed, because no page can have one as its domain name.
+    The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding).
+    The browser then treats this server as part of that page, and only the Host header shows
+    the page's name. All IP addresses are allowed, because no page can have one as its domain name.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class ConnectionClose:
     """Adds "Connection: close" to responses while the server drains.
 
-    Otherwise a client could send its next request on the same connection just when the server
-    closes it. A proxy that has to open a new connection chooses another server.
+    Otherwise a client could send its next request on the same connection just
+    when the server closes it. A proxy that has to open a new connection chooses another server.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:

@@ -56,10 +56,10 @@ class ResponseCounts:
 class RequestIds:
     """Assigns an id to each request: a valid X-Request-Id of the client, or a new id.
 
-    The response has the id in x-request-id and in the id headers of the path's dialect. This class
-    removes trailing slashes before other middleware reads the path. It counts responses in the
-    same wrapper of `send`, because each chunk of a stream passes every wrapper. At the end it
-    logs a request that has failed.
+    The response has the id in x-request-id and in the id headers of the path's dialect.
+    This class removes trailing slashes before other middleware reads the path.
+    It counts responses in the same wrapper of `send`, because each chunk
+    of a stream passes every wrapper. At the end it logs a request that has failed.
     """
 
     def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class RequestLine:
     """Normalizes requests for the middleware and routes after this one.
 
-    HEAD gets the response of GET without the body. A request for a full URL, which clients of a
-    proxy send, becomes a request for its path, and its host replaces the Host header (RFC 9112,
-    3.2.2). A request with both Content-Length and Transfer-Encoding is rejected and its connection
-    is closed, because a proxy may have read it as two requests (RFC 9112, 6.1).
+    HEAD gets the response of GET without the body. A request for a full URL, which clients
+    of a proxy send, becomes a request for its path, and its host replaces the Host header
+    (RFC 9112, 3.2.2). A request with both Content-Length and Transfer-Encoding is rejected
+    and its connection is closed, because a proxy may have read it as two requests (RFC 9112, 6.1).
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,7 +1,7 @@
 """The fields that Go templates of Ollama can read, and Jinja code that sets these fields.
 
-A type is "str", "int", "bool", a list (in LISTS), an object with fields (in FIELDS), or
-"parameters" or "arguments" for an object that a template can only print as a whole.
+A type is "str", "int", "bool", a list (in LISTS), an object with fields (in FIELDS),
+or "parameters" or "arguments" for an object that a template can only print as a whole.
 """
 
 from __future__ import annotations

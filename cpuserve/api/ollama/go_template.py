@@ -26,8 +26,8 @@ from cpuserve.api.ollama.go_fields import (
 )
 from cpuserve.errors import InvalidRequest
 
-# Matches an action of a Go template: a field (.Prompt), a variable ($), or a keyword. Jinja has no
-# such expressions, and writes statements as {% if %}.
+# Matches an action of a Go template: a field (.Prompt), a variable ($), or a keyword.
+# Jinja has no such expressions, and writes statements as {% if %}.
 _GO = re.compile(r"\{\{-?\s*(?:\.|\$|(?:if|else|end|range|with|define|template|block)\b)")
 _STRING = r'"(?:\\.|[^"\\\n])*"|`[^`]*`'
 _ACTION = re.compile(

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 log = get_logger("serve")
-# Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4). Version 0.12.11 added
-# `logprobs`, the newest Ollama feature that this server supports.
+# Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4).
+# Version 0.12.11 added `logprobs`, the newest Ollama feature that this server supports.
 _OLLAMA = "0.12.11"
 _NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows this time as "Forever"
 

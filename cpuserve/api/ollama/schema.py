@@ -94,8 +94,8 @@ class OllamaMessage(msgspec.Struct):
 class OllamaAnswer(msgspec.Struct, kw_only=True):
     """A chunk of a response, or a whole response: `message` of a chat, else `response`.
 
-    The last chunk has `done`, the reason for the end, and durations in nanoseconds; the time in
-    the queue counts as prompt evaluation.
+    The last chunk has `done`, the reason for the end, and durations in nanoseconds;
+    the time in the queue counts as prompt evaluation.
 
     context: the token ids of the prompt and its response.
     """

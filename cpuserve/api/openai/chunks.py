@@ -33,8 +33,8 @@ def error_chunk(error: BaseException) -> bytes:
 class ChunkFormat:
     """Encodes the chunks of one stream.
 
-    If `with_usage` is set, every chunk has the member `usage`, which is null in all chunks without
-    token counts, as in the OpenAI API.
+    If `with_usage` is set, every chunk has the member `usage`,
+    which is null in all chunks without token counts, as in the OpenAI API.
     """
 
     def __init__(

@@ -77,9 +77,9 @@ class ModelPermission(msgspec.Struct):
 class ModelCard(msgspec.Struct):
     """One served model name. Members are null or empty while the model is not loaded.
 
-    default_sampling_params apply to requests that do not set their own. For a LoRA adapter, root is
-    its path, and parent is its base model. max_model_len (vLLM), context_length (OpenRouter) and
-    max_context_length (LM Studio) are the same number of tokens.
+    default_sampling_params apply to requests that do not set their own.
+    For a LoRA adapter, root is its path, and parent is its base model. max_model_len (vLLM),
+    context_length (OpenRouter) and max_context_length (LM Studio) are the same number of tokens.
 
     aliases: further names that select the same model.
     """

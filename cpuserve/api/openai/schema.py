@@ -1,8 +1,8 @@
 """Request and response types that the endpoints of the OpenAI API share, with vLLM extensions.
 
-Clients send null for "not set", so every optional request field accepts null. Fields that no schema
-lists are accepted and ignored. Fields that this server does not implement, but that would change
-the response, raise an error with the name of the field (request/fields.py).
+Clients send null for "not set", so every optional request field accepts null.
+Fields that no schema lists are accepted and ignored. Fields that this server does not implement,
+but that would change the response, raise an error with the name of the field (request/fields.py).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def timings_of(generation: Generation) -> dict[str, object]:
     """Return the member `timings` of a response that ends now, with the times of choice 0.
 
-    Time in the queue counts as prompt time. The member cache_miss explains why tokens of an
-    earlier prompt are computed again (RecentPrompt.miss).
+    Time in the queue counts as prompt time. The member cache_miss explains why tokens
+    of an earlier prompt are computed again (RecentPrompt.miss).
     """
     usage, sequence = generation.usage(), generation.sequences[0]
     return _timings(sequence, time.monotonic(), usage.prompt, usage.cached, usage.completion)

@@ -29,10 +29,10 @@ class FunctionWords:
 
     name_of: returns the tool name in a choice; None if the choice is invalid.
     function, allowed: examples of a function and of allowed tools, for error messages.
-    inner: the member of `allowed_tools` that contains the mode and the tools; "" = they are
-      members of the choice itself.
-    skips: returns whether an allowed tool is ignored without an error because this server cannot
-      run it.
+    inner: the member of `allowed_tools` that contains the mode and the tools;
+      "" = they are members of the choice itself.
+    skips: returns whether an allowed tool is ignored without an error
+      because this server cannot run it.
     """
 
     name_of: Callable[[object], str | None]
@@ -66,9 +66,9 @@ def note_about(functions: Sized, others: Collection[str], choice: object) -> str
     """Return a note for the model about tools that are missing here; "" if it needs no note.
 
     functions: the functions that the model may call.
-    others: types of tools that only OpenAI runs (web_search and others). They are left out, because
-      agents usually work without them. If a request offers no other tools, its response depends on
-      them, so the model gets the note.
+    others: types of tools that only OpenAI runs (web_search and others).
+      They are left out, because agents usually work without them.
+      If a request offers no other tools, its response depends on them, so the model gets the note.
 
     Raises:
       InvalidRequest: the choice requires a call, but OpenAI runs the chosen tool or all tools.

@@ -100,8 +100,8 @@ def check_size(num_bytes: int, most: int) -> None:
 # Browsers add Origin to each POST of a web page (Fetch standard, "append a request Origin header";
 # it may be "null"), and newer browsers add Sec-Fetch-Site. No page can suppress these headers.
 _BROWSER_HEADERS = ("origin", "sec-fetch-site")
-# The Content-Type that curl sends with -d by default, even for JSON. The examples in the Ollama
-# documentation use this option.
+# The Content-Type that curl sends with -d by default, even for JSON.
+# The examples in the Ollama documentation use this option.
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
@@ -125,10 +125,10 @@ def refuse_web_page(request: Request) -> None:
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    Any web page may post certain other types ("simple requests"), or a body without a type (a
-    Blob), to 127.0.0.1 without a CORS preflight request. So a body of another type is never parsed
-    as JSON. Some clients, such as LiteLLM for Ollama, declare no type. A body without a type, or
-    with the default type of curl, is parsed only if no browser can have sent it.
+    Any web page may post certain other types ("simple requests"), or a body without a type
+    (a Blob), to 127.0.0.1 without a CORS preflight request. So a body of another type
+    is never parsed as JSON. Some clients, such as LiteLLM for Ollama, declare no type. A body
+    without a type, or with the default type of curl, is parsed only if no browser can have sent it.
     """
     declared = request.headers.get("content-type")
     kind = None if declared is None else declared.partition(";")[0].strip().lower()
@@ -153,8 +153,8 @@ def decode_request(
 
     If a field needs an integer, a number such as 5.0 is accepted as the integer 5.
 
-    most_objects: the maximum number of JSON lists, objects and strings in each field, which is
-      checked only in bodies above FREE_BYTES (check_objects).
+    most_objects: the maximum number of JSON lists, objects and strings in each field,
+      which is checked only in bodies above FREE_BYTES (check_objects).
 
     Raises:
       InvalidRequest: the body is not a valid `kind`; the error has the name of the invalid field.

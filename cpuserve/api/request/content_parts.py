@@ -58,8 +58,8 @@ def media_part(type_: str, where: str, **given: Any) -> MediaPart:
     """Return a MediaPart of the type `type_` at the path `where` of the request.
 
     given: data, url, media_type, detail, name and hint of MediaPart, as the client sent them.
-    Values that are not strings are left out without an error, because parts of earlier turns are
-    never refused.
+    Values that are not strings are left out without an error,
+    because parts of earlier turns are never refused.
     """
     kind, noun = _KINDS.get(type_, ("other", f"a part of the type {type_[:40]}"))
     texts = {name: value for name, value in given.items() if isinstance(value, str)}

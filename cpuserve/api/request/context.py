@@ -131,8 +131,8 @@ class BodyForm(Generic[T]):
 
     prefix: the prefix of the response id.
     schema: the type of the decoded body.
-    conversation: the field with the messages; `_most_objects` returns the maximum number of JSON
-      lists, objects and strings in this field.
+    conversation: the field with the messages;
+      `_most_objects` returns the maximum number of JSON lists, objects and strings in this field.
     """
 
     prefix: str

@@ -16,8 +16,8 @@ _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-# Matches an escape sequence in a JSON string. The group matches only an unpaired surrogate, one
-# half of a surrogate pair without the other half.
+# Matches an escape sequence in a JSON string.
+# The group matches only an unpaired surrogate, one half of a surrogate pair without the other half.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )

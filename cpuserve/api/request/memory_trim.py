@@ -1,7 +1,7 @@
 """Return memory that large requests have freed to the operating system.
 
-The C library keeps freed memory between blocks that are still in use: 100 to 3,000 MB after a
-text of a million tokens. malloc_trim returns all but 1 MB of this memory in 10 to 160 ms.
+The C library keeps freed memory between blocks that are still in use: 100 to 3,000 MB
+after a text of a million tokens. malloc_trim returns all but 1 MB of this memory in 10 to 160 ms.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def trim_soon() -> None:
 def trim_asleep() -> None:
     """Return all memory to the system that a server without loaded models does not need.
 
-    This is freed memory and the pages of shared libraries, 20 of 80 MB; the system reads such
-    pages again from their files when they are used.
+    This is freed memory and the pages of shared libraries, 20 of 80 MB;
+    the system reads such pages again from their files when they are used.
     """
     _trim()
     with suppress(OSError, AttributeError):  # only Linux has /proc, and only Unix madvise

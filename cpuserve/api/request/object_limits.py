@@ -1,8 +1,8 @@
 """Limit the number of Python objects in a request body, counted before any is created.
 
-Each list, object or string takes 50 to 100 bytes and about 50 ns in Python, but may take only three
-bytes of JSON. No other Python thread runs while msgspec creates them. Numbers are not counted,
-because they take at most ten times the memory of their JSON.
+Each list, object or string takes 50 to 100 bytes and about 50 ns in Python,
+but may take only three bytes of JSON. No other Python thread runs while msgspec creates them.
+Numbers are not counted, because they take at most ten times the memory of their JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def check_objects(
     """Raise InvalidRequest if a field of `kind` in the JSON object `body` has too many objects.
 
     most: the maximum number of objects for each field; other fields have the limit MAX_OBJECTS.
-    Fields that `kind` does not have are ignored, as in decoding. For invalid JSON, the function
-    raises the same error as msgspec.json.decode.
+    Fields that `kind` does not have are ignored, as in decoding.
+    For invalid JSON, the function raises the same error as msgspec.json.decode.
     """
     fields = _raw_fields(kind)
     for name, raw in msgspec.structs.asdict(fields.decode(body)).items():

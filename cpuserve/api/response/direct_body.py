@@ -14,15 +14,15 @@ DIRECT_BODY = "cpuserve.direct_body"
 class DirectBody:
     """Writes pieces of a response body directly to the transport, without middleware and h11.
 
-    Middleware and h11 events would double the front end's work per token of a stream. The start
-    and the last piece of the response must be sent as ASGI messages, so that the state of h11
-    stays correct.
+    Middleware and h11 events would double the front end's work per token of a stream.
+    The start and the last piece of the response must be sent as ASGI messages,
+    so that the state of h11 stays correct.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
-        # As in h11, a body without Content-Length is chunked in HTTP/1.1. In HTTP/1.0, the body
-        # ends when the connection is closed.
+        # As in h11, a body without Content-Length is chunked in HTTP/1.1.
+        # In HTTP/1.0, the body ends when the connection is closed.
         self._chunked = cycle.scope["http_version"] == "1.1"
 
     async def write(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The format of error responses, which depends on the dialect of the request path.
 
-This module imports no web framework, because the startup server uses it while a model is
-downloaded, before FastAPI is imported.
+This module imports no web framework,
+because the startup server uses it while a model is downloaded, before FastAPI is imported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ErrorFormat:
 
     error: encodes an exception as the body of a response.
     status: returns the HTTP status of an exception.
-    beginnings: path prefixes of the dialect, even of paths without a route; all other paths use the
-      OpenAI format.
+    beginnings: path prefixes of the dialect, even of paths without a route;
+      all other paths use the OpenAI format.
     id_headers: response headers with the request id, besides x-request-id.
     shared: prefixes of OpenAI paths that belong to this dialect if the request has `header`.
     """

@@ -116,8 +116,8 @@ _CLOSING = frozenset({408, 413, 431})
 def settle_failure(error: BaseException, scope: Scope) -> None:
     """Put the request field of the dialect into an error, and store the error for the log.
 
-    An exception that becomes status 500 is logged immediately, with the request id that the client
-    gets.
+    An exception that becomes status 500 is logged immediately,
+    with the request id that the client gets.
     """
     if isinstance(error, RequestError) and WORDS in scope:
         error.use_words(scope[WORDS])
@@ -159,8 +159,8 @@ def error_response(
 class _Lingering(Response):
     """A response to a request with a body that was not read completely.
 
-    Closing a connection with unread data resets it, and the client would lose the response. So the
-    rest of the body is read and dropped, for up to LINGER_S seconds, before the response ends.
+    Closing a connection with unread data resets it, and the client would lose the response. So
+    the rest of the body is read and dropped, for up to LINGER_S seconds, before the response ends.
     """
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:

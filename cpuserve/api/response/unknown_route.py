@@ -58,8 +58,8 @@ _ELSEWHERE = (
 def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
     """Return the sorted HTTP methods that the routes of `path` accept.
 
-    A route with exactly this path hides matching routes with a path parameter: in
-    /v1/responses/input_tokens, `input_tokens` is not the id of a response.
+    A route with exactly this path hides matching routes with a path parameter:
+    in /v1/responses/input_tokens, `input_tokens` is not the id of a response.
     """
     own = [r for r in routes if isinstance(r, Route) and r.path_regex.match(path)]
     literal = [route for route in own if route.path == path]

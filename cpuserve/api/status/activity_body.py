@@ -11,8 +11,8 @@ class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence, without its text and without its client.
 
     *_s: times in seconds on the clock of Activity.time; null = this has not happened yet.
-    state: "waiting", "prompt" or "generating"; after the end the reason: "stop", "length",
-      "repetition", "abort" or "error".
+    state: "waiting", "prompt" or "generating";
+      after the end the reason: "stop", "length", "repetition", "abort" or "error".
     """
 
     number: int

@@ -44,8 +44,8 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     busy: the share of time that engines spent in steps, from 0 to 1.
     bandwidth_bytes_per_s: bytes of packed weights read per second of steps.
     roofline_bytes_per_s: the memory bandwidth that the engine measured at its start.
-    fraction_of_roofline: bandwidth divided by roofline. It is low during prefill, which is compute
-      bound.
+    fraction_of_roofline: bandwidth divided by roofline.
+      It is low during prefill, which is compute bound.
     threads_on: the CPU on which each thread was last seen; -1 = not seen yet.
     misplaced: a text about threads that run outside of the CPUs they are bound to; "" = none.
     numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
@@ -146,8 +146,8 @@ class CpuView:
         engine: the current report of the engine.
         busy, bandwidth: the results of CpuMeter.rates.
 
-        This reads the state of the machine again, which takes milliseconds, so do not call it on
-        the thread of the event loop.
+        This reads the state of the machine again,
+        which takes milliseconds, so do not call it on the thread of the event loop.
         """
         host = self._platform.host()
         config = self._configs[0]

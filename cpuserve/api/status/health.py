@@ -26,10 +26,10 @@ class Version(msgspec.Struct):
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
-    The body of a 200 is empty, unless only some of several engines can serve. The body of a 503 has
-    the usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes),
-    "draining" (the server will stop, but still serves new requests), "restarting" (the engine has
-    died) or "failed".
+    The body of a 200 is empty, unless only some of several engines can serve.
+    The body of a 503 has the usual error and `status`:
+    "loading" (with `stage`, and `done` and `total` in bytes), "draining" (the server will stop,
+    but still serves new requests), "restarting" (the engine has died) or "failed".
     """
     state = get_state(request)
     unhealthy = state.unhealthy()

@@ -22,8 +22,8 @@ _POOLINGS = {"first": "cls", "last": "last_token", "mean": "mean"}
 class TeiInfo(msgspec.Struct):
     """The body of GET /info.
 
-    model_type: {"embedding": {"pooling": ...}}, or the labels in an object "classifier" or
-      "reranker"; a model that generates text has the key "text-generation".
+    model_type: {"embedding": {"pooling": ...}}, or the labels in an object "classifier"
+      or "reranker"; a model that generates text has the key "text-generation".
     max_batch_requests: None = any number of requests.
     """
 

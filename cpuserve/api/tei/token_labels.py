@@ -34,8 +34,8 @@ _OUTSIDE = ["O"]
 class TokenParameters(msgspec.Struct, kw_only=True):
     """The parameters of a pipeline that labels tokens.
 
-    aggregation_strategy: "none" (the default) = one label per token; "simple" = consecutive tokens
-      with the same label become one entity.
+    aggregation_strategy: "none" (the default) = one label per token;
+      "simple" = consecutive tokens with the same label become one entity.
     ignore_labels: labels that are left out; None = ["O"].
     """
 

@@ -16,8 +16,8 @@ INPUTS = ("prompt", "messages", "content")
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of POST /tokenize: either `prompt` or `messages`.
 
-    content, add_special: the llama.cpp fields for `prompt` and `add_special_tokens`; their default
-      for add_special_tokens is false.
+    content, add_special: the llama.cpp fields for `prompt` and `add_special_tokens`;
+      their default for add_special_tokens is false.
     with_pieces: return tokens as objects with their texts, as in llama.cpp.
     """
 

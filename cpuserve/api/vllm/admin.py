@@ -23,8 +23,8 @@ log = get_logger("serve")
 class ServerInfo(msgspec.Struct):
     """The body of GET /server_info.
 
-    vllm_config: the settings of the first model's engines, as a text or as an object; clients of
-    vLLM read this field name.
+    vllm_config: the settings of the first model's engines, as a text or as an object;
+    clients of vLLM read this field name.
     """
 
     vllm_config: str | dict[str, Any]

@@ -24,8 +24,8 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page may load only its own files and talk only to this server. So the text of a model cannot
-# make the browser send data elsewhere. No other page may embed it in a frame.
+# The page may load only its own files and talk only to this server. So the text of a model
+# cannot make the browser send data elsewhere. No other page may embed it in a frame.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

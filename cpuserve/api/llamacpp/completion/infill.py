@@ -96,8 +96,8 @@ async def _prompt(
 ) -> list[int]:
     """Return the token ids of the prompt, cut so that it fits in the context.
 
-    The prefix is cut at its beginning and the suffix at its end. Of the other files, as many as fit
-    are kept, starting with the last one.
+    The prefix is cut at its beginning and the suffix at its end.
+    Of the other files, as many as fit are kept, starting with the last one.
     """
     extra = asked.input_extra or []
     if len(extra) > MAX_PROMPTS:

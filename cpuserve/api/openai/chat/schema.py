@@ -245,8 +245,8 @@ def _custom_name(tool: object) -> str | None:
 def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
     """Return the variables of the chat template, including those that `thinking` sets.
 
-    The field `thinking` is from the APIs of Z.ai and DeepSeek; the templates of their models read
-    the variables enable_thinking and thinking.
+    The field `thinking` is from the APIs of Z.ai and DeepSeek;
+    the templates of their models read the variables enable_thinking and thinking.
     """
     thinking = request.thinking
     if thinking in (None, {}):

@@ -197,8 +197,8 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
 def echoed(asked: ChatFields, messages: list[dict[str, Any]]) -> tuple[str, str]:
     """Return (role of the response, text of the last message if `echo` repeats it, else "").
 
-    As in vLLM, the last message is echoed if it has the role of the response. A response that
-    continues the last message, or gets no generation prompt, has the role of that message.
+    As in vLLM, the last message is echoed if it has the role of the response. A response
+    that continues the last message, or gets no generation prompt, has the role of that message.
     """
     role = "assistant"
     if not (asked.echo and messages):

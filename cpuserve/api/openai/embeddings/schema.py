@@ -104,8 +104,8 @@ def check_dimensions(
 ) -> None:
     """Raise InvalidRequest if the model's embeddings cannot be cut to `dimensions` values.
 
-    field: the name of `dimensions` in the request. This function accepts models without
-    embeddings, because serving.generate.prepare refuses them later.
+    field: the name of `dimensions` in the request. This function accepts models without embeddings,
+    because serving.generate.prepare refuses them later.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:

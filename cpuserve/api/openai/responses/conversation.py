@@ -39,8 +39,8 @@ def chat_messages(
 
     num_stored: how many of the first items come from the store instead of the request.
 
-    The items of one assistant turn become one message, because templates write the text of a
-    message, then its calls, and then the results of these calls.
+    The items of one assistant turn become one message, because templates write the text
+    of a message, then its calls, and then the results of these calls.
     """
     found = _Conversation()
     if instructions:

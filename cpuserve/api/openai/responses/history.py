@@ -39,8 +39,8 @@ class ReferringRequest:
     num_stored: how many items of its input come from an earlier response or a conversation.
     history: these earlier items, as StoredItems.
     own: the items that the request adds.
-    conversation: the conversation that the response extends; no other request can extend it
-      until `release` is called.
+    conversation: the conversation that the response extends;
+      no other request can extend it until `release` is called.
     """
 
     asked: ResponsesRequest

@@ -48,8 +48,8 @@ _CALLS = {
 class ThoughtForm(NamedTuple):
     """How thoughts appear in the events of a stream: as raw text or as a summary.
 
-    part, text: the beginnings of the event types for a part and for its text, as in
-      "content_part.done".
+    part, text: the beginnings of the event types for a part
+      and for its text, as in "content_part.done".
     place: the member of the events with the index of the part.
     make: the class of the part in the item.
     """

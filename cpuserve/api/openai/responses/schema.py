@@ -24,8 +24,8 @@ from cpuserve.serving.tool_catalog import ToolSearch
 
 _LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-# The valid values of `include`. Only logprobs and encrypted thoughts have an effect, because this
-# server writes no items of the other kinds.
+# The valid values of `include`. Only logprobs and encrypted thoughts have an effect,
+# because this server writes no items of the other kinds.
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -51,8 +51,8 @@ class TextConfig(msgspec.Struct):
 class Reasoning(msgspec.Struct):
     """The field `reasoning`: the effort, which the chat template may read, and summaries.
 
-    summary: "auto", "concise" or "detailed" = the client shows summaries of thoughts. Only a second
-    model could write real summaries, so the summary contains the whole thought.
+    summary: "auto", "concise" or "detailed" = the client shows summaries of thoughts.
+    Only a second model could write real summaries, so the summary contains the whole thought.
     """
 
     effort: str | None = None

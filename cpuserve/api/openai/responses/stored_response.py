@@ -24,8 +24,8 @@ class StoredResponse(Entry):
     """A response in the store. Its items are earlier items, the request's items, and its output.
 
     body: the Response object as JSON.
-    frames: the SSE frames of a background response that streams; the index of a frame is its
-      sequence_number.
+    frames: the SSE frames of a background response that streams;
+      the index of a frame is its sequence_number.
     work: the task that runs a background response.
     """
 

@@ -1,7 +1,7 @@
 """Convert the tools of a request to functions in the format of chat completions.
 
-Chat templates know no namespaces, custom tools or tool searches, so each such tool becomes a
-function with a name of its own (flat name). `origins_of` returns the tool for each flat name.
+Chat templates know no namespaces, custom tools or tool searches, so each such tool becomes
+a function with a name of its own (flat name). `origins_of` returns the tool for each flat name.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
-# How many seconds pass between two events of a stream while a long prompt is computed. Each event
-# repeats the whole request, so a stream has none for every prompt chunk. Clients wait for minutes
-# without an event (Codex: five).
+# How many seconds pass between two events of a stream while a long prompt is computed.
+# Each event repeats the whole request, so it is not sent for every prompt chunk.
+# Clients wait for minutes without an event (Codex: five).
 _PERIOD_S = 5.0
 # The beginnings of the event types of a tool call (response.TYPE.delta and .done), by item type.
 _TEXTS = {
