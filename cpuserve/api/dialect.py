@@ -34,7 +34,7 @@ class DialectOfPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Store the error format and the id headers in the scope, and call the app."""
         if scope["type"] == "http":
             errors = error_format_of(scope["path"], {name for name, _ in scope["headers"]})
             scope[ERROR_FORMAT] = errors

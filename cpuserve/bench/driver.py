@@ -225,7 +225,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-# --- server-sent events ---------------------------------------------------------------------------
+# --- parsing of server-sent events ----------------------------------------------------------------
 
 
 class _Details(msgspec.Struct):

@@ -119,7 +119,7 @@ class _Exchange(asyncio.Protocol):
             self._fail(EOFError(f"the server sent no response for {HEAD_TIMEOUT_S:.0f} s"))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and cancel an unfinished exchange."""
         if self._transport is not None:
             self._transport.abort()
         if not self.done.done():

@@ -36,7 +36,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The limits of an engine.
+    """The limits that an engine sets for the sizes of a benchmark.
 
     batch: the maximum number of running sequences.
     sequence: the maximum tokens of a sequence, prompt and output together.

@@ -203,7 +203,7 @@ class StepBench:
             samples.append(1e3 * (time.perf_counter() - seen[0]))
         self.cost("leave", "ms", samples, {"tokens": tokens})
 
-    # --- kernels ------------------------------------------------------------------------------
+    # --- rates and times of single operations -------------------------------------------------
 
     def kernels(self, plan: Plan) -> None:
         """Measure the rate of each matrix against its limit, and the time of other operations."""
@@ -304,7 +304,7 @@ class StepBench:
         )
         self.emit(found)
 
-    # --- overheads ----------------------------------------------------------------------------
+    # --- overheads: all work besides matrices and attention -----------------------------------
 
     def overheads(self) -> None:
         """Measure the barrier, operations without a matrix, Python code and memory allocations."""

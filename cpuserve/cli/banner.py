@@ -38,7 +38,7 @@ def render(prepared: Prepared) -> str:
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
-    stored_as = config.kv_dtype.removeprefix("fp8_")  # a kernel is called "attention.e4m3"
+    stored_as = config.kv_dtype.removeprefix("fp8_")  # as in the kernel "attention.e4m3"
     attention = kernels.get(
         f"attention.{stored_as}", "torch" if config.executor == "torch" else config.isa
     )

@@ -74,7 +74,7 @@ def _words(command: CompletedCommand) -> str:
 
 
 def bash_script(root: CompletedCommand) -> str:
-    """Return the script for bash."""
+    """Return the completion script for bash."""
     lines = [
         "# Completion of cpuserve for bash: source <(cpuserve completion bash)",
         "_cpuserve() {",
@@ -94,7 +94,7 @@ def bash_script(root: CompletedCommand) -> str:
 
 
 def zsh_script(root: CompletedCommand) -> str:
-    """Return the script for zsh."""
+    """Return the completion script for zsh."""
 
     def listed(items: tuple[CompletedCommand | CompletedFlag, ...]) -> str:
         return " ".join(_quoted(f"{item.name}:{item.text}") for item in items)
@@ -126,7 +126,7 @@ def _quoted(text: str) -> str:
 
 
 def fish_script(root: CompletedCommand) -> str:
-    """Return the script for fish."""
+    """Return the completion script for fish."""
 
     def entry(condition: str, kind: str, item: CompletedCommand | CompletedFlag) -> str:
         text = item.text.replace("\\", "\\\\").replace("'", "\\'")

@@ -23,7 +23,7 @@ class ChatSession(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model."""
+        """The name of the model, as shown to the user."""
 
     async def stream(self, call: GenerateCall) -> str:
         """Print the response to `call` as it is generated, and return its text."""

@@ -99,7 +99,7 @@ def _activity(target: Target) -> Activity:
     if response.code != 200:
         said = said_error(response.body)
         msg = f"{target.url}{_PATH}: HTTP {response.code}: {said}"
-        if response.code == 503:  # the server is still starting
+        if response.code == 503:  # 503: the server is still starting
             raise LoadError(msg)
         raise CpuserveError(msg)
     try:

@@ -44,7 +44,7 @@ def _times(proc_root: Path) -> dict[int, tuple[str, int]]:
             continue
         try:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # the process has ended
+        except OSError:  # the process has ended meanwhile
             continue
         # The name may contain spaces and brackets, but the fields after its last bracket do not.
         head, _, tail = text.rpartition(")")

@@ -104,5 +104,5 @@ class ScriptedEngine:
         return {"ok": True}
 
     async def close(self) -> None:
-        """Mark the engine as ended."""
+        """Mark the engine as ended; later calls of `ask` raise EngineDead."""
         self.alive = False

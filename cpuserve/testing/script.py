@@ -31,10 +31,10 @@ class ScriptedRequest:
     """A sequence that a scripted model generates; a request with `n` choices has n sequences.
 
     number: the number of the request, from 0.
-    prompt: the rendered prompt.
+    prompt: the text of the rendered prompt.
     turns: the conversation in the prompt; a prompt of /v1/completions is one user turn.
     tools: the name of each function that the request offers.
-    params: its sampling parameters.
+    params: the sampling parameters of the sequence.
     begun: the beginning of the reply, if the prompt already contains it.
     continues: whether the server continues an earlier request,
       to force a tool call after a thought or to end a thought.
@@ -267,7 +267,7 @@ class ScriptedModel:
         """Return the tokens of a response, the finish reason, and the stop token that ended it."""
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if params.ignore_eos or len(ids) < params.min_tokens:  # repeat the text
+        if params.ignore_eos or len(ids) < params.min_tokens:  # repeat a short text
             size = most if params.ignore_eos else params.min_tokens
             ids = list(itertools.islice(itertools.cycle(ids or [0]), size))
         for at, token in enumerate(ids[:most]):

@@ -227,7 +227,7 @@ def scripted(
     api_key: str | None = None,
     record: Path | None = None,
 ) -> Iterator[ScriptedServer]:
-    """Run a server that returns scripted replies, in a thread of this process.
+    """Run a server that returns scripted replies, on a thread of this process.
 
     Args:
         replies: the reply to each request, in order: a text, or a result of `reply`, `raw` or

@@ -45,7 +45,7 @@ def chat_messages(
             refuse(f"{where}.role", "must be user, assistant or system")
         content = message.get("content")
         if content is None and role == "assistant":
-            content = []  # null: other dialects send it for an empty turn
+            content = []  # clients of other APIs send null for a turn without text
         inner = list(blocks(content, f"{where}.content"))
         if role == "system":
             # Agents send instructions as system messages between the turns of a conversation.

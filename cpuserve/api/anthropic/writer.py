@@ -169,7 +169,7 @@ class MessageWriter:
         return _frame("message_delta", body) + _frame("message_stop", {})
 
     def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole Message as JSON."""
+        """Return the whole response as the JSON of a Message."""
         (choice,) = response.choices
         finish = Finish(0, choice.reason or "stop", choice.stop_reason)
         return _to_json(self._message(self._content(choice), finish, response.usage))

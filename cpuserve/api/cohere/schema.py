@@ -85,7 +85,7 @@ class CohereVectors(msgspec.Struct, omit_defaults=True):
 
 
 class CohereVersion(msgspec.Struct):
-    """The version of the API."""
+    """The version of the Cohere API that the response follows."""
 
     version: str
 

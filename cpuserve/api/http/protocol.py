@@ -248,7 +248,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers of the closed connection."""
         for timer in (self._header_timer, self._body_timer, self._write_timer, self._gone_timer):
             self._stop(timer)
         super().connection_lost(exc)

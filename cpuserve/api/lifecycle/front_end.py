@@ -258,7 +258,7 @@ class FrontEnd:
     def _on_signal(self, number: int) -> None:
         if self._stop_now.is_set():
             # The engine process exits by itself as soon as its end of the socket closes.
-            with suppress(OSError, ValueError):  # the terminal may be closed
+            with suppress(OSError, ValueError):  # stderr may be a closed terminal
                 sys.stderr.flush()
             os._exit(128 + number)
         if self._stop.is_set():

@@ -190,7 +190,7 @@ def _wait(preparing: Future[T]) -> T:
 
 def _pin(cpus: list[int] | None) -> None:
     """Pin this process and its future threads to `cpus`; log a warning if pinning fails."""
-    if not cpus or not hasattr(os, "sched_setaffinity"):  # as on macOS
+    if not cpus or not hasattr(os, "sched_setaffinity"):  # macOS cannot pin processes
         return
     try:
         os.sched_setaffinity(0, cpus)

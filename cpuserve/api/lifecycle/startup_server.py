@@ -74,7 +74,7 @@ class StartupServer:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client has disconnected
+        except OSError:  # the client has disconnected before the connection was accepted
             return
         connection.setblocking(False)
         task = asyncio.ensure_future(self._respond(connection))

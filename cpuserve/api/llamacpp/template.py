@@ -17,7 +17,7 @@ router = APIRouter()
 
 
 class RenderedPrompt(msgspec.Struct):
-    """The body of POST /apply-template."""
+    """The response to POST /apply-template."""
 
     prompt: str
 

@@ -36,7 +36,7 @@ class AllowedHosts:
         self._endings = tuple(name[1:].lower() for name in known if name.startswith("*"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app, or respond with 403 if the Host header is not allowed."""
         if scope["type"] == "http" and not self._allows(name := host_of(scope)):
             shown = name[:200]
             msg = (

@@ -41,7 +41,7 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app, or respond with 401 if the request needs a key and has none."""
         if scope["type"] == "http" and not self._is_public(scope):
             error = self._identify(scope)
             if error is not None:

@@ -22,7 +22,7 @@ class ConnectionClose:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app; while the server drains, add "Connection: close" to its response."""
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start" and self._state.draining:

@@ -20,7 +20,7 @@ class ModelLeases:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app, and release the leases of the request when the app returns."""
         held: list[Lease] = []
         scope[LEASES] = held
         try:

@@ -67,7 +67,7 @@ class RequestIds:
         self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app with a request id, and count and log its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

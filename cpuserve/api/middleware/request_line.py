@@ -24,7 +24,7 @@ class RequestLine:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app with a normalized request, or reject an ambiguous body length."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

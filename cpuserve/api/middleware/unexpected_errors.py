@@ -20,7 +20,7 @@ class UnexpectedErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Call the app; log an exception that it raises, and respond with 500."""
         started = False
 
         async def watched_send(message: Message) -> None:

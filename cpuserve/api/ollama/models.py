@@ -54,7 +54,7 @@ class OllamaModels(msgspec.Struct):
 
 
 class OllamaVersion(msgspec.Struct):
-    """The body of GET /api/version."""
+    """The response to GET /api/version."""
 
     version: str
     cpuserve: str
@@ -81,7 +81,7 @@ class OllamaModel(msgspec.Struct):
 
 @router.get("/api/tags", openapi_extra=response_types(OllamaModels, OllamaError))
 async def tags(request: Request) -> Response:
-    """List the served models."""
+    """List all served models, whether loaded or not."""
     models = get_state(request).models
     return json_response(OllamaModels([listed(models, name) for name in models.names]))
 

@@ -28,7 +28,7 @@ class ModelList(msgspec.Struct):
 
 @router.get("/v1/models", openapi_extra=response_types(ModelList))
 async def list_models(request: Request) -> Response:
-    """List the served models."""
+    """List all served models, whether loaded or not."""
     models = get_state(request).models
     cards = [card(models, name) for name in models.names]
     others = [] if _CODEX in request.query_params else models.names

@@ -47,7 +47,7 @@ def rendered(
     found: dict[int, TokenizedPrompt] = {}
     for sequence in generation.sequences:
         prompt = sequence.prompt
-        if id(prompt) in found:  # n responses share one prompt
+        if id(prompt) in found:  # the n responses to a prompt share its object
             continue
         params = msgspec.to_builtins(sequence.params)
         shown = {name: value for name, value in params.items() if name not in _OWN}

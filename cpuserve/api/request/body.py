@@ -38,7 +38,7 @@ FREE_BYTES = 1 << 16
 
 
 class ClientGone(Exception):
-    """The client closed the connection."""
+    """The client closed the connection before its request was complete."""
 
 
 async def read_body(
@@ -193,7 +193,7 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
             if name == "options" or _is_number(raw)
         }
         fields = _whole_numbers(fields)
-        if isinstance(options := fields.get("options"), dict):  # sampling parameters of Ollama
+        if isinstance(options := fields.get("options"), dict):  # Ollama nests sampling parameters
             fields["options"] = _whole_numbers(options)
         return decoder.decode(msgspec.json.encode({**values, **fields}))
 

@@ -70,7 +70,7 @@ class RequestContext:
 
     @property
     def models(self) -> ModelRegistry:
-        """The models that the server serves."""
+        """The registry of all models that the server serves."""
         return self.state.models
 
     async def choose(self, model: str | None) -> str:

@@ -86,7 +86,7 @@ REFUSED = (
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
     Refused("suffix", (CHAT, RESPONSES)),
-    Refused("web_search_options", OPENAI, sets=({},)),  # {} enables the web search
+    Refused("web_search_options", OPENAI, sets=({},)),  # {} would enable the web search
     # Fields of vLLM
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),

@@ -67,7 +67,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of GET /v1/cpu."""
+    """The response to GET /v1/cpu: the machine, the thread placement, and its utilization."""
 
     object: str
     platform: str

@@ -17,7 +17,7 @@ router = APIRouter()
 
 
 class Version(msgspec.Struct):
-    """The body of GET /version."""
+    """The response to GET /version."""
 
     version: str
 

@@ -20,7 +20,7 @@ _POOLINGS = {"first": "cls", "last": "last_token", "mean": "mean"}
 
 
 class TeiInfo(msgspec.Struct):
-    """The body of GET /info.
+    """The response to GET /info: a description of the first model and its limits.
 
     model_type: {"embedding": {"pooling": ...}}, or the labels in an object "classifier"
       or "reranker"; a model that generates text has the key "text-generation".

@@ -56,7 +56,7 @@ class PredictRequest(TeiFields, kw_only=True):
 
 
 class Prediction(msgspec.Struct):
-    """A label and its score."""
+    """A class label and its score: a probability or a logit."""
 
     score: float
     label: str

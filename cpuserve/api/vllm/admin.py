@@ -21,7 +21,7 @@ log = get_logger("serve")
 
 
 class ServerInfo(msgspec.Struct):
-    """The body of GET /server_info.
+    """The response to GET /server_info.
 
     vllm_config: the settings of the first model's engines, as a text or as an object;
     clients of vLLM read this field name.
@@ -32,7 +32,7 @@ class ServerInfo(msgspec.Struct):
 
 
 class Sleeping(msgspec.Struct):
-    """The body of GET /is_sleeping."""
+    """The response to GET /is_sleeping: whether all models are unloaded."""
 
     is_sleeping: bool
 

@@ -12,7 +12,7 @@ router = APIRouter()
 
 
 class ServerLoad(msgspec.Struct):
-    """The body of GET /load."""
+    """The response to GET /load: the number of sequences."""
 
     server_load: int
 

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages/batches."""
+"""The bodies of requests to /v1/messages/batches, and of their responses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MessageBatchPage(msgspec.Struct):
 
 
 class DeletedMessageBatch(msgspec.Struct):
-    """The body of DELETE /v1/messages/batches/ID."""
+    """The response to DELETE /v1/messages/batches/ID."""
 
     id: str
     type: str = "message_batch_deleted"

@@ -80,7 +80,7 @@ class ModelDirectory:
             for path in folder.glob("*.part"):
                 path.unlink()
 
-    # --- blobs --------------------------------------------------------------------------------
+    # --- blobs: files of models, stored under their SHA-256 ------------------------------------
 
     def has_blob(self, digest: str) -> bool:
         """Return whether the directory has a file with this SHA-256."""
@@ -129,7 +129,7 @@ class ModelDirectory:
             if path.name not in folders:
                 shutil.rmtree(path, ignore_errors=True)
 
-    # --- models -------------------------------------------------------------------------------
+    # --- models: manifests, and folders of files -----------------------------------------------
 
     def folder(self, files: Mapping[str, str]) -> Path:
         """Return the folder with links to these files; it is created if it is missing.

@@ -27,7 +27,7 @@ class AddItems(msgspec.Struct):
 
 
 class DeletedConversation(msgspec.Struct):
-    """The response of DELETE /v1/conversations/ID."""
+    """The response to DELETE /v1/conversations/ID."""
 
     id: str
     object: str = "conversation.deleted"

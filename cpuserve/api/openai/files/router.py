@@ -39,7 +39,7 @@ _UPLOAD = {
 
 
 class DeletedFile(msgspec.Struct):
-    """The body of DELETE /v1/files/ID."""
+    """The response to DELETE /v1/files/ID."""
 
     id: str
     object: str = "file"

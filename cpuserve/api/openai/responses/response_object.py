@@ -238,14 +238,14 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct):
-    """The response of POST /v1/responses/input_tokens."""
+    """The response to POST /v1/responses/input_tokens: the length of the prompt."""
 
     input_tokens: int
     object: str = "response.input_tokens"
 
 
 class DeletedResponse(msgspec.Struct):
-    """The response of DELETE /v1/responses/ID."""
+    """The response to DELETE /v1/responses/ID."""
 
     id: str
     object: str = "response"
