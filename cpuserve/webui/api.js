@@ -1,4 +1,4 @@
-/** Requests to the server that this page came from: JSON, streams, and the API key. */
+/** Sends requests to the server that served this page: JSON, streams, and the API key. */
 
 /** An error response of the server, or no response at all (status 0). */
 export class ServerError extends Error {
@@ -20,7 +20,7 @@ export function apiKey() {
 }
 
 /**
- * Remember the API key: in this tab, or in this browser.
+ * Stores the API key, either for this tab only or for this browser.
  * @param {string} key
  * @param {boolean} remember
  */
@@ -34,7 +34,7 @@ export function setApiKey(key, remember) {
 let askForKey = async () => {};
 
 /**
- * Sets what happens when the server wants an API key. The request is repeated after it.
+ * Sets a function that asks the user for an API key; then a refused request is sent again.
  * @param {() => Promise<void>} ask
  */
 export function onUnauthorized(ask) {
@@ -42,7 +42,7 @@ export function onUnauthorized(ask) {
 }
 
 /**
- * Sends a request and returns the response, whose status is a success.
+ * Sends a request and returns its response; throws ServerError for an error status.
  * @param {string} path
  * @param {RequestInit & {json?: unknown}} [options] json: the body
  * @returns {Promise<Response>}
@@ -79,7 +79,7 @@ async function errorOf(response) {
     const body = await response.json();
     message = body.error?.message ?? message;
   } catch {
-    // The body is not JSON, for example from a proxy: the status has to be enough.
+    // The body is not JSON, for example from a proxy, so only the status is known.
   }
   return new ServerError(message, response.status);
 }

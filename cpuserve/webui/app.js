@@ -35,7 +35,7 @@ const machine = new MachineView(byId("machine"));
 
 /** @param {Conversation} changed */
 async function keep(changed) {
-  // An empty conversation is not worth keeping.
+  // Do not store a conversation without messages.
   if (!Object.keys(changed.messages).length && !sidebar.all.includes(changed)) return;
   try {
     await sidebar.keep(changed);
@@ -68,7 +68,7 @@ function drawSettings() {
 }
 
 /**
- * Shows a line above the page, or hides it.
+ * Shows a line of text above the page; an empty text hides the line.
  * @param {string} text
  */
 function say(text) {
@@ -77,7 +77,7 @@ function say(text) {
   line.hidden = !text;
 }
 
-/** Asks for the API key; the promise ends when the user has written one. */
+/** Asks the user for the API key; the promise resolves when the user has entered a key. */
 function askForKey() {
   const dialog = /** @type {HTMLDialogElement} */ (byId("key-dialog"));
   byId("key-wrong").hidden = !apiKey();
@@ -138,7 +138,7 @@ function openPanel(id, button, open) {
   const shown = panel.classList.toggle("open", open);
   if (id === "settings") panel.hidden = !shown;
   byId(button).setAttribute("aria-expanded", String(shown));
-  // The next Tab leads into a panel that opens, and the focus leaves one that closes.
+  // After opening a panel, Tab moves into it; after closing it, the focus must not stay inside.
   if (shown) panel.focus();
   else if (inside) byId(button).focus();
 }

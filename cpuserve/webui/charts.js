@@ -65,7 +65,7 @@ function niceMaximum(value) {
 /** @param {number} value */
 const tickText = (value) => (value >= 10 || value === 0 ? String(Math.round(value)) : value.toPrecision(2));
 
-// Pixels of a character of a label.
+// The width of one character of a label in pixels.
 const CHARACTER = 6.2;
 const ROW = 22;
 const MOST_ROWS = 12;
@@ -98,8 +98,8 @@ export function timeline(sequences, now, width, window) {
 }
 
 /**
- * Puts sequences into rows so that those of a row do not overlap; a sequence keeps its row while it
- * runs, because older ones are placed first.
+ * Assigns sequences to rows so that sequences in one row do not overlap; a sequence keeps its row while it
+ * runs, because older sequences are placed first.
  * @param {Sequence[]} sequences
  * @param {number} now
  */

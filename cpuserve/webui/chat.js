@@ -20,7 +20,7 @@ import { runTool } from "./tools.js";
  * @typedef {import("./settings.js").Settings} Settings
  */
 
-// A model may call tools in a circle; the user can always ask again.
+// Limits how often a model may call tools in a row; the user can always continue.
 const MAX_ROUNDS = 16;
 const NEAR_END = 80;
 
@@ -51,7 +51,7 @@ export class Chat {
     this.toEnd();
   }
 
-  /** Draws the branch that is shown. */
+  /** Draws the messages of the selected branch. */
   draw() {
     const conversation = this.shown();
     const messages = branch(conversation);
@@ -93,7 +93,7 @@ export class Chat {
   }
 
   /**
-   * Adds a message of the user and asks for a response.
+   * Adds a user message and generates a response to it.
    * @param {string} text
    * @param {string[]} images
    * @param {import("./conversation.js").TextFile[]} files
@@ -115,7 +115,7 @@ export class Chat {
   }
 
   /**
-   * Adds responses after `parent` until the model calls no tool, or one that the user has to run.
+   * Generates responses after `parent` until the model calls no tool, or a tool that the user has to run.
    * @param {string | null} parent
    */
   async respond(parent) {
@@ -136,7 +136,7 @@ export class Chat {
   }
 
   /**
-   * Continues a response that was interrupted or reached its maximum of tokens.
+   * Continues a response that was interrupted or reached its maximum number of tokens.
    * @param {Message} message
    */
   async resume(message) {
@@ -204,7 +204,7 @@ export class Chat {
   }
 
   /**
-   * Returns the calls of `message` that wait for a result of the user.
+   * Returns the tool calls of `message` that wait for a result from the user.
    * @param {Message} message
    */
   openCalls(message) {
@@ -214,7 +214,7 @@ export class Chat {
     return new Set(message.calls.map((call) => call.id).filter((id) => !this.results.has(id)));
   }
 
-  /** The results that the user wrote while other calls of the same message wait. */
+  /** Results that the user has entered while other calls of the same message still wait. */
   results = new Map();
 
   /**
@@ -243,7 +243,7 @@ export class Chat {
 const STREAM = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
 
 /**
- * Adds a message with the result of each call; null if the user has to write one of them.
+ * Adds a message with the result of each call; returns null if the user has to enter a result.
  * @param {Conversation} conversation
  * @param {Message} message
  * @param {Map<string, string>} [written]
@@ -325,7 +325,7 @@ async function copyCode(event) {
 }
 
 /**
- * Says a text to screen readers. Streams are not read aloud token by token.
+ * Announces a text to screen readers, which do not read streams aloud token by token.
  * @param {string} text
  */
 export function announce(text) {

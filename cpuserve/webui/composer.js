@@ -1,4 +1,4 @@
-/** The field where the user writes: its size, attached files, and the button that sends or stops. */
+/** The input field for messages: its size, attached files, and the button that sends or stops. */
 
 import { readFiles } from "./attachments.js";
 import { byId, h, icon, iconButton } from "./dom.js";

@@ -1,6 +1,6 @@
 /**
- * A conversation is a tree of messages. Editing a message or repeating a response adds a branch
- * beside it, and `head` is the last message of the branch that is shown.
+ * A conversation is a tree of messages. Editing a message or repeating a response adds a sibling
+ * branch, and `head` is the last message of the selected branch.
  */
 
 /**
@@ -82,7 +82,7 @@ function titleOf(message) {
 }
 
 /**
- * Returns the messages of the branch that is shown, the first one first.
+ * Returns the messages of the selected branch, from the first to the last.
  * @param {Conversation} conversation
  * @returns {Message[]}
  */
@@ -96,7 +96,7 @@ export function branch(conversation, head = conversation.head) {
 }
 
 /**
- * Returns the messages with the same parent, the oldest first. Their order is that of creation.
+ * Returns the messages with the same parent, in order of creation.
  * @param {Conversation} conversation
  * @param {Message} message
  * @returns {Message[]}
@@ -107,7 +107,7 @@ export function siblings(conversation, message) {
 }
 
 /**
- * Shows the newest branch that goes through `message`.
+ * Selects the newest branch that contains `message`.
  * @param {Conversation} conversation
  * @param {Message} message
  */
@@ -123,13 +123,13 @@ export function selectBranch(conversation, message) {
 }
 
 /**
- * Removes a message and everything after it. The branch before it is shown.
+ * Removes a message and all messages after it, and selects the branch that ends before it.
  * @param {Conversation} conversation
  * @param {Message} message
  */
 export function removeMessage(conversation, message) {
   const gone = new Set([message.id]);
-  // A child is always younger than its parent, so one pass in the order of creation finds all.
+  // Children are created after their parents, so one pass in order of creation finds all of them.
   for (const other of Object.values(conversation.messages)) {
     if (other.parent && gone.has(other.parent)) gone.add(other.id);
   }
@@ -143,7 +143,7 @@ export function removeMessage(conversation, message) {
 }
 
 /**
- * Returns the messages of a branch as the API takes them.
+ * Returns the messages of a branch in the format of the API.
  * @param {Conversation} conversation
  * @param {string | null} head
  * @returns {object[]}

@@ -1,4 +1,4 @@
-/** Builds DOM nodes. Nothing here takes HTML text, so no text can become markup. */
+/** Builds DOM nodes. No function here parses HTML, so text of a model cannot become markup. */
 
 /** @typedef {Node | string | null | undefined | false} Child */
 

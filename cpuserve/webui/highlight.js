@@ -1,4 +1,4 @@
-/** Colors code: comments, texts, numbers and words of the language. One set of rules for all. */
+/** Colors code: comments, strings, numbers and keywords, with one set of rules for all languages. */
 
 import { h } from "./dom.js";
 
@@ -8,7 +8,7 @@ const HASH = new Set(
 const DASHES = new Set("sql lua haskell hs ada vhdl".split(" "));
 const PLAIN = new Set(["", "text", "txt", "plain", "output", "console", "markdown", "md", "diff"]);
 const MARKUP = new Set(["html", "xml", "svg", "vue"]);
-// Longer code is not colored: each token becomes an element.
+// Longer code is not colored, because each token would become an element of the page.
 const LONGEST = 60_000;
 
 const WORDS = new Set(

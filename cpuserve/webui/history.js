@@ -1,4 +1,4 @@
-/** Conversations in this browser (IndexedDB), and their export and import as a JSON file. */
+/** Stores conversations in this browser (IndexedDB), and exports and imports them as JSON files. */
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 
@@ -90,7 +90,7 @@ function isConversation(value) {
 }
 
 /**
- * Checks a message, and that its parent comes before it: a circle would never end.
+ * Checks a message, and that its parent comes before it, because a cycle of parents would never end.
  * @param {string} id
  * @param {any} message
  * @param {Set<unknown>} seen

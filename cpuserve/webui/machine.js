@@ -80,7 +80,7 @@ export class MachineView {
   async readActivity() {
     const activity = /** @type {Activity} */ (await json("v1/activity"));
     const last = this.past.at(-1);
-    // Counters that become smaller are those of a new server.
+    // If a counter has become smaller, the server has restarted.
     if (last && outputTokens(activity) < outputTokens(last)) this.past = [];
     this.past.push(activity);
     while (this.past[0].time < activity.time - WINDOW_S - 2) this.past.shift();
@@ -91,7 +91,7 @@ export class MachineView {
     try {
       this.report = await json("v1/cpu");
     } catch (error) {
-      // A server without this report still shows the rest.
+      // Without this report of the server, the view shows everything else.
       if (!(error instanceof ServerError) || error.status !== 404) throw error;
     }
     this.draw();
@@ -259,7 +259,7 @@ export class MachineView {
   }
 
   /**
-   * Returns a value for each pair of neighbours in time; x is in seconds before now.
+   * Returns a value for each pair of consecutive samples; x is in seconds before now.
    * @param {(from: Activity, to: Activity) => number} value
    */
   series(value) {
@@ -269,7 +269,7 @@ export class MachineView {
 }
 
 /**
- * Returns the width inside of a panel in pixels.
+ * Returns the inner width of a panel in pixels.
  * @param {HTMLElement} panel
  */
 function inner(panel) {

@@ -40,7 +40,7 @@ export function showMarkdown(into, text) {
 }
 
 /**
- * Returns the source of each block.
+ * Returns the source text of each Markdown block.
  * @param {string} text
  * @returns {string[]}
  */
@@ -62,7 +62,7 @@ export function splitBlocks(text) {
 }
 
 /**
- * Returns the line after the block that begins at `begin`.
+ * Returns the number of the line after the block that begins at line `begin`.
  * @param {string[]} lines
  * @param {number} begin
  */
@@ -96,7 +96,7 @@ function interrupts(lines, at) {
   const line = lines[at];
   const begins = FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line);
   const item = ITEM.exec(line);
-  // A year at the beginning of a line is no list: only 1 may interrupt a paragraph.
+  // Only a list that begins with 1 may interrupt a paragraph, because a line may begin with a year.
   const list = item !== null && (!/\d/.test(item[2]) || Number.parseInt(item[2], 10) === 1);
   return begins || list || mathOpening(line) !== null || isTable(lines, at);
 }
@@ -179,7 +179,7 @@ function block(source, depth) {
   if (math) return mathBlock(source, math);
   const heading = HEADING.exec(lines[0]);
   if (heading) {
-    // The page has the first two levels of headings.
+    // Headings of the page itself use the first two levels.
     return h(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]));
   }
   if (RULE.test(source)) return h("hr");
@@ -205,7 +205,7 @@ function codeBlock(lines, fence) {
     "figure",
     { class: "code" },
     h("figcaption", {}, h("span", {}, language || "text"), copy),
-    // A long line is scrolled with the keyboard as well.
+    // tabindex lets the keyboard scroll a long line.
     h("pre", { tabindex: "0" }, h("code", {}, ...highlight(code, language))),
   );
 }
@@ -242,7 +242,7 @@ function list(lines, depth) {
     }
   }
   const start = ordered ? Number.parseInt(lines[0].trim(), 10) : 1;
-  // A blank line between items makes each of them a paragraph.
+  // As in Markdown, a blank line between items makes each item a paragraph.
   const between = items.slice(0, -1).concat([items.at(-1)?.slice(0, -1) ?? []]);
   const loose = between.some((item) => item.some((line) => !line.trim()));
   const elements = items.map((item) => listItem(item.join("\n"), loose, depth));
@@ -367,7 +367,7 @@ function dollars(text, at) {
     const end = text.indexOf("$$", at + 2);
     return end < 0 ? null : { node: formula(text.slice(at + 2, end), true), end: end + 2 };
   }
-  // As in Pandoc: no space inside of the dollars, and no digit after them, because of prices.
+  // As in Pandoc, prices are no formulas: no space after "$" or before the last "$", and no digit after it.
   const end = text.indexOf("$", at + 1);
   const inner = text.slice(at + 1, end);
   if (end < 0 || !inner.trim() || /^\s|\s$|\n\n/.test(inner)) return null;
@@ -393,7 +393,7 @@ function emphasis(text, at, depth) {
 }
 
 /**
- * Whether the mark of this length at `end` ends an emphasis.
+ * Returns whether a mark of this length at `end` closes an emphasis.
  * @param {string} text
  * @param {number} end
  * @param {number} length
@@ -402,7 +402,7 @@ function closes(text, end, length) {
   const mark = text[end];
   if (/\s/.test(text[end - 1]) || text[end - 1] === "\\") return false;
   if (mark === "_" && /[\p{L}\p{N}]/u.test(text[end + length] ?? "")) return false;
-  // One mark inside of **strong** text belongs to that.
+  // A single mark next to another one is a part of a ** mark.
   return length > 1 || (text[end + 1] !== mark && text[end - 1] !== mark);
 }
 

@@ -1,7 +1,7 @@
 /**
- * Formulas: the LaTeX that models write, as MathML, which browsers draw themselves.
+ * Converts formulas from the LaTeX that models write to MathML, which browsers draw.
  *
- * An unknown command is shown by its name, so that a formula never disappears.
+ * The name of an unknown command is shown as text, so that no part of a formula disappears.
  */
 
 import { mathml as m } from "./dom.js";
@@ -52,7 +52,7 @@ const OPERATORS = map(
     "mid ∣ nmid ∤ parallel ∥ perp ⊥ colon : therefore ∴ because ∵ triangle △ lt < gt >",
 );
 
-// Operators that get their limits above and below in a formula on a line of its own.
+// Operators with limits above and below them in display formulas.
 const LARGE = map(
   "sum ∑ prod ∏ coprod ∐ bigcup ⋃ bigcap ⋂ bigoplus ⨁ bigotimes ⨂ bigvee ⋁ bigwedge ⋀",
 );
@@ -93,7 +93,7 @@ const MATRICES = {
   cases: ["{", ""],
 };
 
-// The first code point of "A", "a" and "0" in each alphabet, and the letters that Unicode has
+// The code point of "A", "a" and "0" in each alphabet, and exceptions for letters that Unicode has
 // elsewhere (Unicode 15, Mathematical Alphanumeric Symbols).
 /** @type {Record<string, [number, number, number]>} */
 const ALPHABETS = {
@@ -144,7 +144,7 @@ class Parser {
     this.alphabet = undefined;
   }
 
-  /** The next token that is no space, which stays. */
+  /** Returns the next token that is no space, without consuming it. */
   peek() {
     while (this.at < this.tokens.length && /^\s+$/.test(this.tokens[this.at])) this.at += 1;
     return this.tokens[this.at];
@@ -157,7 +157,7 @@ class Parser {
   }
 
   /**
-   * Returns the nodes until `ends` accepts a token, which stays.
+   * Returns the nodes up to the first token that `ends` accepts; this token is not consumed.
    * @param {(token: string) => boolean} ends
    * @returns {Element[]}
    */
@@ -173,7 +173,7 @@ class Parser {
     return nodes;
   }
 
-  /** Returns an atom with its exponents, indices or limits. */
+  /** Parses an atom with its superscripts, subscripts or limits. */
   scripted() {
     const large = /^\\([A-Za-z]+)$/.exec(this.peek() ?? "")?.[1] ?? "";
     const limits = large in LARGE || LIMITS.has(large) || large === "underbrace";
@@ -405,7 +405,7 @@ class Parser {
       rows.push(m("mtr", {}, ...cells));
       cells = [];
       if (token === undefined || token === "\\end") break;
-      // A break at the end of the last row adds none.
+      // A line break at the end of the last row adds no empty row.
       if (this.peek() === "\\end") {
         this.at += 1;
         break;

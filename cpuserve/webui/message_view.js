@@ -1,4 +1,4 @@
-/** The DOM of one message: text, thoughts, pictures, calls of tools, figures and buttons. */
+/** The DOM of one message: text, thoughts, pictures, tool calls, timing figures and buttons. */
 
 import { h, icon, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
@@ -6,7 +6,7 @@ import { showMarkdown } from "./markdown.js";
 /** @typedef {import("./conversation.js").Message} Message */
 
 /**
- * What the buttons of a message do.
+ * The functions that the buttons of a message call.
  * @typedef {object} Actions
  * @property {(message: Message, text: string) => void} edit
  * @property {(message: Message) => void} retry
@@ -65,7 +65,7 @@ export class MessageView {
   }
 
   /**
-   * Shows the message as it is now.
+   * Updates the page to the current state of the message.
    * @param {boolean} running whether more of it will come
    * @param {Set<string>} [open] the calls that wait for a result of the user
    */
@@ -101,7 +101,7 @@ export class MessageView {
         open.has(call.id) && this.resultForm(call.id),
       );
     });
-    // The form stays while the user writes, because nothing else of a finished message changes.
+    // Keep the form while the user writes in it: rebuild it only if the calls have changed.
     const state = JSON.stringify([this.message.calls, [...open]]);
     if (this.calls.dataset.state !== state) this.calls.replaceChildren(...shown);
     this.calls.dataset.state = state;

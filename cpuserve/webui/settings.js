@@ -1,4 +1,4 @@
-/** The settings of this browser: sampling, tools and appearance. Each field is one row of FIELDS. */
+/** The settings that this browser stores: sampling, tools and appearance. Each number is a row of NUMBERS. */
 
 import { byId, h } from "./dom.js";
 import { BUILT_IN, parseTools } from "./tools.js";

@@ -24,7 +24,7 @@ export class Sidebar {
 
   async load() {
     const stored = await history.loadAll();
-    // A conversation may have begun meanwhile.
+    // The user may have begun a conversation while the stored ones were loading.
     const begun = this.all.filter((one) => !stored.some((other) => other.id === one.id));
     this.all = [...begun, ...stored];
     this.draw();

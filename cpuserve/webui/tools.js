@@ -1,4 +1,4 @@
-/** Tools: two that this page runs itself, and the user's own, for which the user writes the result. */
+/** Tools: two that this page runs itself, and tools of the user, who enters their results by hand. */
 
 /**
  * @typedef {object} Tool
@@ -31,7 +31,7 @@ export const BUILT_IN = [
 ];
 
 /**
- * Returns the result of a call of a built-in tool, or null if the user has to write it.
+ * Returns the result of calling a built-in tool; null for a tool of the user.
  * @param {string} name
  * @param {string} given the arguments as JSON
  */
@@ -46,7 +46,7 @@ export function runTool(name, given) {
 }
 
 /**
- * Returns the tools in a JSON text: a list of functions as the API takes them.
+ * Parses a JSON text with a list of tools in the format of the API.
  * @param {string} text
  * @returns {Tool[]}
  */
@@ -80,7 +80,7 @@ const FUNCTIONS = {
 const CONSTANTS = { pi: Math.PI, e: Math.E };
 
 /**
- * Returns the value of an expression. It is parsed here, because running it as code would let a
+ * Returns the value of an arithmetic expression. It is parsed, because evaluating it as code would let a
  * model run anything in the browser.
  * @param {string} text
  * @returns {number}
