@@ -109,7 +109,7 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
             notes.append(f"env {name} has no counterpart in cpuserve and is ignored")
         if not name.startswith(PREFIX) or name in silent or KUBERNETES.match(name):
             continue
-        # Compare without the prefix, which would make any two of them look similar.
+        # Compare without the prefix, which would make any two variables look similar.
         hint = nearest(name.removeprefix(PREFIX), tails, PREFIX)
         notes.append(f"env {name} is unknown and is ignored{hint}")
     return notes

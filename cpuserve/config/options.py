@@ -119,8 +119,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Type of weights and activations that are not quantized: auto, bfloat16, float16, "
             "float32.",
             default=(
-                "auto: the checkpoint's; bfloat16 for an encoder in float32 where the CPU "
-                "multiplies it"
+                "auto: the type of the checkpoint; bfloat16 for an encoder in float32 if the CPU "
+                "multiplies bfloat16"
             ),
             flags=("--dtype",),
             env="CPUSERVE_DTYPE",
@@ -190,7 +190,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Serve embeddings instead of text: the vector of the last or the first token (cls), "
             "or the mean of all; splade: sparse vectors; rank: scores of a reranker; classify: "
             "labels; none: text.",
-            default="auto: as a checkpoint of embeddings or with a head says, otherwise none",
+            default="auto: as the checkpoint says, if it has embeddings or a head; otherwise none",
             flags=("--pooling",),
             env="CPUSERVE_POOLING",
             choices=("auto", "none", "last", "mean", "first", "splade", "rank", "classify"),
@@ -202,8 +202,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         list[str] | None,
         option(
             MODEL,
-            "LoRA adapters as NAME=PATH, or as JSON objects (vLLM), of a directory of PEFT or a "
-            "GGUF file; a request uses one by naming it as its model.",
+            "LoRA adapters as NAME=PATH, or as JSON objects (vLLM); PATH is a PEFT directory or a "
+            "GGUF file. A request uses an adapter if its model is NAME.",
             default="none",
             kind="list",
             flags=("--lora-modules",),
@@ -232,7 +232,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             MODEL,
             "How many adapters can be loaded at a time, with --allow-runtime-lora-updating; there"
             " is memory for one more, which replaces another.",
-            default="4 more than --lora-modules names",
+            default="the number of --lora-modules plus 4",
             kind="count",
             flags=("--max-loras",),
             env="CPUSERVE_MAX_LORAS",
@@ -257,7 +257,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         option(
             MODEL,
-            "Jinja file, or the template itself, used instead of the model's.",
+            "Chat template to use instead of the model's: a Jinja file, or the template itself.",
             default="the model's own",
             flags=("--chat-template",),
             env="CPUSERVE_CHAT_TEMPLATE",
@@ -530,8 +530,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         dict[str, Any] | None,
         option(
             MEMORY,
-            "Guess tokens and verify them in one step, as a JSON object with method (ngram: what "
-            "followed the last tokens when they stood in the request before), "
+            "Guess tokens and verify them in one step: a JSON object with method (ngram: guess "
+            "the tokens after an earlier occurrence of the last tokens), "
             "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2). It "
             "changes no token.",
             default="off",
@@ -595,7 +595,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         list[str] | None,
         option(
             MEMORY,
-            "Further places that keep blocks of the KV cache, as NAME=PLACE (docs/serving.md).",
+            "More offload tiers for blocks of the KV cache, as NAME=PLACE (docs/serving.md).",
             default="none",
             kind="list",
             flags=("--kv-tiers",),
@@ -641,8 +641,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; "
             "`|` separates the lists of ranks.",
             default=(
-                "auto: one thread per physical core, within affinity; under a CPU quota below the "
-                "CPUs, as many threads as it pays for, on no fixed CPUs"
+                "auto: one thread per physical core in the affinity mask; under a CPU quota for "
+                "fewer CPUs, as many threads as the quota covers, without pinning"
             ),
             flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
             env="CPUSERVE_OMP_THREADS_BIND",
@@ -655,10 +655,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         int | None,
         option(
             CPU,
-            "Total number of cores that automatic binding leaves to the front end: the last of "
-            "each node.",
+            "Total number of cores that automatic binding leaves to the front end: the last cores "
+            "of each node.",
             default=(
-                "0 with up to 4 allowed cores or a CPU quota below the CPUs, otherwise one per "
+                "0 with up to 4 allowed cores or a CPU quota for fewer CPUs, otherwise one per "
                 "NUMA node in use"
             ),
             kind="count",
@@ -688,7 +688,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         option(
             CPU,
             "Number of threads with nobind; otherwise the list of CPUs determines it.",
-            default="one per physical core, within affinity and CPU quota",
+            default="one per physical core that the affinity mask and the CPU quota allow",
             kind="count",
             env="OMP_NUM_THREADS",
             check=at_least(1, 4096),
@@ -729,7 +729,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             CPU,
             "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on "
             "each), replicas (an engine on each), interleave (pages), off (one group of threads).",
-            default="auto; off under a CPU quota below the CPUs, and with --omp-threads-bind",
+            default="auto; off under a CPU quota for fewer CPUs, and with --omp-threads-bind",
             flags=("--numa",),
             env="CPUSERVE_NUMA",
             choices=("auto", "tp", "replicas", "interleave", "off"),

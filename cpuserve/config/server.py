@@ -139,8 +139,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     also_serve: Annotated[
         Sequence[str],
         _option(
-            "Further models as NAME=MODEL. Each is loaded for a request, and unloaded "
-            "when another one needs its memory. Options that do not describe one model apply to "
+            "More models as NAME=MODEL. Each is loaded for a request, and unloaded "
+            "when another model needs its memory. Options that do not describe one model apply to "
             "all.",
             kind="names",
             flags=("--also-serve",),

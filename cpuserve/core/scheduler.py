@@ -158,7 +158,7 @@ class Scheduler:
 
     @property
     def batch_requests(self) -> Sequence[Request]:
-        """The requests of the scheduled step, in its order."""
+        """The requests of the scheduled step, in the order of its chunks."""
         return self._batch_requests
 
     # --- one step -----------------------------------------------------------------------------

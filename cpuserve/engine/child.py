@@ -155,7 +155,7 @@ class SocketChannel:
 
     def wake(self) -> None:
         """Make `receive` return, so that the engine looks for work; from any thread."""
-        self._inbox.put(Abort([]))  # this message aborts nothing
+        self._inbox.put(Abort([]))  # a message without an effect
 
     def send(self, message: Outbound) -> None:
         """Send one frame. EOFError if the parent has ended."""

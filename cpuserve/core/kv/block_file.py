@@ -46,7 +46,7 @@ class BlockFormat:
 
     @property
     def folder(self) -> str:
-        """The name of the folder with these files."""
+        """The name of the folder with the files of this format."""
         return self._fingerprint.hex()[:32]
 
     def name(self, key: bytes, group: int, parent: bytes, salt: str, content: bytes) -> BlockName:

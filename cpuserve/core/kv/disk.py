@@ -95,7 +95,7 @@ class DiskCache:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Return the number of blocks with this fingerprint."""
+        """Return the number of blocks of this model with its settings."""
         return self._files.num_own
 
     @property
