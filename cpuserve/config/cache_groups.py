@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The block tables of sliding windows reach at most this many tokens ahead, so a step computes at
-# most this many tokens of one prompt.
+# The block tables of sliding windows reach at most this many tokens ahead,
+# so a step computes at most this many tokens of one prompt.
 # Longer parts would need more memory to save about 1 % of the time.
 MOST_AHEAD = 512
 
-# Recurrent layers update the stored state of a sequence after each group of STATE_CHUNK tokens, and
-# keep the data of the tokens since the last update (kernels/table/recurrent.h: kStateChunk).
+# Recurrent layers update the stored state of a sequence after each group of STATE_CHUNK tokens,
+# and keep the data of the tokens since the last update (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
 # A request can have four states: at the end of the cached prefix that it began with, at the token
 # where prompts branch, at the end of its last full block, and in the block in progress.

@@ -17,8 +17,8 @@ PREFIX_CACHE_QUEUE_BYTES = 32 << 20
 class KvGroup(msgspec.Struct, frozen=True):
     """Layers that share KV blocks.
 
-    window: only the last `window` tokens are read again, and blocks of earlier tokens are freed
-    (0 = all blocks are kept).
+    window: only the last `window` tokens are read again,
+    and blocks of earlier tokens are freed (0 = all blocks are kept).
     """
 
     window: int
@@ -33,44 +33,44 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process gets only this record, as msgpack.
 
     cpus: the CPU of each thread, in thread order; None = threads are not pinned.
-    rank_cpus: the CPUs that the threads of each rank may use if they are not pinned; empty = all
-      CPUs.
+    rank_cpus: the CPUs that the threads of each rank may use
+      if they are not pinned; empty = all CPUs.
     frontend_cpus: the CPUs of the front end; None = it is not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
-    core_complexes: a number per thread, equal for threads on cores that share an L3 cache; empty =
-      unknown, since threads are not pinned.
-    thread_speeds: the work that the core of each thread does in a given time, in any unit; empty =
-      equal, or unknown.
-    interleave_nodes: the NUMA nodes that pages alternate between; empty = the memory of each rank
-      is on its own node.
+    core_complexes: a number per thread, equal for threads on cores that share an L3 cache;
+      empty = unknown, since threads are not pinned.
+    thread_speeds: the work that the core of each thread does in a given time, in any unit;
+      empty = equal, or unknown.
+    interleave_nodes: the NUMA nodes that pages alternate between;
+      empty = the memory of each rank is on its own node.
     passive_waits: whether waiting threads sleep early, as spinning counts against a CPU quota.
-    activation_bits: 8 or 16 bits (one or two int8 terms) for activations that are multiplied by
-      weights with one scale per 32 values.
-    quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
-      activation scale per row), "int4", "int4_mixed", or with groups of 32 values "int8_fine",
-      "int4_fine" or "int4_mixed_fine".
-    kv_groups: the cache groups; a sequence has a block table for each group; [] = one group of all
-      layers that keeps all tokens.
+    activation_bits: 8 or 16 bits (one or two int8 terms) for activations
+      that are multiplied by weights with one scale per 32 values.
+    quantize: how dense matrices are quantized while they are loaded:
+      "none", "int8", "w8a8" (one activation scale per row), "int4",
+      "int4_mixed", or with groups of 32 values "int8_fine", "int4_fine" or "int4_mixed_fine".
+    kv_groups: the cache groups; a sequence has a block table for each group;
+      [] = one group of all layers that keeps all tokens.
     state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
-    kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
-      as "bf16", "f16", "f32" or an 8-bit type.
+    kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens,
+      stored as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes: the most bytes of evicted blocks in memory.
     prefix_cache_bytes: the most bytes of all files in prefix_cache_dir.
     kv_tiers: the location of each extra offload tier, by the tier's name.
-    pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-      "mean"; "rank" = the head of a reranker computes a score; "classify", "token_classify" = the
-      head of a classifier computes a logit for each label, of the text or of each token; "none" =
-      the model generates text.
+    pooling: how the vectors of a prompt's tokens become an embedding:
+      "last" (token), "first", "mean"; "rank" = the head of a reranker computes a score;
+      "classify", "token_classify" = the head of a classifier computes a logit for each label,
+      of the text or of each token; "none" = the model generates text.
     whole_prompts: whether the model is an encoder, so that each prompt is computed in one step.
     adapters: the path of each LoRA adapter, by the adapter's name.
     adapter_slots, adapter_rank: there is memory for adapter_slots adapters of rank adapter_rank,
-      which can be loaded and unloaded while the engine runs; 0 = the engine has only the adapters
-      in `adapters`.
+      which can be loaded and unloaded while the engine runs;
+      0 = the engine has only the adapters in `adapters`.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
-    work_sizes: the work sizes of kernels (how much they work on at a time) that were tuned on this
-      machine; the other work sizes follow from the sizes of the CPU caches.
-    weight_cache_bytes: the most bytes of files with packed weights in the cache directory; 0 = no
-      such files are written.
+    work_sizes: the work sizes of kernels (how much they work on at a time)
+      that were tuned on this machine; the other work sizes follow from the sizes of the CPU caches.
+    weight_cache_bytes: the most bytes of files with packed weights in the cache directory;
+      0 = no such files are written.
     weights_on_disk: whether the packed weights are mapped from a file of the cache directory.
     page_cache_bytes: the memory that is left for the pages of this file.
     speculation: how draft tokens are proposed; None = there are no draft tokens.

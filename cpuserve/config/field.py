@@ -15,8 +15,8 @@ from cpuserve.config.values import parse_count
 MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
 GROUPS = (MODEL, SERVER, MEMORY, CPU)
 
-# A "list" flag takes several values. A "names" flag takes one value: a JSON list, or names that are
-# separated by commas.
+# A "list" flag takes several values.
+# A "names" flag takes one value: a JSON list, or names that are separated by commas.
 Kind = Literal["text", "count", "flag", "list", "names", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}

@@ -1,8 +1,8 @@
 """The list of all options, each with its help text, flag, environment variable, aliases and check.
 
-The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
-in docs/options.md use this list. A new option is an attribute in `config/options.py`, or for the
-server in `config/server.py`.
+The command line, the environment reader,
+config files, `LLM(...)`, `--help` and the reference table in docs/options.md use this list.
+A new option is an attribute in `config/options.py`, or for the server in `config/server.py`.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def from_arguments(
 def flag_given(field: Field, flag: str, value: object, before: Given | None = None) -> Given:
     """Return a value from the command line; translate a text that was passed with an alias.
 
-    before: the value from earlier on the command line. The new value is added to a value of the
-    kind "list" or "names", and replaces any other value.
+    before: the value from earlier on the command line.
+    The new value is added to a value of the kind "list" or "names", and replaces any other value.
 
     Raises:
         ConfigError: the alias does not accept this text, or an item of a list is wrong.

@@ -1,7 +1,7 @@
 """The models of one server: NAME=MODEL on the command line, and the file of --models.
 
-In the file, a model is a path or a name, or a mapping with `model`, `aliases`, `adapters` (paths by
-name), and options of the engine as in a config file.
+In the file, a model is a path or a name, or a mapping with `model`,
+`aliases`, `adapters` (paths by name), and options of the engine as in a config file.
 """
 
 from __future__ import annotations

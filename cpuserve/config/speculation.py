@@ -14,8 +14,8 @@ MOST_LOOKUP = 32
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     """Propose up to num_speculative_tokens draft tokens for a sequence in each step.
 
-    method "ngram": find an earlier occurrence of the last prompt_lookup_max tokens (or fewer, down
-    to prompt_lookup_min) in the sequence, and propose the tokens after it.
+    method "ngram": find an earlier occurrence of the last prompt_lookup_max tokens
+    (or fewer, down to prompt_lookup_min) in the sequence, and propose the tokens after it.
     """
 
     method: str

@@ -19,8 +19,8 @@ OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
 # (SmolLM2-135M on two AVX2 cores).
 SHORT = COARSE
 LEAST_PART, MOST_PART = 64, COARSE
-# A prompt of at most TOGETHER tokens takes little longer than one token, because every step reads
-# all weights.
+# A prompt of at most TOGETHER tokens takes little longer than one token,
+# because every step reads all weights.
 TOGETHER = 16
 # When a short prompt arrives, the running step may be ended early. Its prompts then compute the
 # same tokens again, but at most 1 / LOSS_SHARE of the tokens of each prompt are lost in this way.
@@ -60,8 +60,8 @@ class PromptBudget:
     finishing: number of tokens of all prompts that the step completes.
     shortest: number of tokens of the first prompt that the step completes, 0 = none yet.
     closed: whether no further prompt gets tokens in this step.
-    restored: whether the step has restored a block from an offload tier, which is progress even if
-      the step computes nothing.
+    restored: whether the step has restored a block from an offload tier,
+      which is progress even if the step computes nothing.
     """
 
     tokens: int
@@ -83,9 +83,9 @@ class PromptBudget:
     def finishes(self, left: int) -> bool:
         """Whether this step may complete a prompt with `left` remaining tokens.
 
-        All prompts of a step get their first token when the step ends, and a step may be long if no
-        stream runs. A prompt that is much longer than the shortest prompt of the step is therefore
-        not completed in this step, because the shortest prompt would have to wait for it.
+        All prompts of a step get their first token when the step ends, and a step may be long
+        if no stream runs. A prompt that is much longer than the shortest prompt of the step is
+        therefore not completed in this step, because the shortest prompt would have to wait for it.
         """
         most = self.short
         if self.alone and self.shortest:
@@ -126,8 +126,8 @@ class PromptBudget:
     def most(self, left: int, labels: int = 0) -> int:
         """Return how many of a prompt's `left` remaining tokens may run, not counting the time.
 
-        labels: number of logit rows that score labels. A step has at most as many logit rows as
-          tokens.
+        labels: number of logit rows that score labels.
+          A step has at most as many logit rows as tokens.
         """
         most = min(left, self.tokens - labels)
         return most if most == left and self.finishes(left) else min(most, self.long)

@@ -6,8 +6,8 @@
               + score x (scored prompt tokens)
 
 The weights base, row, key and so on are fitted online by normalized least mean squares.
-This method needs a few multiplications per step, stores no history, and adapts when other
-programs slow the machine.
+This method needs a few multiplications per step,
+stores no history, and adapts when other programs slow the machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # Prompt chunks end at a multiple of FINE tokens (a KV block), because kernels are fastest there.
 # Long prompt chunks end at a multiple of COARSE tokens (an attention chunk).
 FINE, COARSE = 32, 256
-# A prompt chunk has at least this many tokens: a smaller one would read all weights of the model
-# for almost no progress.
+# A prompt chunk has at least this many tokens:
+# a smaller one would read all weights of the model for almost no progress.
 LEAST_CHUNK = 8
 # The latency target should hold for slow steps as well. Chunks are therefore sized for the target
 # divided by a quantile of (measured time / predicted time), which stays within two bounds. A step
@@ -34,11 +34,11 @@ LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
 # The first one lets prompts add two thirds of a decode step when decoding takes most of the target.
 # The second one keeps a step short enough that running streams do not seem to pause.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
-# In a step with running streams, a prompt chunk has at most FIRST_CHUNK tokens, or twice as many
-# tokens as the longest chunk so far.
+# In a step with running streams, a prompt chunk has at most FIRST_CHUNK tokens,
+# or twice as many tokens as the longest chunk so far.
 FIRST_CHUNK = 64
-# The units of the weights of the cost model: `row` is the seconds of 16 decode rows, `key` is the
-# seconds of 16384 keys, and so on.
+# The units of the weights of the cost model:
+# `row` is the seconds of 16 decode rows, `key` is the seconds of 16384 keys, and so on.
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 # Few requests score their prompt (for logprobs), so `score` gets most of the error of such a step.
 _SCORES = 64.0
@@ -202,8 +202,8 @@ class CostModel:
         return 2.0 * abs(tokens - self._usual_tokens) >= LEAST_CHUNK
 
     def _fit_shares(self, work: StepWork, error: float, prompt: float) -> None:
-        # The prediction is right for steps of the usual length, and has to stay so. The time of a
-        # prompt token is therefore multiplied by (1 + turn), and the decode time is reduced.
+        # The prediction is right for steps of the usual length, and has to stay so. The time
+        # of a prompt token is therefore multiplied by (1 + turn), and the decode time is reduced.
         usual = prompt * self._usual_tokens / work.tokens
         turn = max(self._share_error(error / (prompt - usual)), -_MOST_ERROR)
         self.token *= 1.0 + turn

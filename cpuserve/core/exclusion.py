@@ -18,8 +18,8 @@ def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
 def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
     """Return whether no token can be sampled, whatever the model's logits are.
 
-    stops: the ids of tokens that would end a text with fewer than min_tokens tokens; else empty. A
-    grammar is not taken into account: the text ends where the grammar allows no further token.
+    stops: the ids of tokens that would end a text with fewer than min_tokens tokens; else empty.
+    A grammar is not taken into account: the text ends where the grammar allows no further token.
     """
     barred = _barred(params) | {word[0] for word in params.bad_word_ids if len(word) == 1}
     allowed = params.allowed_token_ids
@@ -29,8 +29,8 @@ def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
 def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]:
     """Return the request fields that may exclude every token; [] if a token certainly remains.
 
-    stops: the ids of tokens that min_tokens excludes now. A grammar alone is not listed, because
-    it always allows a token, or else the engine ends the request.
+    stops: the ids of tokens that min_tokens excludes now. A grammar alone is not listed,
+    because it always allows a token, or else the engine ends the request.
     """
     form = params.structured_outputs if params.masks_tokens else None
     allowed = params.allowed_token_ids

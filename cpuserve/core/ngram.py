@@ -22,10 +22,10 @@ def first_chances() -> list[float]:
 class NgramIndex:
     """The positions of all n-grams of one growing text, and the best position to copy from.
 
-    least, most: number of tokens of the shortest and the longest n-gram that is looked up. A token
-      of the text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams.
-    shared: the chances that a new text begins with, by length of the match; all texts update
-      these chances.
+    least, most: number of tokens of the shortest and the longest n-gram that is looked up.
+      A token of the text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams.
+    shared: the chances that a new text begins with,
+      by length of the match; all texts update these chances.
     """
 
     __slots__ = ("_after", "_chances", "_length", "_num_tokens", "_shared", "_sizes", "_source")
@@ -34,8 +34,8 @@ class NgramIndex:
         self._sizes = range(most, least - 1, -1)
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest use
         self._num_tokens = 0
-        # The token at position `_source` is the guess for the next token (0: no guess), because the
-        # `_length` tokens before it equal the last `_length` tokens of the text.
+        # The token at position `_source` is the guess for the next token (0: no guess),
+        # because the `_length` tokens before it equal the last `_length` tokens of the text.
         self._source = self._length = 0
         self._shared = first_chances() if shared is None else shared
         self._chances = list(self._shared)
@@ -69,8 +69,8 @@ class NgramIndex:
     def _check(self, ids: Sequence[int], at: int) -> None:
         """Learn whether the guess for token `at` was right, and move the source by one token.
 
-        The index goes on copying after a wrong guess, because a text is often repeated with one
-        token changed. The length of the match is then 0.
+        The index goes on copying after a wrong guess,
+        because a text is often repeated with one token changed. The length of the match is then 0.
         """
         if not self._source:
             return

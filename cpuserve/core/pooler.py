@@ -24,6 +24,6 @@ class Pooler(Protocol):
     def result(self) -> bytes | None:
         """Return the result in fp32: an embedding, a score or logits, or a row for each token.
 
-        The result is scaled to norm 1 if the head of the model asks for this (Head.unit). None: a
-        value is not finite, or a vector that should be scaled is all zeros.
+        The result is scaled to norm 1 if the head of the model asks for this
+        (Head.unit). None: a value is not finite, or a vector that should be scaled is all zeros.
         """

@@ -27,12 +27,12 @@ def rank_of(request: Request, policy: Policy, turn: int = 0) -> QueueRank:
 
     turn: WaitingQueue.turn_of the request's caller.
 
-    With the policy "fcfs", requests are sorted by turn, then by arrival: with a single caller this
-    is the order of arrival. Requests that continue a response come first, because their clients
-    wait for its next token.
+    With the policy "fcfs", requests are sorted by turn, then by arrival:
+    with a single caller this is the order of arrival.
+    Requests that continue a response come first, because their clients wait for its next token.
 
-    With "priority", a request of priority p > 0 is treated as if it had arrived
-    30 s x log2(1 + p) later (p = 1: 30 s, 3: 60 s, 7: 90 s), and a request of priority p < 0 as if
+    With "priority", a request of priority p > 0 is treated as if it had arrived later
+    by 30 s x log2(1 + p) (p = 1: 30 s, 3: 60 s, 7: 90 s), and a request of priority p < 0 as if
     it had arrived earlier by the same time. A request that has waited for half an hour therefore
     overtakes new requests of any priority. The rank of a request never changes.
     """
@@ -50,8 +50,8 @@ def by_rank(request: Request) -> QueueRank:
 def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
     """Yield the first waiting requests that a step may start: at most LOOK_AHEAD, and decisions.
 
-    slots: how many requests can start. Decisions (Request.decides) are not counted, because a
-    client waits for all questions of its request.
+    slots: how many requests can start. Decisions (Request.decides) are not counted,
+    because a client waits for all questions of its request.
     """
     counted = 0
     for request in islice(waiting, slots):
@@ -64,10 +64,10 @@ def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
 class WaitingQueue:
     """Waiting requests sorted by rank: a preempted request returns to its old place.
 
-    The queue also numbers the turns of the callers. A request gets a later turn than the last
-    request of its caller, and a later turn than all turns that are over. A caller with many waiting
-    requests therefore delays the first request of another caller by one request only.
-    A caller that pauses does not collect turns.
+    The queue also numbers the turns of the callers.
+    A request gets a later turn than the last request of its caller, and a later turn than all turns
+    that are over. A caller with many waiting requests therefore delays the first request
+    of another caller by one request only. A caller that pauses does not collect turns.
     """
 
     def __init__(self) -> None:

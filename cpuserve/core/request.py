@@ -26,23 +26,23 @@ class Request:
 
     token_ids: token ids of the prompt, then of the output.
     max_tokens: most tokens to generate (admission.output_limit).
-    eos_ids: tokens that end the output. Tokens of params.stop_token_ids end it as well, and are
-      reported in Delta.stop_id.
+    eos_ids: tokens that end the output.
+      Tokens of params.stop_token_ids end it as well, and are reported in Delta.stop_id.
     num_top: number of alternatives to report for each output token, -1 = no logprobs.
-    prompt_rows: None, or the result for each scored prompt token. Entry 0 is None, because no
-      logits predict the first token.
+    prompt_rows: None, or the result for each scored prompt token.
+      Entry 0 is None, because no logits predict the first token.
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
     progress: whether to report a Delta after each chunk of the prompt.
     continues: whether the request continues the response of an earlier request.
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
     ngrams: the index that proposes draft tokens, None before it is needed.
-    pooler: computes an embedding or a score from the vectors of the prompt; the request then
-      generates no tokens.
+    pooler: computes an embedding or a score from the vectors of the prompt;
+      the request then generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
     salt: requests with different salts share no cached prefixes; None = params.cache_salt.
-    ready: whether the request may start: False while its grammar is being compiled
-      (`Scheduler.make_ready`).
+    ready: whether the request may start:
+      False while its grammar is being compiled (`Scheduler.make_ready`).
 
     A text with a grammar (params.structured_outputs) ends where the grammar allows no more text,
     even with ignore_eos.

@@ -1,24 +1,24 @@
 """Scheduler: choose the tokens of the next step.
 
-There is no prefill phase and no decode phase. The tokens of a request from `num_computed` on have
-to run, and one token budget per step covers decode rows and prompt chunks. Decode rows are
-scheduled first. If a step has decode rows, the cost model limits its prompt chunks, so that running
-streams keep their inter-token latency.
+There is no prefill phase and no decode phase. The tokens of a request from `num_computed`
+on have to run, and one token budget per step covers decode rows and prompt chunks.
+Decode rows are scheduled first. If a step has decode rows,
+the cost model limits its prompt chunks, so that running streams keep their inter-token latency.
 
-The prompts of a step share its budget (budget.py): the prompt with the fewest remaining tokens is
-served first, and a part is reserved for the oldest prompt. If no stream runs, a step is short or
-can be ended early (`ends_for`, `rewind`),
+The prompts of a step share its budget (budget.py): the prompt
+with the fewest remaining tokens is served first, and a part is reserved for the oldest prompt.
+If no stream runs, a step is short or can be ended early (`ends_for`, `rewind`),
 so that a new short request does not wait for a long prompt.
 
-`running` and `waiting` are sorted by rank (queue.rank_of): by turns of the callers, or by priority
-with aging. A request never takes blocks that an earlier request in `waiting` needs.
-The last request of `running` is preempted first. So the first request always advances, and there
-is no livelock. The scheduler passes over requests with a grammar that is still being compiled;
-they keep their rank (`make_ready`).
+`running` and `waiting` are sorted by rank (queue.rank_of): by turns of the callers,
+or by priority with aging. A request never takes blocks that an earlier request in `waiting` needs.
+The last request of `running` is preempted first. So the first request always advances,
+and there is no livelock. The scheduler passes over requests with a grammar
+that is still being compiled; they keep their rank (`make_ready`).
 
-Blocks of a prompt are published when its chunk is scheduled, before it has run. This is safe
-because an executor stores the keys of all tokens of a step before any token attends (or runs
-sequences in batch order). Requests that arrive together can therefore share prefixes.
+Blocks of a prompt are published when its chunk is scheduled, before it has run.
+This is safe because an executor stores the keys of all tokens of a step before any token attends
+(or runs sequences in batch order). Requests that arrive together can therefore share prefixes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Scheduler:
     moving_s: seconds that `schedule` may spend on moving blocks from and to offload tiers if no
     stream waits for the step. A move that has begun is finished, so one block may exceed this time.
     drafter: proposes draft tokens after decode rows; None = there are no draft tokens.
-    whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens
-    as well (encoders). No request may then be longer than max_num_batched_tokens, and no request
-    generates tokens.
+    whole_prompts: a prompt is computed in one step,
+    because its tokens attend to later tokens as well (encoders).
+    No request may then be longer than max_num_batched_tokens, and no request generates tokens.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # Whether the grammar bitmasks for the next step are still being computed. Requests that
-        # need a bitmask are then passed over.
+        # Whether the grammar bitmasks for the next step are still being computed.
+        # Requests that need a bitmask are then passed over.
         self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------
@@ -166,8 +166,8 @@ class Scheduler:
     def schedule(self) -> StepBatch:
         """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow.
 
-        The batch may be empty while blocks are moved from or to offload tiers; the next call then
-        continues to move them.
+        The batch may be empty while blocks are moved from or to offload tiers;
+        the next call then continues to move them.
         """
         assert not self._batch, "the last step was not finished"
         self.work = StepWork()
@@ -256,9 +256,9 @@ class Scheduler:
     def ends_for(self, request: Request, elapsed: float) -> bool:
         """Whether the step that has run for `elapsed` seconds should end early for `request`.
 
-        `request` is new and has not been added. A step is ended only if it has no decode rows and
-        its prompts lose few computed tokens. The wait of `request` for the end of the step must
-        also be more than half the time of its own prompt. After True, `rewind` must follow.
+        `request` is new and has not been added. A step is ended only if it has no decode rows
+        and its prompts lose few computed tokens. The wait of `request` for the end of the step
+        must also be more than half the time of its own prompt. After True, `rewind` must follow.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
             return False
@@ -322,8 +322,8 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Request]:
         """Schedule one token of each generating request; return the running requests with prompts.
 
-        The returned requests have more than one token to compute: prompt tokens, or all tokens of a
-        preempted request that starts again. They are scheduled in chunks.
+        The returned requests have more than one token to compute: prompt tokens,
+        or all tokens of a preempted request that starts again. They are scheduled in chunks.
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides

@@ -1,7 +1,7 @@
 """StepBatch: the work of one forward step, from scheduler to executor.
 
-The objects that a step makes for each sequence are msgspec.Structs, because creating one takes less
-than half the time of a dataclass.
+The objects that a step makes for each sequence are msgspec.Structs,
+because creating one takes less than half the time of a dataclass.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class LogitRow(msgspec.Struct):
     """A token of a step that the executor has to return a result for.
 
     index: index into the `token_ids` of the sequence's chunk.
-    target: SAMPLE = sample a token with the slot's parameters; HIDDEN (embedding models) = return
-      the hidden vector; another value = the token id to score.
+    target: SAMPLE = sample a token with the slot's parameters;
+      HIDDEN (embedding models) = return the hidden vector; another value = the token id to score.
     num_top: number of alternatives to report, -1 = no logprobs.
-    draft: the draft token after this token, -1 = none. The next row belongs to the draft token, and
-      is sampled only if this row samples `draft`.
+    draft: the draft token after this token, -1 = none.
+      The next row belongs to the draft token, and is sampled only if this row samples `draft`.
     masked: whether only ids that the slot's bitmask allows may be sampled.
     """
 

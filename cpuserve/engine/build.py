@@ -118,8 +118,8 @@ def _with_token_heads(
     """Return `head` and the two heads of BGE-M3 for tokens, if the checkpoint has them.
 
     width: the length of a token's vector.
-    facts: "token_widths" is set to the number of values that each of the two heads computes for a
-      token.
+    facts: "token_widths" is set to the number of values
+      that each of the two heads computes for a token.
     """
     if config.architecture != "XLMRobertaModel":
         return head
@@ -133,8 +133,8 @@ def _with_token_heads(
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """Return the head of a reranker.
 
-    facts: "width" is set to 1, and "asks" to whether the prompt for a query and a document is a
-    question to the model (Qwen3-Reranker).
+    facts: "width" is set to 1, and "asks" to whether the prompt for a query
+    and a document is a question to the model (Qwen3-Reranker).
     """
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.loader.ranking import rank_head

@@ -2,10 +2,10 @@
 
 --log-level is the log level of the parent.
 
-The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages, and
-Ready (or Fatal). It receives requests and sends one StepOutput per step. Exit codes: 0 after
-Shutdown or when the parent has ended, 2 if the engine could not start (Fatal has the reason),
-1 for any other failure.
+The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages,
+and Ready (or Fatal). It receives requests and sends one StepOutput per step.
+Exit codes: 0 after Shutdown or when the parent has ended,
+2 if the engine could not start (Fatal has the reason), 1 for any other failure.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-# The engine handles at most this number of messages between two steps, so that a flood of messages
-# cannot stop the running streams.
+# The engine handles at most this number of messages between two steps,
+# so that a flood of messages cannot stop the running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
-# A full garbage collection follows this number of collections of the middle generation, which run
-# after every 7,000 new objects. Full collections can wait while the engine is busy, because
-# reference counts free nearly everything.
+# A full garbage collection follows this number of collections of the middle generation,
+# which run after every 7,000 new objects. Full collections can wait while the engine is busy,
+# because reference counts free nearly everything.
 IDLE_COLLECTIONS = 4
 BUSY_COLLECTIONS = 10_000
 
@@ -67,8 +67,8 @@ Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 class SocketChannel:
     """The engine's end of the socket pair. Sends block while the parent does not read.
 
-    `listen` starts a reader thread. It sees aborts and replies to Pings while a step runs. The
-    inbox has no limit, because the parent limits its queue of requests.
+    `listen` starts a reader thread. It sees aborts and replies to Pings while a step runs.
+    The inbox has no limit, because the parent limits its queue of requests.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -128,8 +128,8 @@ class SocketChannel:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        # The front end has ended, or has sent bytes that are not a frame. The engine's thread takes
-        # this error from the inbox, and `receive` raises it there.
+        # The front end has ended, or has sent bytes that are not a frame.
+        # The engine's thread takes this error from the inbox, and `receive` raises it there.
         except Exception as error:
             self._inbox.put(error)
 
@@ -198,8 +198,8 @@ def _prepare_process(log_level: str) -> None:
 def _serve(channel: SocketChannel, build: Build | None) -> int:
     ready = False
     try:
-        # These modules import numpy and the extension, while the parent imports its own modules
-        # or resolves the configuration.
+        # These modules import numpy and the extension,
+        # while the parent imports its own modules or resolves the configuration.
         from cpuserve.engine.build import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
 

@@ -51,19 +51,19 @@ class EngineClient(Protocol):
 
         DeadlineExceeded: the request took more than timeout_s seconds, including time in the queue.
 
-        progress: yield an output without tokens after each chunk of the prompt, which shows how
-          many prompt tokens have been computed.
-        continues: the request continues the response of an earlier request, so its prompt is not
-          counted again in the statistics.
+        progress: yield an output without tokens after each chunk of the prompt,
+          which shows how many prompt tokens have been computed.
+        continues: the request continues the response of an earlier request,
+          so its prompt is not counted again in the statistics.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return the report `what` ("roofline", "report" or "check"), or change the engine.
 
         "reset_prefix_cache" removes all cached prefixes and returns {}.
-        "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. If
-        they fail, the adapters stay as they were, and the result has "error" (a text) and "fault"
-        (whether the adapter is the cause).
+        "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}.
+        If they fail, the adapters stay as they were,
+        and the result has "error" (a text) and "fault" (whether the adapter is the cause).
         """
 
     @property

@@ -534,8 +534,8 @@ def _kv_manager(
 ) -> KvManager:
     windows = [group.window for group in config.kv_groups] or [0]
     return KvManager(
-        # One block is reserved: entries of block tables refer to it if a sliding window has passed
-        # their block, or if their block has no state.
+        # One block is reserved: entries of block tables refer to it
+        # if a sliding window has passed their block, or if their block has no state.
         config.kv_blocks - (any(windows) or config.state_slots > 0),
         config.block_size,
         use=cache_use(windows, config.max_num_batched_tokens, config.block_size),

@@ -1,7 +1,7 @@
 """Interrupt: end a running step early if all its requests were aborted, or for a new request.
 
-A step with a long prompt may take seconds. Meanwhile a reader thread receives messages. It passes
-each message to `see`, and puts it into the inbox that the engine reads after the step.
+A step with a long prompt may take seconds. Meanwhile a reader thread receives messages.
+It passes each message to `see`, and puts it into the inbox that the engine reads after the step.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Interrupt:
     def begin(self, requests: Sequence[Request], ends_for: EndsFor | None = None) -> None:
         """Note that a step with these requests starts.
 
-        ends_for: returns whether the running step should end early for a new request. Any thread
-        may call it while the engine's thread is inside the executor.
+        ends_for: returns whether the running step should end early for a new request.
+        Any thread may call it while the engine's thread is inside the executor.
         """
         with self._lock:
             self._running, self._ends_for = requests, ends_for

@@ -26,8 +26,8 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` is time.monotonic().
 
     progress: whether to send an Output without tokens after each chunk of the prompt but the last.
-    continues: whether the request continues the response of an earlier request, so that Stats do
-      not count its prompt again.
+    continues: whether the request continues the response of an earlier request,
+      so that Stats do not count its prompt again.
     """
 
     id: int
@@ -84,12 +84,12 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 class Output(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request in this step.
 
-    finish: None, "stop" (an end token or a stop id: `stop_id`), "length", "repetition", "abort" or
-      "error".
+    finish: None, "stop" (an end token, or a stop id, which is `stop_id`), "length",
+      "repetition", "abort" or "error".
     prompt_logprobs: sent once; entry 0 is None, because no logits predict the first token.
     scheduled: time.monotonic() when the request first ran, in its first output; 0 in later outputs.
-    processed: number of prompt tokens that were computed or cached, in an output that reports only
-      progress; 0 in other outputs.
+    processed: number of prompt tokens that were computed or cached,
+      in an output that reports only progress; 0 in other outputs.
     vector: the embedding in fp32 little-endian, if the model computes one.
     fault: the field of the request that caused `error` (HTTP 400).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
@@ -121,15 +121,15 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
-    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache,
-      and tokens found there.
+    prefix_queries, prefix_hits: number of prompt tokens that were looked up in the prefix cache,
+      and number of tokens that the cache had.
     prompt_rate: prompt tokens computed per second while prompts run, 0 before the first prompt.
     busy_s: seconds that steps have taken.
     weight_bytes: bytes of packed weights that steps have read (a step reads all weights once).
     roofline_bytes_per_s: the measured memory bandwidth, 0 before the measurement.
     tiers: the offload tiers of the KV cache, by name.
-    drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens, the number of
-      draft tokens, and the number of draft tokens that were right.
+    drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens,
+      the number of draft tokens, and the number of draft tokens that were right.
     """
 
     running: int = 0
@@ -184,9 +184,9 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 Outbound = StageProgress | Ready | StepOutput | Reply | Pong | Fatal
 
-# An engine that has to send a longer message ends with an error. The longest messages have the
-# logprobs of prompts: 400 bytes a token with 20 alternatives, so 400 MB for a prompt of a million
-# tokens, the most that today's models accept.
+# An engine that has to send a longer message ends with an error.
+# The longest messages have the logprobs of prompts: 400 bytes a token with 20 alternatives,
+# so 400 MB for a prompt of a million tokens, the most that today's models accept.
 MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
 

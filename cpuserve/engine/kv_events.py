@@ -39,9 +39,9 @@ class EventBatch(msgspec.Struct, array_like=True):
 class KvEventPublisher:
     """Sends the events in `changes`. One thread calls `publish` and `close`.
 
-    Another thread, of low priority, owns the sockets for subscribers. The engine passes batches to
-    it over a socket inside the process, and never waits for it. If the thread cannot keep up,
-    batches are dropped, and subscribers notice the missing numbers.
+    Another thread, of low priority, owns the sockets for subscribers.
+    The engine passes batches to it over a socket inside the process, and never waits for it.
+    If the thread cannot keep up, batches are dropped, and subscribers notice the missing numbers.
 
     Raises:
         ConfigError: pyzmq is not installed, or an endpoint cannot be used.

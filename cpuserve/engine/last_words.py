@@ -14,9 +14,9 @@ class LastWords:
     """Keeps the line that best says why a process has ended; times are in seconds.
 
     Log records are not kept: a warning, or a failure that the process survived, is not the cause.
-    Indented lines are not kept, because they belong to a traceback. Of a crash report, only the
-    first line is kept. If a line before the report of an abort has the reason,
-    that line is kept instead.
+    Indented lines are not kept, because they belong to a traceback.
+    Of a crash report, only the first line is kept.
+    If a line before the report of an abort has the reason, that line is kept instead.
     """
 
     def __init__(self) -> None:

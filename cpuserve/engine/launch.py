@@ -46,8 +46,8 @@ class EngineProcess:
 def start_process(module: str = CHILD_MODULE) -> EngineProcess:
     """Start a process that waits for an EngineConfig.
 
-    Call it from a thread that lives as long as the engine, because Linux kills the child when
-    the thread that started it ends.
+    Call it from a thread that lives as long as the engine,
+    because Linux kills the child when the thread that started it ends.
 
     Raises:
         OSError: the system refuses another process or file.
@@ -73,8 +73,8 @@ class SpareProcess:
     Imports take half of the start of an engine, so they run while the server still unloads another
     model. Only the thread that starts engines may use this object (see start_process).
 
-    keep: whether to start another process as soon as an engine has taken this one, because models
-      take turns in memory.
+    keep: whether to start another process as soon as an engine has taken this one,
+      because models take turns in memory.
     """
 
     def __init__(

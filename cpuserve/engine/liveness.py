@@ -1,9 +1,9 @@
 """Liveness: detect from the messages of an engine whether it makes progress while it has work.
 
-Short steps show by their outputs that the engine works. If nothing has arrived for a moment, the
-front end sends a Ping. A thread of the engine process replies, even during a step, and says whether
-the engine has advanced since the last Ping. A long step is therefore not taken for a hang. A
-stopped process does not reply, and the reply during a stuck step says that it has not advanced.
+Short steps show by their outputs that the engine works. If nothing has arrived for a moment,
+the front end sends a Ping. A thread of the engine process replies, even during a step, and says
+whether the engine has advanced since the last Ping. A long step is therefore not taken for a hang.
+A stopped process does not reply, and the reply during a stuck step says that it has not advanced.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class HangLimits:
     """The limits after which an engine counts as hung; all times are in seconds.
 
     tick_s: time between two checks.
-    suspect_s: after this time without a sign of life, the engine gets no new requests until it
-      sends one.
+    suspect_s: after this time without a sign of life,
+      the engine gets no new requests until it sends one.
     end_s: after this time, the engine is killed.
     """
 
@@ -53,8 +53,8 @@ class Liveness:
     def tick(self, elapsed_s: float, has_work: bool) -> bool:
         """Count the time since the last tick; return True if a Ping should be sent.
 
-        If elapsed_s is much more than tick_s, the front end itself did not run, and a reply of the
-        engine may not have been read. elapsed_s therefore counts as at most two ticks.
+        If elapsed_s is much more than tick_s, the front end itself did not run, and a reply
+        of the engine may not have been read. elapsed_s therefore counts as at most two ticks.
         """
         if self._heard or not self.open(has_work):
             self._heard = self._stuck = False

@@ -35,8 +35,8 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
     core.wake = channel.wake
     while True:
         core.turns += 1
-        # Preparing memory while idle saves time for the next request. It is done in small
-        # parts, like measuring the machine, so that a new request waits only for one part.
+        # Preparing memory while idle saves time for the next request. It is done in small parts,
+        # like measuring the machine, so that a new request waits only for one part.
         works = core.changing or core.has_work or core.probing
         idle = not (works or core.prepare() or core.tidy())
         if idle and rest is not None:

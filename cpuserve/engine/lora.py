@@ -1,10 +1,10 @@
 """The LoRA adapters of an engine: their slots in the executor, and how adapters change.
 
-A change of adapters is an Ask message with a Reply, like a report. Loading an adapter takes two
-messages, so that several engines load it together or not at all. "stage_adapter" fills a free slot
-in portions between steps. Then "use_adapter" assigns the name of the adapter, or "drop_adapter"
-discards it. "unload_adapter" removes a name. Running requests keep their slot, which becomes free
-when the last request of the adapter has ended.
+A change of adapters is an Ask message with a Reply, like a report.
+Loading an adapter takes two messages, so that several engines load it together or not at all.
+"stage_adapter" fills a free slot in portions between steps. Then "use_adapter" assigns the name
+of the adapter, or "drop_adapter" discards it. "unload_adapter" removes a name.
+Running requests keep their slot, which becomes free when the last request of the adapter has ended.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Executor
 
-# Seconds that the engine works on a change before it looks for other work. While streams run, this
-# is a small part of the time between two tokens.
+# Seconds that the engine works on a change before it looks for other work.
+# While streams run, this is a small part of the time between two tokens.
 # Without streams, a new request waits ALONE_S longer.
 BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
 
-# A function that loads an adapter into a slot of the executor: (slot, adapter). Each iteration
-# overwrites one matrix, so that the engine can do other work between iterations.
+# A function that loads an adapter into a slot of the executor: (slot, adapter).
+# Each iteration overwrites one matrix, so that the engine can do other work between iterations.
 Load = Callable[[int, "Adapter"], Iterator[None]]
 ReplyBody = dict[str, object]
 

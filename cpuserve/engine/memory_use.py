@@ -11,8 +11,8 @@ STATUS = Path("/proc/self/status")
 def resident_bytes(status: Path = STATUS) -> tuple[int, int]:
     """Return (current bytes, maximum bytes so far); current is 0 if the system does not report it.
 
-    /proc is preferred, because the maximum of getrusage includes the memory of the parent before
-    this process executed its own program.
+    /proc is preferred, because the maximum of getrusage includes the memory of the parent
+    before this process executed its own program.
     """
     try:
         lines = status.read_text().splitlines()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
-# Functions that create further tiers. The str is the location of the tier, from the option
-# kv_tiers. If a function raises OSError, the engine runs without its tier.
+# Functions that create further tiers. The str is the location of the tier,
+# from the option kv_tiers. If a function raises OSError, the engine runs without its tier.
 MakeTier = Callable[[str, TierNeeds], Tier]
 TIERS: Registry[MakeTier] = Registry(
     "KV tier",

@@ -47,8 +47,8 @@ log = get_logger("engine")
 
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-# Signals for a fault in the process itself, which its last lines of output may describe. Lines
-# before another signal, such as SIGKILL, are not related to that signal.
+# Signals for a fault in the process itself, which its last lines of output may describe.
+# Lines before another signal, such as SIGKILL, are not related to that signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
 

@@ -44,11 +44,11 @@ class RestartPolicy:
     """When and how often a dead engine is restarted; times are in seconds.
 
     The first restart is immediate. Later restarts wait first_s, doubled each time up to longest_s.
-    They never stop, because the cause may be temporary. After steady_s of service the engine counts
-    as healthy, and its next restart is immediate again.
+    They never stop, because the cause may be temporary.
+    After steady_s of service the engine counts as healthy, and its next restart is immediate again.
 
-    first_attempts: number of starts that are tried when the server starts. Then the server ends, so
-      that its operator sees the failure.
+    first_attempts: number of starts that are tried when the server starts.
+      Then the server ends, so that its operator sees the failure.
     enabled: False = never restart.
     """
 
@@ -128,9 +128,9 @@ class _Replica:
     def stats(self) -> Stats:
         """Current gauges, and counters summed over all engines that this replica has had.
 
-        The gauges of a dead engine are outdated and left out. An idle engine may have reported its
-        gauges during its last step, so they are limited to open requests. An open request that was
-        not reported as running counts as waiting, even if it came after the last step.
+        The gauges of a dead engine are outdated and left out. An idle engine may have reported
+        its gauges during its last step, so they are limited to open requests. An open request
+        that was not reported as running counts as waiting, even if it came after the last step.
         """
         alive = self.engine.alive
         now = self.engine.stats if alive else Stats()
@@ -250,8 +250,8 @@ class ReplicaClient:
     def stats(self) -> Stats:
         """Sums over all replicas; KV usage and time per step are means over the serving replicas.
 
-        The roofline describes one replica, because busy_s and weight_bytes are sums over steps, and
-        each step ran on one replica.
+        The roofline describes one replica,
+        because busy_s and weight_bytes are sums over steps, and each step ran on one replica.
         """
         if len(self._replicas) == 1:
             return self._replicas[0].stats
@@ -324,8 +324,8 @@ class ReplicaClient:
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report: "roofline" of one replica, or "check" or "report" of all replicas.
 
-        "reset_prefix_cache" empties the caches of all replicas that serve. Changes of adapters are
-        made in all replicas, or in none.
+        "reset_prefix_cache" empties the caches of all replicas that serve.
+        Changes of adapters are made in all replicas, or in none.
         """
         if what in ("load_adapter", "unload_adapter"):
             async with self._changing:

@@ -37,8 +37,8 @@ class Router:
     ) -> int:
         """Return the replica for this prompt, and remember that it then has the prompt.
 
-        loads: the load of each replica in running sequences, None = the replica does not serve. At
-        least one replica serves.
+        loads: the load of each replica in running sequences, None = the replica does not serve.
+        At least one replica serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
         prefixes = list(self._prefixes(prompt_ids, salt))

@@ -145,8 +145,8 @@ class Streams:
     def _expire(self, number: int, stream: OutputStream, post: Post, timeout_s: float) -> None:
         """End a request at its deadline, even if its reader is slow.
 
-        Otherwise a slow reader would keep the slot until it has read all outputs. The outputs of a
-        request that finished in time can still be read.
+        Otherwise a slow reader would keep the slot until it has read all outputs.
+        The outputs of a request that finished in time can still be read.
         """
         if stream.cut(too_late(timeout_s)):
             self._abort(number, stream, post)

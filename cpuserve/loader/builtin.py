@@ -63,10 +63,10 @@ BUILTIN = {
             size=98362432,
             wheel_size=92871040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # The defaults of the OpenAI API (temperature 1, responses up to the context length)
-            # suit large models. With random sampling, a model of 135 million weights writes poor
-            # text, and many responses that do not end by themselves.
-            # Parameters of a request have priority.
+            # The defaults of the OpenAI API (temperature 1,
+            # responses up to the context length) suit large models. With random sampling,
+            # a model of 135 million weights writes poor text, and many responses
+            # that do not end by themselves. Parameters of a request have priority.
             generation={"temperature": 0.0, "max_tokens": 1024},
             generation_why="a model of 135M weights gives poor answers with random sampling, and "
             "some that do not end by themselves",
@@ -110,8 +110,8 @@ def is_intact(path: Path, model: BuiltinModel) -> bool:
         return True
     intact = _sha256(path) == model.sha256
     if intact:
-        # In a read-only cache (a container image) the result cannot be recorded, so each start
-        # computes the SHA-256 of the file.
+        # In a read-only cache (a container image) the result cannot be recorded,
+        # so each start computes the SHA-256 of the file.
         with contextlib.suppress(OSError):
             _record(path, model)
     return intact

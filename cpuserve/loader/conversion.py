@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-# Anyone may open a pull request with arbitrary weights. Only the conversions by this account of the
-# hub have the same weights as the repository.
+# Anyone may open a pull request with arbitrary weights.
+# Only the conversions by this account of the hub have the same weights as the repository.
 BOT = "SFconvertbot"
 MOST_REQUESTS = 5
 
@@ -24,8 +24,8 @@ def find_conversion(
 ) -> tuple[str, list[str]] | None:
     """Return (revision "refs/pr/N", its files) of an open conversion pull request, or None.
 
-    names_at: a function that returns the files of a revision. Exceptions of this function and of
-    the hub library are passed on.
+    names_at: a function that returns the files of a revision.
+    Exceptions of this function and of the hub library are passed on.
     """
     from huggingface_hub import HfApi
 

@@ -93,9 +93,9 @@ Layer: TypeAlias = Dense | VectorNorm
 class Head:
     """How the vectors of a sequence's tokens become an embedding or a score.
 
-    pooling: "last", "first" or "mean" of the vectors; "all" = a result for each token; "splade" or
-      "splade_sum" = a value for each token id, the maximum or the sum over all tokens; "none" for a
-      model that generates text.
+    pooling: "last", "first" or "mean" of the vectors;
+      "all" = a result for each token; "splade" or "splade_sum" = a value for each token id,
+      the maximum or the sum over all tokens; "none" for a model that generates text.
     layers: the layers that are applied to the pooled vector.
     unit: whether the result is scaled to length 1.
     weights, multi: the linears for a weight and for a vector of each token (BGE-M3).

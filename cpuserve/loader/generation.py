@@ -26,8 +26,8 @@ class GenerationDefaults:
 def recommended(source: str, name: str, path: Path) -> GenerationDefaults:
     """Return the default sampling parameters of the model called `name` at `path`.
 
-    source: "auto" (the model's defaults), "cpuserve" (not the model's defaults), or a directory or
-    JSON file with defaults.
+    source: "auto" (the model's defaults),
+    "cpuserve" (not the model's defaults), or a directory or JSON file with defaults.
 
     Raises:
         ConfigError: `source` is a path without a generation_config.json.

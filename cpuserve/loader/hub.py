@@ -39,8 +39,8 @@ _PATTERNS = (
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
 )
-# The hub library tries twice, and its timeout does not include name resolution. Each query
-# therefore also has a deadline.
+# The hub library tries twice, and its timeout does not include name resolution.
+# Each query therefore also has a deadline.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5
 CONVERTED = "%s has only pickles, which cpuserve never reads; using its safetensors conversion, %s"
@@ -57,8 +57,8 @@ def resolve_model(
 ) -> Path:
     """Return the model directory or .gguf file for `name`; download the model if it is missing.
 
-    name: a path, a built-in name, "owner/model" or "hf.co/owner/model" on the Hugging Face hub, or
-      "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type).
+    name: a path, a built-in name, "owner/model" or "hf.co/owner/model" on the Hugging Face hub,
+      or "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type).
     cache: directory of built-in models.
     paths: whether error messages may advise to pass a path.
     local: whether the name may be a path.
@@ -216,8 +216,8 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
     """Return the copy of an earlier download.
 
     It is models--OWNER--NAME/snapshots/COMMIT, and models--OWNER--NAME/refs/REVISION has COMMIT.
-    snapshot_download(local_files_only=True) refuses such a copy, because it lacks files that
-    cpuserve never downloads (pickles). Opening the checkpoint reports missing weights.
+    snapshot_download(local_files_only=True) refuses such a copy, because it lacks files
+    that cpuserve never downloads (pickles). Opening the checkpoint reports missing weights.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -127,8 +127,8 @@ def find_model(path: Path) -> Path:
 def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None = None) -> int:
     """Return the bytes of a directory's tensors after packing, without quantization at load.
 
-    Formats without kernels count with their size after conversion. For an unknown format, the
-    size of the files is returned.
+    Formats without kernels count with their size after conversion.
+    For an unknown format, the size of the files is returned.
 
     tensors: a function that returns the opened tensors of the directory.
     """
@@ -170,9 +170,9 @@ def check_weights(program: Program, weights: Weights) -> None:
         for name, shape in sorted(needs.items())
         if name in names and weights.get(name).shape != shape
     ]
-    # A checkpoint with a tied head may store the output matrix again; this copy is not reported as
-    # unused. The last layers may be for multi-token prediction (DeepSeek). They are not reported
-    # either, and are recognized by their eh_proj.
+    # A checkpoint with a tied head may store the output matrix again;
+    # this copy is not reported as unused. The last layers may be for multi-token prediction
+    # (DeepSeek). They are not reported either, and are recognized by their eh_proj.
     last = ".eh_proj.weight"
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(

@@ -1,7 +1,7 @@
 """Reads the files of LoRA adapters: PEFT directories and GGUF files.
 
-A PEFT directory has adapter_config.json and adapter_model.safetensors. A GGUF file has the
-general.type "adapter". The name of its matrix is the name of the tensor that it changes, with a
+A PEFT directory has adapter_config.json and adapter_model.safetensors. A GGUF file has
+the general.type "adapter". The name of its matrix is the name of the tensor that it changes, with a
 suffix: "blk.0.attn_q.weight.lora_a" (convert_lora_to_gguf.py).
 """
 
@@ -46,9 +46,9 @@ _TENSOR = re.compile(
     r"(?:\.default)?(?:\.weight)?"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
-# Settings of PEFT that change the result of an adapter, each with the only value that is supported.
-# fan_in_fan_out (the model stores linears transposed, as GPT-2 does) is not checked, because it
-# changes neither A nor B.
+# Settings of PEFT that change the result of an adapter,
+# each with the only value that is supported. fan_in_fan_out (the model stores linears transposed,
+# as GPT-2 does) is not checked, because it changes neither A nor B.
 PLAIN: dict[str, object] = {
     "bias": "none",
     "use_dora": False,
@@ -104,9 +104,9 @@ class Adapter:
     tiled: whether the value heads of gated delta nets are in the order of llama.cpp.
     stored: the module of the checkpoint with the rows of each linear and table of the Program.
     task: the name of the task, if several tasks share the file.
-    types: (table of words, table of token types), if the adapter changes both. All tokens have
-      type 0. The change of type 0 is one more column of matrix B for words, and matrix A for words
-      has ones in this column.
+    types: (table of words, table of token types), if the adapter changes both.
+      All tokens have type 0. The change of type 0 is one more column of matrix B for words,
+      and matrix A for words has ones in this column.
     """
 
     name: str
@@ -128,8 +128,8 @@ class Adapter:
     def matrix(self, module: str, side: str) -> Float32 | None:
         """Return matrix A or B of a linear or table in fp32; None if the adapter has none.
 
-        A is [rank, inputs] for a linear and [vocab, rank] for a table; B is [outputs, rank]. The
-        rank of a matrix may be smaller than the rank of the adapter.
+        A is [rank, inputs] for a linear and [vocab, rank] for a table; B is [outputs, rank].
+        The rank of a matrix may be smaller than the rank of the adapter.
         """
         if module not in self.stored:
             return None

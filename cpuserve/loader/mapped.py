@@ -42,8 +42,8 @@ def regular_file(path: Path, what: str) -> os.stat_result:
 def check_folder(path: Path, what: str) -> None:
     """Raise ModelError unless this user may list directory `path` and open its files.
 
-    Without this check, a file in the directory would be reported as missing, or the start would
-    end with a traceback.
+    Without this check, a file in the directory would be reported as missing,
+    or the start would end with a traceback.
     """
     if not os.access(path, os.R_OK | os.X_OK):
         msg = f"{what} {path} {not_permitted()}"
@@ -124,8 +124,8 @@ class MappedFile:
     def release(self, offset: int, size: int) -> None:
         """Remove these pages from this process; the page cache keeps them for the next start.
 
-        Up to FAULT_AROUND bytes on both sides are removed as well, because the kernel maps them
-        together with these pages; a later read maps them again.
+        Up to FAULT_AROUND bytes on both sides are removed as well,
+        because the kernel maps them together with these pages; a later read maps them again.
         """
         start = max(0, offset - FAULT_AROUND) & -mmap.PAGESIZE
         end = min(self.size, offset + size + FAULT_AROUND)

@@ -31,9 +31,9 @@ _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end with one of these texts have no suffix ".weight" or ".bias".
 _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
-# Tensors that no Program reads: buffers that some exporters store although they follow from the
-# config, layers for multi-token prediction, the parts for images and audio, and the adapters in the
-# checkpoint of jina-embeddings v3.
+# Tensors that no Program reads: buffers that some exporters store
+# although they follow from the config, layers for multi-token prediction,
+# the parts for images and audio, and the adapters in the checkpoint of jina-embeddings v3.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
@@ -61,8 +61,8 @@ def gguf_to_hf(
 ) -> str:
     """Return the Hugging Face name of a GGUF tensor; an unknown name is returned unchanged.
 
-    blocks, top: the tensor names inside and outside of blocks that differ from Llama in this
-      architecture.
+    blocks, top: the tensor names inside and outside of blocks that differ from Llama
+      in this architecture.
     layers: the part of a name before the number of a block.
     """
     match = _GGUF_NAME.fullmatch(name)
@@ -82,10 +82,10 @@ def gguf_to_hf(
 def checkpoint_to_hf(name: str) -> str:
     """Return the name that Programs use for a tensor in a safetensors file.
 
-    Checkpoints without an output head (embedding models) and older OPT files omit "model.", and
-    GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model" in the
-    names of their text tensors. Tensors of BERT and its relatives begin with "bert.", "roberta."
-    or "distilbert." if the checkpoint has a head.
+    Checkpoints without an output head (embedding models) and older OPT files omit "model.",
+    and GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model"
+    in the names of their text tensors. Tensors of BERT and its relatives begin with "bert.",
+    "roberta." or "distilbert." if the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("backbone."):  # Nemotron H

@@ -7,10 +7,10 @@ FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed mat
 FOLDER/.LAYOUT-SOURCE.tmp      a file that is being written
 FOLDER/*.source.json           the digests of models' files (source_digest.py)
 
-The header has both complete digests, and a digest of the matrices that is compared when they are
-read. The process that writes a file locks it exclusively, and renames it when it is complete. A
-process that reads a file holds a shared lock, and a locked file is not removed. The least recently
-used files are removed when the size limit would be exceeded.
+The header has both complete digests, and a digest of the matrices that is compared when they
+are read. The process that writes a file locks it exclusively, and renames it when it is complete.
+A process that reads a file holds a shared lock, and a locked file is not removed.
+The least recently used files are removed when the size limit would be exceeded.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class PackedFiles:
     def create(self, source: str, *, wait: bool) -> PackedFile | None:
         """Create a file of full size without content; `commit` or `discard` must follow.
 
-        Returns None if the file exists or another process is writing it. With `wait`, the method
-        waits until the other process has finished.
+        Returns None if the file exists or another process is writing it.
+        With `wait`, the method waits until the other process has finished.
 
         Raises:
             NoRoom: the size limit, or the space on the disk, is too small.
@@ -141,8 +141,8 @@ class PackedFiles:
                 return None
             os.ftruncate(fd, 0)
             self._make_room()
-            # Allocate the whole file on the disk. Otherwise a full disk would end the process when
-            # it writes to the mapping.
+            # Allocate the whole file on the disk.
+            # Otherwise a full disk would end the process when it writes to the mapping.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, self._size)
             else:  # macOS

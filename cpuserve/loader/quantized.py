@@ -1,9 +1,9 @@
 """Writes a quantized copy of a checkpoint (`cpuserve quantize`).
 
-The copy is written to a temporary directory next to the final one, opened again as a check, and
-renamed. The final directory is therefore complete or does not exist. Threads quantize blocks of
-rows from the mapped source, and write each block to its offset in the file. Only these blocks
-are in memory.
+The copy is written to a temporary directory next to the final one,
+opened again as a check, and renamed. The final directory is therefore complete or does not exist.
+Threads quantize blocks of rows from the mapped source,
+and write each block to its offset in the file. Only these blocks are in memory.
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
         header[name], at = entry, end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
-    # The pool must end before the file is closed: a late write could go to another file that has
-    # got the same file descriptor.
+    # The pool must end before the file is closed:
+    # a late write could go to another file that has got the same file descriptor.
     with path.open("xb") as file, ThreadPoolExecutor(work.threads) as pool:
         _put(file.fileno(), len(text).to_bytes(8, "little") + text, 0)
         start = 8 + len(text)

@@ -1,9 +1,9 @@
 """Reads the heads of rerankers, which score pairs of texts, and of classifiers.
 
 The heads are computed as in the classes ...ForSequenceClassification of transformers.
-Qwen3-Reranker has no such head. As its model card says, the score is the probability that the next
-token is "yes", if only "yes" and "no" are considered. The last activation is the one that
-CrossEncoder of sentence-transformers uses.
+Qwen3-Reranker has no such head. As its model card says,
+the score is the probability that the next token is "yes", if only "yes" and "no" are considered.
+The last activation is the one that CrossEncoder of sentence-transformers uses.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ BY_PROBLEM = {
 def class_activation(config: Mapping[str, Any]) -> str:
     """Return the activation of the logits of a classifier: "softmax", "sigmoid" or "none".
 
-    As in vLLM, problem_type decides first, then the settings of sentence-transformers, then the
-    number of labels: a sigmoid for one label, a softmax for several labels.
+    As in vLLM, problem_type decides first, then the settings of sentence-transformers,
+    then the number of labels: a sigmoid for one label, a softmax for several labels.
     """
     found = BY_PROBLEM.get(str(config.get("problem_type")))
     several = len(labels_of(config)) > 1

@@ -1,8 +1,8 @@
 """Reader of safetensors checkpoints (one file or shards): checks headers and maps the data.
 
-The layout is: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. In
-addition to the checks of the reference library, this reader refuses duplicate keys, and links that
-lead out of a downloaded model.
+The layout is: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data.
+In addition to the checks of the reference library,
+this reader refuses duplicate keys, and links that lead out of a downloaded model.
 """
 
 from __future__ import annotations
@@ -252,9 +252,9 @@ def _no_weights(directory: Path, found: list[str]) -> ModelError:
 def check_file(directory: Path, path: Path) -> None:
     """Raise ModelError unless `path` is a regular file or a permitted link to one.
 
-    In a directory that the user has passed, links may lead anywhere, because shared stores, DVC and
-    Nix use such links. In a download, links may only lead to files of the same download: in the
-    cache of the hub, models--OWNER--NAME/snapshots/COMMIT/FILE is a link to blobs/HASH.
+    In a directory that the user has passed, links may lead anywhere, because shared stores,
+    DVC and Nix use such links. In a download, links may only lead to files of the same download:
+    in the cache of the hub, models--OWNER--NAME/snapshots/COMMIT/FILE is a link to blobs/HASH.
     """
     regular_file(path, "model file")
     folder = directory.resolve()

@@ -1,10 +1,10 @@
 """The digest of a model's weight files; files of packed weights are valid for one digest.
 
-The size and time of a file do not prove its content, and reading a whole file takes seconds. The
-digest of the whole content is therefore computed once, and recorded together with the identity of
-the file: device, inode, size, the times of its last change (including ctime, which no program can
-set), and a hash of samples. If any of these differs, the content is read again. In the cache of
-the Hugging Face hub, the name of a file is the SHA-256 of its content, which is used as it is.
+The size and time of a file do not prove its content, and reading a whole file takes seconds.
+The digest of the whole content is therefore computed once, and recorded together with the identity
+of the file: device, inode, size, the times of its last change (including ctime, which no program
+can set), and a hash of samples. If any of these differs, the content is read again. In the cache
+of the Hugging Face hub, the name of a file is the SHA-256 of its content, which is used as it is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cpuserve.loader.gguf.parts import part_names
 # Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10
 PART_BYTES = 16 << 20  # bytes of a file that one thread hashes at a time
-# The digest of a file is recorded only if its last change is at least this old. Otherwise the file
-# could change again without a new time of change.
+# The digest of a file is recorded only if its last change is at least this old.
+# Otherwise the file could change again without a new time of change.
 SETTLED_NS = 2_000_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -21,9 +21,9 @@ def select(
 ) -> tuple[Platform, list[str]]:
     """Return the platform `name`, or the best one that can run here, and lines to print.
 
-    A plug-in that can run takes precedence over the built-in platform, and a line says so. For each
-    plug-in that is not used, a line says why: it cannot run, is broken, has the name of the
-    built-in platform, or shares its name with another plug-in.
+    A plug-in that can run takes precedence over the built-in platform, and a line says so.
+    For each plug-in that is not used, a line says why: it cannot run,
+    is broken, has the name of the built-in platform, or shares its name with another plug-in.
 
     Raises:
         ConfigError: `name` is unknown or cannot run (the message has every platform and its

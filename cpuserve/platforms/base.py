@@ -34,13 +34,13 @@ class ModelFacts:
     name: the model as the user requested it.
     dtype: the type of the checkpoint ("bfloat16", "float16", "float32").
     quantization: the weight format of a quantized checkpoint ("gguf Q4_1"); None = not quantized.
-    fixed_positions: whether no request can be longer than max_position, for example because
-      positions are a learned table.
+    fixed_positions: whether no request can be longer than max_position,
+      for example because positions are a learned table.
     length_limit: the reason for fixed_positions if there is no such table; "" = the table.
     weight_bytes: bytes of all tensors in the files.
     table_bytes: bytes of tables that are not packed, because their rows are looked up in the files.
-    matrix_weights: number of weights in all matrices, a tied matrix counted once (0 without a
-      Program).
+    matrix_weights: number of weights in all matrices,
+      a tied matrix counted once (0 without a Program).
     expert_weights: number of weights in all experts of a mixture.
     chosen_weights: number of weights in the experts that one token is routed to.
     activation_width: floats of scratch memory for each token of a step.
@@ -50,16 +50,16 @@ class ModelFacts:
     state_bytes: bytes that recurrent layers store for a sequence.
     adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig.
     adapter_weights: number of weights in the matrices of all adapters or adapter slots.
-    usual_length: the number of tokens that sentence-transformers truncates texts to; None = the
-      number of positions.
+    usual_length: the number of tokens that sentence-transformers truncates texts to;
+      None = the number of positions.
     own_head: whether the output matrix differs from the embeddings, although the config ties them.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
     rope_columns: number of rotated columns of all RoPE tables together.
     vocab: the number of logits; 0 = no logits.
     barriers: number of thread barriers in a step of one token (0 without a Program).
     family: `model_type` of the config.
-    parameters: number of weights in all tensors, without adapters (0 without a Program). Lists of
-      models show `family` and `parameters` to clients.
+    parameters: number of weights in all tensors, without adapters (0 without a Program).
+      Lists of models show `family` and `parameters` to clients.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Divide the layers of a model into cache groups; a sequence has a block table for each.
 
-All groups share one pool of KV blocks, so a block is as large as the largest group needs. Layers
-that keep the same tokens are therefore divided into groups of about equal size. For example, 4
-layers with full attention and 22 with a window become one group of 4 layers, five groups of 4, and
-one group of 2. Any block can then serve any group, and no group needs reserved memory.
+All groups share one pool of KV blocks, so a block is as large as the largest group needs.
+Layers that keep the same tokens are therefore divided into groups of about equal size. For example,
+4 layers with full attention and 22 with a window become one group of 4 layers, five groups of 4,
+and one group of 2. Any block can then serve any group, and no group needs reserved memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from cpuserve.config.engine import KvGroup
 
-# With fewer groups, a step has fewer block tables to pack. At most this fraction of the KV cache's
-# memory may be wasted for fewer groups.
+# With fewer groups, a step has fewer block tables to pack.
+# At most this fraction of the KV cache's memory may be wasted for fewer groups.
 MOST_WASTE = 1 / 12
 MOST_PARTS = 8
 

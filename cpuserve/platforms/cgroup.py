@@ -1,9 +1,9 @@
 """The CPU quota and the memory limit of this process's control group: v1, v2 and hybrid.
 
-The limits of all ancestors apply, so every value is the minimum on the path to the root. In a
-container, the path in /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup
-namespace shows the host's path); the mounted root is then the container's own group. "No limit" is
-written as "max" (v2), -1 (quota in v1), or 2^63 rounded to a page (memory in v1).
+The limits of all ancestors apply, so every value is the minimum on the path to the root.
+In a container, the path in /proc/self/cgroup may not exist below the mounted root (v1 without
+a cgroup namespace shows the host's path); the mounted root is then the container's own group.
+"No limit" is written as "max" (v2), -1 (quota in v1), or 2^63 rounded to a page (memory in v1).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quota: number of CPUs (1.5 = 150 ms of CPU time in each 100 ms).
     memory_limit: the limit in bytes.
     memory_available: the limit minus the used bytes that cannot be reclaimed. None = no limit.
-    throttled_periods, throttled_s: how often, and for how many seconds, the kernel stopped the
-      group or an ancestor because of its quota.
+    throttled_periods, throttled_s: how often,
+      and for how many seconds, the kernel stopped the group or an ancestor because of its quota.
     """
 
     version: int = 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 _STAT = Path("/proc/stat")
-# The fields are user, nice, system, idle, iowait, irq, softirq, steal. Guest times are included in
-# user and nice.
+# The fields are user, nice, system, idle, iowait, irq, softirq, steal.
+# Guest times are included in user and nice.
 _LINE = re.compile(r"^cpu(\d+) ((?:\d+ ?){4,})", re.MULTILINE)
 _COUNTED = 8
 _IDLE = (3, 4)

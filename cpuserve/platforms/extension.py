@@ -23,8 +23,8 @@ def why_not_loaded(
 
     folder: the directory of the cpuserve package.
     arch: the architecture of this process.
-    suffixes: the endings of extension modules that this Python loads, such as
-      ".cpython-311-x86_64-linux-gnu.so".
+    suffixes: the endings of extension modules
+      that this Python loads, such as ".cpython-311-x86_64-linux-gnu.so".
     """
     made = sorted(folder.glob("_C.*so"))
     fitting = [path for path in made if path.name.removeprefix("_C") in suffixes]

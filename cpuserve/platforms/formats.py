@@ -32,10 +32,10 @@ SCHEMES = {
     "int8",
     "int4_mixed": "quantized while loading: as int4; value and down projections int8, too",
 }
-# In models with fewer weights, int8 activations can change a response. When SmolLM2-135M states the
-# capital of France, its best two logits differ by 0.08, and int8 rounding changes logits by 0.3
-# rms. 16-bit activations (two int8 terms) cost little here, because prompts of so small a model are
-# fast to compute.
+# In models with fewer weights, int8 activations can change a response.
+# When SmolLM2-135M states the capital of France, its best two logits differ by 0.08,
+# and int8 rounding changes logits by 0.3 rms. 16-bit activations (two int8 terms) cost little here,
+# because prompts of so small a model are fast to compute.
 FRAGILE_WEIGHTS = 300_000_000
 
 
@@ -84,9 +84,9 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
 def _narrows(facts: ModelFacts, isa: str) -> bool:
     """Whether "auto" computes this checkpoint in bfloat16: a float32 encoder at a BF16_DOT level.
 
-    Encoders are usually stored as float32. In bfloat16, their vectors have a cosine above 0.9999 to
-    those in float32. Prompts, which are all that an encoder computes,
-    take a third of the time on AMX.
+    Encoders are usually stored as float32.
+    In bfloat16, their vectors have a cosine above 0.9999 to those in float32.
+    Prompts, which are all that an encoder computes, take a third of the time on AMX.
     """
     return facts.whole_prompts and facts.dtype == "float32" and isa in BF16_DOT
 

@@ -1,7 +1,7 @@
 """Host: a description of the machine and the part that this process may use, as plain data.
 
-Everything is read from files below given root directories, so tests can describe any machine by a
-file tree or by JSON. No decision is made here.
+Everything is read from files below given root directories,
+so tests can describe any machine by a file tree or by JSON. No decision is made here.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     numa_balancing: whether the kernel moves pages between nodes.
     governor: the CPU frequency governor ("powersave (acpi-cpufreq)"; "" = unknown).
     load: the load average of the last minute.
-    thread_gain: the measured speed of reading memory with n + 1 threads, divided by the speed with
-      n threads, where n is the CPU quota rounded down; 0 = not measured.
-    isa_levels: the ISA levels that the native extension runs here, lowest first. If it cannot run
-      at all, they are empty and `native_error` says why.
-    cpu_vendor: the vendor that CPUID reports ("GenuineIntel"); "" = unknown, or the CPU has no
-      CPUID.
+    thread_gain: the measured speed of reading memory with n + 1 threads,
+      divided by the speed with n threads, where n is the CPU quota rounded down; 0 = not measured.
+    isa_levels: the ISA levels that the native extension runs here, lowest first.
+      If it cannot run at all, they are empty and `native_error` says why.
+    cpu_vendor: the vendor that CPUID reports ("GenuineIntel");
+      "" = unknown, or the CPU has no CPUID.
     tiles_refused: whether the CPU has AMX, but the system does not let this process use it.
     emulated: the sign that this process runs on an emulated CPU; "" = no sign was found.
     topology_known: whether sysfs lists the CPUs.
@@ -145,9 +145,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
         """Return the available bytes of `nodes`; None = use the available bytes of the machine.
 
-        The result is None if `nodes` are all nodes with memory. It is also None if the sizes of the
-        nodes do not add up to the size of the machine: after ballooning or hot-plugging, the
-        system may still report the node sizes of the boot.
+        The result is None if `nodes` are all nodes with memory.
+        It is also None if the sizes of the nodes do not add up to the size of the machine:
+        after ballooning or hot-plugging, the system may still report the node sizes of the boot.
         """
         chosen = set(nodes)
         total = sum(n.memory_total for n in self.nodes)

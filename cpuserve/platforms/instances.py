@@ -1,10 +1,10 @@
 """Cloud instances for `cpuserve size --instance`: cores, memory, bandwidth and ISA level.
 
-The bandwidth of an instance is its share of the memory channels of the socket: channels x transfers
-a second x 8 bytes x its cores / the cores of the socket. This is a peak that no program exceeds for
-long, but a small instance may reach more while its neighbours are idle. Cores, channels and
-transfers are from the specifications of the processors (Intel ARK, AMD, AWS Graviton). vCPUs and
-memory are from the list of instance types of AWS.
+The bandwidth of an instance is its share of the memory channels of the socket:
+channels x transfers a second x 8 bytes x its cores / the cores of the socket. This is a peak
+that no program exceeds for long, but a small instance may reach more while its neighbours are idle.
+Cores, channels and transfers are from the specifications of the processors
+(Intel ARK, AMD, AWS Graviton). vCPUs and memory are from the list of instance types of AWS.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cpuserve.platforms.host import Host
 
 # Every ISA level, sorted within an architecture, lowest first. Each text says what the level
-# lacks compared with the next level that is clearly faster. Its factors, such as half the rate, are
-# ratios of products per cycle: one VNNI instruction does the work of three older ones, BF16
-# multiplies twice as many values as fp32, and AMX eight times as many as AVX-512.
+# lacks compared with the next level that is clearly faster. Its factors, such as half the rate,
+# are ratios of products per cycle: one VNNI instruction does the work of three older ones,
+# BF16 multiplies twice as many values as fp32, and AMX eight times as many as AVX-512.
 LEVEL_MEANINGS = {
     "scalar": "no vector kernels: for tests only",
     "avx2": "AVX2, no AVX-512: prompts run at about half the rate or less",
@@ -39,9 +39,9 @@ SLOW_BF16 = (
 def default_level(host: Host) -> str | None:
     """Return the ISA level that runs models fastest on `host`; None if it has only "scalar"."""
     fast = [level for level in host.isa_levels if level != "scalar"]
-    # A core of Granite Rapids starts one VDPBF16PS (64 operations) in about two cycles, and two
-    # fp32 products (32 operations each) in every cycle: 106 and 190 GFLOPS. AMD cores start as many
-    # VDPBF16PS as fp32 products, so bf16 is twice as fast on them.
+    # A core of Granite Rapids starts one VDPBF16PS (64 operations) in about two cycles,
+    # and two fp32 products (32 operations each) in every cycle: 106 and 190 GFLOPS.
+    # AMD cores start as many VDPBF16PS as fp32 products, so bf16 is twice as fast on them.
     if fast[-1:] == ["avx512_bf16"] and host.cpu_vendor == "GenuineIntel":
         return "avx512_vnni"
     return fast[-1] if fast else None

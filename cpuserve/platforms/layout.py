@@ -4,9 +4,9 @@ There are four modes. "off": one group of threads spans the nodes, with pages wh
 touched. "interleave": the same, with pages that alternate between nodes. "tp": one rank per node
 has a part of the model. "replicas": each node has an engine with a copy of the model.
 
-"auto" chooses between the last two modes, but for sockets instead of nodes. The parts of a socket
-(SNC, NPS4) reach each other's memory nearly as fast as their own, and a rank that spans them has
-its pages in near memory by first touch.
+"auto" chooses between the last two modes, but for sockets instead of nodes.
+The parts of a socket (SNC, NPS4) reach each other's memory nearly as fast as their own,
+and a rank that spans them has its pages in near memory by first touch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cpuserve.platforms.topology import (
     worth_using,
 )
 
-# Estimates that decide whether several sockets compute a token faster than one socket: the
-# bandwidth of a socket with eight channels of DDR5,
+# Estimates that decide whether several sockets compute a token faster than one socket:
+# the bandwidth of a socket with eight channels of DDR5,
 # and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra seconds of a barrier that spans several sockets
@@ -228,10 +228,10 @@ def _automatic(machine: _Machine) -> _Choice:
 def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> _Choice:
     """Choose ranks or engines for N sockets: the layout with the smaller disadvantage.
 
-    Compared with one socket, N engines have N times the throughput, and the same speed for a single
-    request. N ranks multiply both throughput and speed by `gain`. Engines are therefore slower for
-    a single request by the factor `gain`, and ranks have less throughput by the factor N / gain.
-    Engines are chosen if gain < N / gain.
+    Compared with one socket, N engines have N times the throughput,
+    and the same speed for a single request. N ranks multiply both throughput and speed by `gain`.
+    Engines are therefore slower for a single request by the factor `gain`,
+    and ranks have less throughput by the factor N / gain. Engines are chosen if gain < N / gain.
     """
     count = len(sockets)
     gain = _gain(machine, count)
@@ -270,8 +270,8 @@ def _nodes_of(cores: Sequence[Core]) -> tuple[NodeId, ...]:
 def _room(host: Host, cores: Sequence[Core]) -> int:
     """Return the free memory of the socket of `cores`; it decides between equal sockets.
 
-    With a CPU quota, servers in other containers choose between the same sockets. The memory that
-    they use shows which sockets they have chosen.
+    With a CPU quota, servers in other containers choose between the same sockets.
+    The memory that they use shows which sockets they have chosen.
     """
     if not quota_shares_cpus(host):
         return 0

@@ -1,9 +1,9 @@
 """Plan memory: the number of KV blocks, and the longest request.
 
-The bytes of a block of 32 tokens, for the layers of a cache group (cache_groups.py): 2 (K and V; 1
-in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x bytes per element, summed over
-the layers. A sequence has blocks of every group. In a group with a sliding window it has only the
-blocks in the window and of one step. The free memory is the minimum over all bounds
+The bytes of a block of 32 tokens, for the layers of a cache group (cache_groups.py):
+2 (K and V; 1 in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x bytes per element,
+summed over the layers. A sequence has blocks of every group. In a group with a sliding window
+it has only the blocks in the window and of one step. The free memory is the minimum over all bounds
 (`memory_bounds.py`), after the packed weights and the memory that the processes need.
 """
 
@@ -36,9 +36,9 @@ HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Bytes per weight, including its share of the scales. int4 stores the embedding and the output head
-# in int8 (up to half of a small model). int4_mixed and int4_fine store a third of the weights in
-# layers in int8 as well, and int4_mixed_fine two thirds.
+# Bytes per weight, including its share of the scales. int4 stores the embedding
+# and the output head in int8 (up to half of a small model). int4_mixed and int4_fine store a third
+# of the weights in layers in int8 as well, and int4_mixed_fine two thirds.
 QUANTIZED_BYTES = {
     "int8": 1.05,
     "w8a8": 1.05,
@@ -52,8 +52,8 @@ PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, ac
 AUTO_SHARE = 4  # the automatic size is at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
-# The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary, and
-# COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
+# The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary,
+# and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests,
 # but not fewer or more rows than these (csrc/runtime/executor.h: kLeastLogitRows).
@@ -64,8 +64,8 @@ LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
-    on_disk: whether the weights are mapped from a file. page_cache_bytes: the memory that is left
-    for the pages of this file.
+    on_disk: whether the weights are mapped from a file.
+    page_cache_bytes: the memory that is left for the pages of this file.
     """
 
     kv_blocks: int
@@ -191,8 +191,8 @@ def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
 def copy_fits(options: EngineOptions, facts: ModelFacts, host: Host, weights: int) -> bool:
     """Whether another engine that takes requests of full length fits into the memory of `host`.
 
-    It needs `weights` bytes of packed weights, as many bytes again for everything else, and twice
-    the keys and values of a request of full length.
+    It needs `weights` bytes of packed weights, as many bytes again for everything else,
+    and twice the keys and values of a request of full length.
     """
     asked = options.max_model_len or -1
     length = min(asked, facts.max_position) if asked > 0 else facts.max_position
@@ -220,8 +220,8 @@ def plan_memory(
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
     nodes: NUMA nodes of the threads; their memory is preferred.
-    frees_windows: whether the executor has block tables for each cache group (through transformers
-      it has one table for all layers).
+    frees_windows: whether the executor has block tables for each cache group
+      (through transformers it has one table for all layers).
     executor: only the native executor can map weights from the disk.
 
     Raises:

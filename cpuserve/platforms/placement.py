@@ -28,9 +28,9 @@ from cpuserve.platforms.topology import (
 )
 
 SMALL = 4  # with at most this many cores, reserving one costs more than it gains
-# If there are more threads than the CPU quota covers, the kernel stops all threads for a part of
-# each period, which makes the slowest steps slower. One more thread is therefore used only if its
-# measured gain is clearly larger than the noise of the measurement.
+# If there are more threads than the CPU quota covers, the kernel stops all threads for a part
+# of each period, which makes the slowest steps slower. One more thread is therefore used only
+# if its measured gain is clearly larger than the noise of the measurement.
 WORTH_STOPPING = 1.1
 ONE_PER_CORE = "one per physical core of the {} CPUs this process may use"
 FRONT_END_PART = 8  # if slower cores compute, 1 / FRONT_END_PART of these is for the front end
@@ -160,8 +160,8 @@ def quota_shares_cpus(host: Host) -> bool:
     """Whether the CPU quota covers fewer CPUs than this process may use.
 
     Such a quota does not say which CPUs to use. Every container on the machine may have the same
-    affinity mask, as with the default CPU manager of Kubernetes. If each container bound itself to
-    the first CPUs, all would compute on these CPUs and leave the other CPUs idle.
+    affinity mask, as with the default CPU manager of Kubernetes. If each container bound itself
+    to the first CPUs, all would compute on these CPUs and leave the other CPUs idle.
     """
     quota = host.cgroup.cpu_quota
     return quota is not None and quota < len(host.usable_cpus)
@@ -181,9 +181,9 @@ def measured_cpus(host: Host) -> tuple[int, list[list[int]] | None]:
 def quota_threads(host: Host) -> tuple[int, str] | None:
     """Return (number of threads for the CPU quota, the reason); None without a quota.
 
-    A quota of q CPUs, rounded down to n, runs n threads without a stop. With n + 1 threads, the
-    kernel stops them after q / (n + 1) of each period. The result is therefore n, unless n + 1
-    threads do enough more work while they run, as Host.thread_gain says.
+    A quota of q CPUs, rounded down to n, runs n threads without a stop. With n + 1 threads,
+    the kernel stops them after q / (n + 1) of each period. The result is therefore n,
+    unless n + 1 threads do enough more work while they run, as Host.thread_gain says.
     """
     quota = host.cgroup.cpu_quota
     if quota is None:
@@ -256,8 +256,8 @@ def _moving(
 ) -> tuple[Placement, str]:
     """Place threads under a quota below the CPUs (`quota_shares_cpus`), without pinning them.
 
-    A rank is bound only to its nodes, so that its memory is near. The front end is bound only if an
-    option reserved cores for it.
+    A rank is bound only to its nodes, so that its memory is near.
+    The front end is bound only if an option reserved cores for it.
     """
     limit = quota_threads(host)
     assert limit is not None

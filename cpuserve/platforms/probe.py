@@ -19,8 +19,8 @@ DOT_KINDS = ("f32", "bf16", "int8", "int4")
 class Roofline:
     """An arena of packed weights, and threads that read it; `measure` may be called repeatedly.
 
-    The probes are the same as in an engine, with the code of a decode step. The arena takes about
-    `num_bytes` bytes of memory.
+    The probes are the same as in an engine, with the code of a decode step.
+    The arena takes about `num_bytes` bytes of memory.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Roofline:
 def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> list[float]:
     """Return the CPU seconds of `draws` samples, one by one, at top_p 0.9 and temperature 1.
 
-    One thread samples. The logits are Gaussian with a deviation of 4: as in text, the nucleus has
-    some hundred token ids.
+    One thread samples. The logits are Gaussian with a deviation of 4:
+    as in text, the nucleus has some hundred token ids.
     """
     import numpy as np
 
@@ -92,8 +92,8 @@ def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> li
 def thread_gain(native: ModuleType, isa: str, threads: int) -> float:
     """Return the speed of reading memory with threads + 1 threads, relative to `threads` threads.
 
-    This takes about 0.3 s. The fastest of several short reads counts, because a quota can only slow
-    a read. Threads are not pinned, as in a server under a quota.
+    This takes about 0.3 s. The fastest of several short reads counts,
+    because a quota can only slow a read. Threads are not pinned, as in a server under a quota.
     """
     few = Roofline(native, isa, threads, None, GAIN_BYTES)
     many = Roofline(native, isa, threads + 1, None, GAIN_BYTES)

@@ -1,7 +1,7 @@
 """A machine and the placement of threads on it, as typed data and as lines of text.
 
-`cpuserve doctor` and GET /v1/cpu show the same data, and docs/*.schema.json is generated from these
-types.
+`cpuserve doctor` and GET /v1/cpu show the same data,
+and docs/*.schema.json is generated from these types.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
     linear: the sizes of tiles and blocks for each weight kind.
-    source: "caches" (of the first compute core; *_rows and near_blocks follow from the vendor of
-      the CPU), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
+    source: "caches" (of the first compute core; *_rows and near_blocks follow from the vendor
+      of the CPU), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
 
     `sizes` has these numbers:
 
-    strip_bytes: bytes of weights in a K block (the weights of some outputs for a part of the
-      inputs, which many rows are multiplied with while the block stays in a cache).
+    strip_bytes: bytes of weights in a K block (the weights of some outputs for a part
+      of the inputs, which many rows are multiplied with while the block stays in a cache).
     rows: number of activation rows that are multiplied with one K block.
-    near_bytes: the most bytes that stay in L1 for reuse: rows that were widened to fp32, or a K
-      block (see near_blocks).
+    near_bytes: the most bytes that stay in L1 for reuse:
+      rows that were widened to fp32, or a K block (see near_blocks).
     ahead_bytes: how many bytes ahead weights are prefetched.
     float_pass_rows: the most rows that bf16, f16 or f32 weights multiply in one pass.
     far_pass_rows: the most rows of a pass that prefetches weights only to L2, not to L1.
-    near_blocks: 1 = with few rows, or int8 weights with one scale per output (w8_channel), a K
-      block stays in L1, and the next block is prefetched to L2; 0 = the block stays in L2, and the
-      next block is prefetched to L1.
+    near_blocks: 1 = with few rows, or int8 weights with one scale per output (w8_channel),
+      a K block stays in L1, and the next block is prefetched to L2;
+      0 = the block stays in L2, and the next block is prefetched to L1.
     attention_bytes: bytes of attention scratch that stay in L2.
     """
 
@@ -114,8 +114,8 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """The placement of the threads.
 
     bind: the CPUs of each rank, as in CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
-    within: the CPUs that the threads of each rank may use if they are not pinned, written in the
-      same way ("" = any CPU).
+    within: the CPUs that the threads of each rank may use
+      if they are not pinned, written in the same way ("" = any CPU).
     frontend: the CPUs of the front end, "" = any CPU.
     passive_waits: whether waiting threads sleep soon.
     drawing: a line for each group of cores that share an L3 cache.

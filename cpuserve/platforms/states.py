@@ -10,8 +10,8 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
-# The slots for snapshots of one request: after its prompt and after its response, because later
-# prompts may begin with these.
+# The slots for snapshots of one request:
+# after its prompt and after its response, because later prompts may begin with these.
 SNAPSHOTS_OF_ONE = 2
 AUTO_SHARE = 4  # states take at most a quarter of the free memory, as keys and values do
 MOST_SHARE = 2  # if max_num_seqs was requested, states take at most half of the free memory
@@ -31,8 +31,8 @@ def plan_states(
 ) -> StatePlan:
     """Return the state slots, of `slot_bytes` each; none for a model without states (0 bytes).
 
-    free: the bytes that the weights leave. The plan may reduce max_num_seqs, unless an option
-    requested it.
+    free: the bytes that the weights leave.
+    The plan may reduce max_num_seqs, unless an option requested it.
 
     Raises:
         ConfigError: the requested number of requests does not fit.

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
-# Slower cores compute as well if they add at least an eighth to the work of the fast cores, and
-# have a third of their speed. Otherwise waiting for them costs more than they do
-# (docs/performance.md).
+# Slower cores compute as well
+# if they add at least an eighth to the work of the fast cores, and have a third of their speed.
+# Otherwise waiting for them costs more than they do (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
 ALIKE = 0.9  # cores of one class have at least this part of the top capacity, as clocks differ
-# A node at this multiple of the distance to itself is on another socket. Firmware reports 1.1 or
-# 1.2 for the parts of a socket (SNC, NPS4), and 2 or more for sockets. It reports 1.6 for the dies
-# of a first EPYC, which are as slow to reach as a socket.
+# A node at this multiple of the distance to itself is on another socket.
+# Firmware reports 1.1 or 1.2 for the parts of a socket (SNC, NPS4), and 2 or more for sockets.
+# It reports 1.6 for the dies of a first EPYC, which are as slow to reach as a socket.
 # The kernel reports 1 for the parts of one memory (numa=fake).
 FAR = 1.5
 
@@ -64,8 +64,8 @@ def core_complexes(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
 def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
     """Return node -> the node with the memory that its cores use.
 
-    A node without memory for this process uses the nearest node that has some. If no node reports
-    its memory (a container without these files), every node uses its own memory.
+    A node without memory for this process uses the nearest node that has some.
+    If no node reports its memory (a container without these files), every node uses its own memory.
     """
     allowed = host.memory_nodes or [n.id for n in host.nodes]
     rich = [n for n in host.nodes if n.memory_total > 0 and n.id in allowed]
@@ -134,9 +134,9 @@ def worth_using(cores: Sequence[Core]) -> list[Core]:
 def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
     """Return the cores that `ranks` ranks compute on.
 
-    The threads of one rank claim work in small parts, so slower cores do less. They help unless
-    they are too slow, because all cores wait for the part that a slow core claims last. With
-    several ranks, each rank has an equal part of the work.
+    The threads of one rank claim work in small parts, so slower cores do less. They help
+    unless they are too slow, because all cores wait for the part that a slow core claims last.
+    With several ranks, each rank has an equal part of the work.
     """
     best = worth_using(cores)
     if ranks > 1:
@@ -175,9 +175,9 @@ def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
 def share_out(host: Host, nodes: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
     """Return the cores of each rank: several ranks divide a node, or a rank spans nodes.
 
-    A rank may span nodes (of one socket if there are enough ranks), because each thread places the
-    weights that it reads in near memory. With enough ranks, each rank stays inside a node, so that
-    its activations are in near memory as well.
+    A rank may span nodes (of one socket if there are enough ranks),
+    because each thread places the weights that it reads in near memory. With enough ranks,
+    each rank stays inside a node, so that its activations are in near memory as well.
     """
     groups = nodes if ranks >= len(nodes) else by_socket(host, nodes)
     if ranks < len(groups):

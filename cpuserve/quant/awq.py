@@ -1,8 +1,8 @@
 """AWQ checkpoints ("gemm" packing): 4 bits, one scale and one zero point per group of inputs.
 
-A matrix of n outputs and k inputs is stored as qweight int32 [k, n / 8], qzeros int32
-[groups, n / 8] and scales fp16 [groups, n]; w = scale * (q - zero). The eight outputs of an int32
-word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
+A matrix of n outputs and k inputs is stored as qweight int32 [k, n / 8],
+qzeros int32 [groups, n / 8] and scales fp16 [groups, n]; w = scale * (q - zero).
+The eight outputs of an int32 word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _columns(tensor: StoredTensor, outputs: slice) -> Words:
 def transposed_nibbles(words: Words) -> npt.NDArray[np.uint8]:
     """Return 4-bit codes as bytes [8 * m, k / 2], from words [k, m] of eight outputs in ORDER.
 
-    Each 8 x 8 matrix of nibbles (eight inputs, eight outputs) is transposed: its 4 x 4 blocks, then
-    its 2 x 2 blocks, then its nibbles are swapped across the diagonal (Hacker's Delight 7-3).
+    Each 8 x 8 matrix of nibbles (eight inputs, eight outputs) is transposed: its 4 x 4 blocks,
+    then its 2 x 2 blocks, then its nibbles are swapped across the diagonal (Hacker's Delight 7-3).
     """
     k, m = words.shape
     parts = np.ascontiguousarray(words.reshape(k // 8, 8, m).transpose(1, 2, 0))

@@ -1,8 +1,8 @@
 """The interface between weight formats and the C++ packers.
 
-A format (dense, gguf, awq, gptq ...) turns the tensors of a checkpoint into `QuantTensor`s: rows of
-a source type that the packers read (`csrc/kernels/table/weights.h: SourceType`). Tensors stay
-quantized in memory.
+A format (dense, gguf, awq, gptq ...)
+turns the tensors of a checkpoint into `QuantTensor`s: rows of a source type that the packers read
+(`csrc/kernels/table/weights.h: SourceType`). Tensors stay quantized in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class QuantTensor:
 
     data: uint8 view [rows, row_bytes] of the mapped file (a vector has rows = 1).
     shape: the logical shape.
-    row_order: row i is row row_order[i] of the file (None = the same order). It reverses the RoPE
-      interleaving of q and k in GGUF files without changing their blocks.
-    column_order: weight i of a stored row multiplies input column_order[i] (None = input i). It is
-      needed if inputs that share a scale are not neighbours (activation order of GPTQ).
+    row_order: row i is row row_order[i] of the file (None = the same order).
+      It reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
+    column_order: weight i of a stored row multiplies input column_order[i] (None = input i).
+      It is needed if inputs that share a scale are not neighbours (activation order of GPTQ).
     release: a function that removes the pages of `data` from this process (MADV_DONTNEED).
     """
 
@@ -53,8 +53,8 @@ class QuantTensor:
 
 # The number of weights that are built at a time, so that their codes and the new rows fit in L2.
 WEIGHTS_AT_ONCE = 1 << 19
-# Each range of rows that is built begins at a multiple of this number, so that a 32-bit word of
-# codes does not have rows inside and outside of the range.
+# Each range of rows that is built begins at a multiple of this number,
+# so that a 32-bit word of codes does not have rows inside and outside of the range.
 ROWS_TOGETHER = 32
 
 Each = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]

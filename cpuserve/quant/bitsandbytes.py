@@ -12,9 +12,9 @@ int8:
   quant_state.bitsandbytes__nf4 or quant_state.bitsandbytes__fp4
                JSON with shape and blocksize
 
-absmax may be quantized as well (nested) and then has uint8 codes. nested_quant_map has the values
-of these codes, nested_absmax has a scale for each nested_blocksize codes,
-and nested_offset is added.
+absmax may be quantized as well (nested), and then has uint8 codes.
+nested_quant_map has the values of these codes, nested_absmax has a scale for each nested_blocksize
+codes, and nested_offset is added to the scaled values.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer 
 
 Three things differ from quantization at load, because vLLM could not load the copy otherwise.
 Embeddings and output heads are not quantized. q, k and v have one format, because vLLM fuses them:
-if v needs 8 bits, all three have 8 bits. All matrices of experts have one format, because vLLM
-fuses experts: every int4 scheme stores them with symmetric codes of 4 bits.
+if v needs 8 bits, all three have 8 bits. All matrices of experts have one format,
+because vLLM fuses experts: every int4 scheme stores them with symmetric codes of 4 bits.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-# The number of rows that are quantized together is a multiple of this number, because the zero
-# points of 8 rows share a 32-bit word.
+# The number of rows that are quantized together is a multiple of this number,
+# because the zero points of 8 rows share a 32-bit word.
 ROWS_OF_WORD = 8
 WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # vLLM fuses all three
 # vLLM creates these linears, like routers, without a quantization config: they are not quantized.
@@ -183,8 +183,8 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
         "format": "int-quantized" if per_token else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": config_groups,
-        # "lm_head" is listed even if the output head is tied: readers then see the module although
-        # it has no tensor.
+        # "lm_head" is listed even if the output head is tied:
+        # readers then see the module although it has no tensor.
         "ignore": sorted({*dense, "lm_head"}),
     }
 
@@ -192,8 +192,8 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
 def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[str]]:
     """Return the `targets` of each form: "Linear" if there is one form, else patterns of names.
 
-    vLLM matches its fused matrix of q, k and v with "Linear" before it looks at the names of its
-    parts, so "Linear" may not be mixed with patterns.
+    vLLM matches its fused matrix of q, k and v with "Linear"
+    before it looks at the names of its parts, so "Linear" may not be mixed with patterns.
     """
     if len(present) == 1:
         return {present[0]: ["Linear"]}
@@ -211,8 +211,8 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
 def _pattern(module: str, *, every: bool = True) -> str:
     """Return a pattern that matches this module in every layer and expert; every=False: only here.
 
-    The pattern has no prefix, because multimodal models have other prefixes in vLLM than in the
-    file.
+    The pattern has no prefix,
+    because multimodal models have other prefixes in vLLM than in the file.
     """
     layer = _LAYER.fullmatch(module)
     stem = re.escape(layer[1] if layer else module)

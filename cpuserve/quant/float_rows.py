@@ -5,8 +5,8 @@ nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
 fp4_g64     the same layout; FP4 of bitsandbytes
 nvfp4       { fp32 scale; k / 16 of { E4M3 s; u8 q[8] } }; E2M1
 
-w = scale * value, and for nvfp4 w = scale * (s * value). A byte has two 4-bit codes, the first one
-in its low half.
+w = scale * value, and for nvfp4 w = scale * (s * value).
+A byte has two 4-bit codes, the first one in its low half.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ TABLES: dict[SourceType, Float32] = {
         [s * x / 12 for s in (1, -1) for x in (0, 0.0625, 8, 12, 4, 6, 2, 3)], np.float32
     ),
 }
-# Values are divided by this unit, and scales are multiplied by it, because bf16 then rounds the
-# values less (csrc/kernels/linear/source.h).
+# Values are divided by this unit, and scales are multiplied by it,
+# because bf16 then rounds the values less (csrc/kernels/linear/source.h).
 UNITS: dict[SourceType, float] = {"nf4_g64": 0.69589135, "fp4_g64": 1 / 12}
 
 

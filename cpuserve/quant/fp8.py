@@ -1,10 +1,10 @@
 """FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale per block, row or matrix.
 
-A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k]; w = scale * value. The scales
-are in weight_scale_inv or in weight_scale. weight_scale_inv has one scale for each block of
-weight_block_size (usually 128 x 128): its shape is [n / 128, k / 128], rounded up. weight_scale has
-one number, or one for each row. The scales of activations (input_scale) are not used, because this
-server does not round activations to FP8.
+A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k]; w = scale * value.
+The scales are in weight_scale_inv or in weight_scale. weight_scale_inv has one scale
+for each block of weight_block_size (usually 128 x 128): its shape is [n / 128, k / 128],
+rounded up. weight_scale has one number, or one for each row. The scales of activations
+(input_scale) are not used, because this server does not round activations to FP8.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def fp8_matrix(
 ) -> BuiltTensor:
     """Return an FP8 matrix in rows of e4m3_g128, which keep its codes, or in fp32.
 
-    Rows of e4m3_g128 need a number of inputs that 32 divides, and a scale for a whole row or for a
-    multiple of 128 inputs. Other matrices are converted to fp32.
+    Rows of e4m3_g128 need a number of inputs that 32 divides, and a scale for a whole row
+    or for a multiple of 128 inputs. Other matrices are converted to fp32.
 
     part: the suffix of the tensor with the scales.
     block: (outputs, inputs) that share a scale.
@@ -113,8 +113,8 @@ def by_rows(
 ) -> tuple[Float32, int]:
     """Return (the scales [some, blocks] of some rows, the number of inputs that share a scale).
 
-    scale: the scales of the matrix [n, k]: one number, [n, 1] with one for each row, or
-      [n / rows, k / columns], rounded up, with one for each block.
+    scale: the scales of the matrix [n, k]: one number,
+      [n, 1] with one for each row, or [n / rows, k / columns], rounded up, with one for each block.
     block: (rows, columns) of a block.
 
     Raises:

@@ -1,9 +1,9 @@
 """GPTQ checkpoints: 2, 3, 4 or 8 bits, with a scale and a zero point per group of inputs.
 
-A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n] (codes of
-consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32], scales fp16 [groups,
-n] and g_idx int32 [k], the group of each input; w = scale * (q - zero). In the checkpoint format
-"gptq", qzeros has zero - 1 instead of zero.
+A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n]
+(codes of consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32],
+scales fp16 [groups, n] and g_idx int32 [k], the group of each input; w = scale * (q - zero).
+In the checkpoint format "gptq", qzeros has zero - 1 instead of zero.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """MXFP4 checkpoints (gpt-oss): 4-bit floats in blocks of 32; the scale is a power of two.
 
-The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16], where
-byte i has element 2 i in its low half and element 2 i + 1 in its high half. X_scales
-[experts, out, in / 32] has the exponents plus 127. The GGUF type MXFP4 has the same codes in
-another order. Matrices that the quantizer left alone (`modules_to_not_convert`)
-have no blocks. Source: OCP
-Microscaling Formats 1.0; transformers integrations/mxfp4.py.
+The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16],
+where byte i has element 2 i in its low half and element 2 i + 1 in its high half.
+X_scales [experts, out, in / 32] has the exponents plus 127. The GGUF type MXFP4 has the same codes
+in another order. Matrices that the quantizer left alone
+(`modules_to_not_convert`) have no blocks. Source: OCP Microscaling Formats 1.0;
+transformers integrations/mxfp4.py.
 """
 
 from __future__ import annotations

@@ -1,34 +1,34 @@
 """Online quantization: int8 or int4 matrices are made of a dense checkpoint while it is loaded.
 
-The packers (csrc/kernels/linear) read the rows of the checkpoint, and quantize them on all threads
-while they pack. This file selects the weight kind of each matrix. It also has the same arithmetic
-in numpy, for the torch executor and the tests.
+The packers (csrc/kernels/linear) read the rows of the checkpoint,
+and quantize them on all threads while they pack. This file selects the weight kind of each matrix.
+It also has the same arithmetic in numpy, for the torch executor and the tests.
 
 int8: one scale per output: its largest absolute weight / 127.
 int4: a scale and a minimum per 128 inputs. The range is clipped if that reduces the squared error.
-Both schemes keep the embedding and the output head in int8, since their precision affects the
-choice of every token.
+Both schemes keep the embedding and the output head in int8,
+since their precision affects the choice of every token.
 
 Activations are int8 rows with one scale per 128 inputs. The losses below are in nats per token,
-compared with fp32, on SmolLM2-135M over tests/data/fidelity.txt.
-One activation scale per row is 8 % faster with many rows. But it added a loss of 0.020 in the down
-projections, 0.016 in q, k and v, and 0.004 in gate and up. It added no measurable loss in the
-attention output, so only the attention output has one scale per row. Activation scales per 128
-inputs in all layers lost 0.009 (0.006 of it in gate and up), and scales per 32 inputs lost 0.003.
+compared with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation
+scale per row is 8 % faster with many rows. But it added a loss of 0.020 in the down projections,
+0.016 in q, k and v, and 0.004 in gate and up. It added no measurable loss in the attention output,
+so only the attention output has one scale per row. Activation scales per 128 inputs
+in all layers lost 0.009 (0.006 of it in gate and up), and scales per 32 inputs lost 0.003.
 4-bit weights in groups of 128 lost 0.5, so small models get groups of 32 ("int8_fine" and so on).
 In the output head, groups of 32 are no more accurate than one scale per output (losses of 0.0150
 and 0.0136 with int8, 0.5534 and 0.5545 with int4), but every step has 6 % more bytes to read.
 Embeddings have the weight kind of the output head, since most heads are tied to them.
 
-int4_mixed: like int4, but with int8 for the matrices in SENSITIVE. Errors in their outputs reach
-every later layer (down projections), or every later token that attends to this one (values). Small
-models lose more by 4 bits. For them, int4 already keeps SENSITIVE in int8, and int4_mixed also
-keeps every second layer in int8. On SmolLM2-135M, 4 bits in groups of 32 in all matrices of the
-layers cost 9.6 % more nats per token than bf16 weights, and 4.2 % more with SENSITIVE in int8
-(benchmarks/weight_loss.py).
+int4_mixed: like int4, but with int8 for the matrices in SENSITIVE.
+Errors in their outputs reach every later layer (down projections),
+or every later token that attends to this one (values). Small models lose more by 4 bits. For them,
+int4 already keeps SENSITIVE in int8, and int4_mixed also keeps every second layer in int8.
+On SmolLM2-135M, 4 bits in groups of 32 in all matrices of the layers cost 9.6 % more nats per token
+than bf16 weights, and 4.2 % more with SENSITIVE in int8 (benchmarks/weight_loss.py).
 
-w8a8: the scheme of this name in compressed-tensors, with one scale per output and one scale per
-activation row in every layer, for models that tolerate it.
+w8a8: the scheme of this name in compressed-tensors, with one scale per output
+and one scale per activation row in every layer, for models that tolerate it.
 
 The copies that `cpuserve quantize` writes have integer zero points instead of minimums
 (`quantize_zeros`).
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 BLOCK = 32  # group size of the fine schemes
 CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
 CUT_STEP = np.float32(0.05)  # each range is narrower than the last by this part of the full range
-# The significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
-# most the 11 bits of fp16. A reader that stores this product in fp16,
-# or the scale in bf16, is exact.
+# The significant bits of a scale with a zero point.
+# A zero point has 4 bits, so scale * zero has at most the 11 bits of fp16.
+# A reader that stores this product in fp16, or the scale in bf16, is exact.
 SCALE_BITS = 7
 MOST_SCALE = np.float32(4096)  # the largest scale: 15 times this scale is within fp16
 MIXED = "int4_mixed"
@@ -88,8 +88,8 @@ PER_TOKEN = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-# Small matrices that choose experts. They are not quantized, because an error in a router changes
-# the experts that a token is multiplied by.
+# Small matrices that choose experts. They are not quantized,
+# because an error in a router changes the experts that a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",

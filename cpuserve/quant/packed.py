@@ -1,12 +1,12 @@
 """Common code for checkpoints that store a quantized matrix as several tensors.
 
-AWQ and GPTQ store `q_proj.qweight`, `q_proj.scales` and more. Here they become the single tensor
-that a Program reads (`q_proj.weight`). Its rows are converted to a source type of the packers when
-they are read, one matrix at a time.
+AWQ and GPTQ store `q_proj.qweight`, `q_proj.scales` and more.
+Here they become the single tensor that a Program reads (`q_proj.weight`).
+Its rows are converted to a source type of the packers when they are read, one matrix at a time.
 
-A matrix in a format without kernels becomes fp32 rows, which are packed as int8 in groups of 32.
-With normally distributed weights, this adds an error of 0.005 of their standard deviation; the
-error of FP8 itself is 0.026.
+A matrix in a format without kernels becomes fp32 rows,
+which are packed as int8 in groups of 32. With normally distributed weights,
+this adds an error of 0.005 of their standard deviation; the error of FP8 itself is 0.026.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def rebuilt(
 ) -> BuiltTensor:
     """Return a matrix with rows [n, row_bytes] that `build` returns when they are read.
 
-    build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER, but the
-    last slice ends at the end of the matrix.
+    build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER,
+    but the last slice ends at the end of the matrix.
     """
     n = shape[0]
     size = n * row_bytes(source, shape[1])
@@ -352,8 +352,8 @@ class IntWeights(PackedWeights):
     ) -> BuiltTensor:
         """Return the matrix with these codes [n, k].
 
-        A matrix keeps its codes if a kernel can read its groups, which have a multiple of 32
-        inputs. Otherwise its weights are converted to floats.
+        A matrix keeps its codes if a kernel can read its groups,
+        which have a multiple of 32 inputs. Otherwise its weights are converted to floats.
 
         codes: a function that returns the codes of some rows (see `rebuilt`).
         order: the group of each input [k]; None if each group has consecutive inputs.

@@ -76,12 +76,12 @@ _DENSE = ("f32", "f16", "bf16")
 class PartWeights:
     """The `Weights` of a checkpoint in any format, and the parts of its tensors.
 
-    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each matrix has
-    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. This holds for biases
-    as well.
+    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5),
+    each matrix has the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
+    This holds for biases as well.
 
-    If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is as in
-    gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
+    If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is
+    as in gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
 
     def __init__(self, weights: Weights) -> None:

@@ -6,8 +6,8 @@ u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale 
 u4z_g32 u4z_g64    k / 32 or 64 of the same blocks, with 4-bit codes
 u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256, with codes of 2 and 3 bits
 
-The codes of a block are a stream of bits, the lowest bits first. Symmetric 4-bit and 8-bit codes in
-small groups may become GGUF blocks of 32 weights instead (Q4_0, Q8_0).
+The codes of a block are a stream of bits, the lowest bits first. Symmetric 4-bit
+and 8-bit codes in small groups may become GGUF blocks of 32 weights instead (Q4_0, Q8_0).
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def few_bits_source(k: int, groups: int, bits: int, *, symmetric: bool, name: st
 def int8_source(each: int, *, symmetric: bool) -> SourceType:
     """Return the source type of 8-bit rows with a scale and a zero point for `each` weights.
 
-    symmetric: whether the zero points of all codes are 128. Such rows become Q8_0, which has more
-    scales than groups of 128, but no zero points.
+    symmetric: whether the zero points of all codes are 128. Such rows become Q8_0,
+    which has more scales than groups of 128, but no zero points.
     """
     if symmetric and each <= GROUP:
         return "gguf_q8_0"
@@ -197,8 +197,8 @@ def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
 def read_codes(tensor: QuantTensor) -> Codes:
     """Return the codes and scales of a tensor of one of these types, with row_order applied.
 
-    The scales of types with zero points are repeated for every 32 weights, because the activation
-    rows that these weights multiply have a scale per 32 inputs.
+    The scales of types with zero points are repeated for every 32 weights,
+    because the activation rows that these weights multiply have a scale per 32 inputs.
     """
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     data = np.ascontiguousarray(data)

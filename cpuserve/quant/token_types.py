@@ -1,9 +1,9 @@
 """Weights of a BERT that reads pairs of texts, with tokens of type 0 or 1.
 
-A step knows the id and the position of a token, but not its type. The table of word embeddings is
-therefore stored twice: row i is for token i with type 0, and row vocab + i for token i with type 1.
-A Program adds the embedding of type 0 to every token, so rows of the second copy include the
-difference between the embeddings of types 1 and 0.
+A step knows the id and the position of a token, but not its type.
+The table of word embeddings is therefore stored twice: row i is for token i with type 0,
+and row vocab + i for token i with type 1. A Program adds the embedding of type 0 to every token,
+so rows of the second copy include the difference between the embeddings of types 1 and 0.
 """
 
 from __future__ import annotations

@@ -289,8 +289,8 @@ MISSING: tuple[Missing, ...] = (
     Missing(("--rpc",), "one server runs on one machine; put a load balancer before several"),
 )
 
-# Variables of llama-server, each with the flag that it stands for there. A variable that has the
-# same meaning as an option of cpuserve is an alias of this option instead.
+# Variables of llama-server, each with the flag that it stands for there.
+# A variable that has the same meaning as an option of cpuserve is an alias of this option instead.
 _FLAGS = {
     "LLAMA_ARG_THREADS": "--threads",
     "LLAMA_ARG_N_GPU_LAYERS": "--n-gpu-layers",

@@ -11,8 +11,8 @@ MISSING: tuple[Missing, ...] = (
     Missing(("--think", "--hidethinking"), "set think or reasoning_effort in the request"),
 )
 
-# Variables of the Ollama server. They are not read, because a machine may have them for Ollama
-# itself. OLLAMA_KEEP_ALIVE is an alias of --keep-alive.
+# Variables of the Ollama server. They are not read,
+# because a machine may have them for Ollama itself. OLLAMA_KEEP_ALIVE is an alias of --keep-alive.
 UNREAD: tuple[Missing, ...] = (
     Missing(("OLLAMA_HOST",), "use --host and --port"),
     Missing(("OLLAMA_MODELS",), "use --models-dir, for models that clients create and pull"),

@@ -1,7 +1,7 @@
 """The folder inside the user's directory that holds the prefix cache, and nothing else.
 
-Other programs may use the same directory. cpuserve therefore removes files only in a folder that it
-has marked, and only files with names that it uses.
+Other programs may use the same directory. cpuserve therefore removes files only in a folder
+that it has marked, and only files with names that it uses.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.p
                              KEY is the hash of the block; in every cache group but the first
                              one, KEY is a hash of this hash and the group
 
-A file is written under a temporary name and then renamed. A file that is incomplete, damaged or
-written with other settings is removed when it is read; the first such file is logged. The least
-recently used files are removed when the size limit is reached. Several processes may share a
-directory and its limit; each process may exceed the limit by up to a sixteenth.
-If reading or writing fails, no request fails: the block counts as a cache miss.
+A file is written under a temporary name and then renamed. A file that is incomplete,
+damaged or written with other settings is removed when it is read; the first such file is logged.
+The least recently used files are removed when the size limit is reached.
+Several processes may share a directory and its limit; each process may exceed the limit by up
+to a sixteenth. If reading or writing fails, no request fails: the block counts as a cache miss.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ log = get_logger("kv")
 class DiskCache:
     """Keeps blocks in `directory`, at most `max_bytes` of files for all models.
 
-    queue_bytes: memory for blocks that wait to be written (at least one block); further blocks are
-      not saved while the queue is full.
+    queue_bytes: memory for blocks that wait to be written (at least one block);
+      further blocks are not saved while the queue is full.
     cpus: CPUs of the writing thread; empty = the CPUs of the thread that creates this object.
     `seed`: the bytes that block hashes start from.
 
@@ -192,8 +192,8 @@ class DiskCache:
 
     def _run(self) -> None:
         if self._cpus and hasattr(os, "sched_setaffinity"):
-            # A new thread inherits the affinity of its creator. A compute thread is pinned to one
-            # CPU, and this thread would compete for it.
+            # A new thread inherits the affinity of its creator.
+            # A compute thread is pinned to one CPU, and this thread would compete for it.
             with suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
         while (item := self._queue.get()) is not None:
@@ -206,8 +206,8 @@ class DiskCache:
                 self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
-        # This thread must survive every error, even a lack of memory: if the queue is full, `put`
-        # waits for this thread to remove a block from it.
+        # This thread must survive every error, even a lack of memory:
+        # if the queue is full, `put` waits for this thread to remove a block from it.
         try:
             self._store_or_repair(self._path(name.key), self._format.pack(name, data))
         except Exception as error:

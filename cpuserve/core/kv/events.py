@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-# vLLM uses this name for the memory that the engine computes with, on CPUs as well. In vLLM "CPU"
-# is a tier of offloaded blocks, which routers value less.
+# vLLM uses this name for the memory that the engine computes with, on CPUs as well.
+# In vLLM "CPU" is a tier of offloaded blocks, which routers value less.
 MEDIUM = "GPU"
 
 
@@ -24,8 +24,8 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
       each key depends on all tokens up to the end of its block.
     parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
-    extra_keys: the name of the adapter of each block and, at the beginning of a text, its
-      cache_salt; None for a block without both.
+    extra_keys: the name of the adapter of each block and,
+      at the beginning of a text, its cache_salt; None for a block without both.
     """
 
     block_hashes: list[bytes]
@@ -71,16 +71,16 @@ CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 class CacheEvents:
     """Collects the changes of a prefix index until `take` returns them.
 
-    adapter_name: a function that returns the name of the LoRA adapter with a fingerprint. A salt of
-    the index is the client's cache_salt, after the fingerprint of the adapter and "@" if there is
-    one. The fingerprint ends with `SamplingParams.scale_key`.
+    adapter_name: a function that returns the name of the LoRA adapter with a fingerprint.
+    A salt of the index is the client's cache_salt, after the fingerprint of the adapter and "@"
+    if there is one. The fingerprint ends with `SamplingParams.scale_key`.
     """
 
     def __init__(self, block_size: int, adapter_name: Callable[[str], str] = str) -> None:
         self._block_size = block_size
         self._adapter_name = adapter_name
-        # The first event makes receivers clear their index, because an engine that was restarted
-        # has lost its cache.
+        # The first event makes receivers clear their index,
+        # because an engine that was restarted has lost its cache.
         self._events: list[CacheEvent] = [AllBlocksCleared()]
         self._last: IndexEntry | None = None  # the last entry, if the last event is BlockStored
 

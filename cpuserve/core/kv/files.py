@@ -18,9 +18,9 @@ from typing import TypeVar
 from cpuserve.core.kv.cache_folder import FOLDER, is_marked
 from cpuserve.log import get_logger
 
-# Files and folders with other names are ignored. _MODEL is a folder for one model with its
-# settings, _BLOCK is the file of a block in such a folder,
-# and _TEMPORARY is a file that is being written.
+# Files and folders with other names are ignored.
+# _MODEL is a folder for one model with its settings,
+# _BLOCK is the file of a block in such a folder, and _TEMPORARY is a file that is being written.
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
@@ -50,8 +50,8 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        # None except during a rescan, while _sizes must not change. During a rescan: the sizes of
-        # the files that were used since it began,
+        # None except during a rescan, while _sizes must not change.
+        # During a rescan: the sizes of the files that were used since it began,
         # and None for each file that was removed since then.
         self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
@@ -104,10 +104,10 @@ class BlockFiles:
     def rescan(self) -> None:
         """Read the folders again.
 
-        Other threads may change the list meanwhile. They never wait for the disk or for the scan
-        of a long list: this method takes the lock only to begin, and at the end to apply their
-        changes to the new list. It also releases the GIL after every few files. Only one thread may
-        call `add`, `trim` and `rescan`.
+        Other threads may change the list meanwhile.
+        They never wait for the disk or for the scan of a long list: this method takes the lock only
+        to begin, and at the end to apply their changes to the new list. It also releases the GIL
+        after every few files. Only one thread may call `add`, `trim` and `rescan`.
         """
         with self._lock:
             self._since = OrderedDict()

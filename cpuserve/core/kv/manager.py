@@ -5,19 +5,19 @@ any block can serve any group. A group keeps the keys of all tokens, or only the
 window of `window` tokens sees: blocks before the window are freed while their sequence runs. Their
 entries in the table are then set to block `num_blocks`, which is not in the pool and never written.
 
-The states of recurrent layers form one more cache group, the last one. Its blocks are the slots of
-a separate pool, with ids after all KV blocks, because a slot is as large as hundreds of blocks.
-The slot of block i holds the state at the last multiple of `state_chunk` tokens in that block, and
-the data of the tokens since then. Once the block is full, the slot holds the state at its end.
-A block without a slot of its own uses the slot of the next block that has one. A sequence therefore
-needs two slots: one for the last full block, where a prefix can end, and one for the current block.
-Only the states at the end of a prompt or a response, and at the token where two prompts begin to
-differ, are published ("snapshots").
+The states of recurrent layers form one more cache group, the last one. Its blocks are the slots
+of a separate pool, with ids after all KV blocks, because a slot is as large as hundreds of blocks.
+The slot of block i holds the state at the last multiple of `state_chunk` tokens in that block,
+and the data of the tokens since then. Once the block is full, the slot holds the state at its end.
+A block without a slot of its own uses the slot of the next block that has one.
+A sequence therefore needs two slots: one for the last full block, where a prefix can end,
+and one for the current block. Only the states at the end of a prompt or a response,
+and at the token where two prompts begin to differ, are published ("snapshots").
 
-An entry of the prefix index has a block for each group. If a group that keeps all tokens loses its
-block by eviction, the entry is removed, since no prefix with this block could be used. A group with
-a window may lose its block alone: a prefix can then be used only if it is so long that this block
-is before its window.
+An entry of the prefix index has a block for each group.
+If a group that keeps all tokens loses its block by eviction, the entry is removed,
+since no prefix with this block could be used. A group with a window may lose its block alone:
+a prefix can then be used only if it is so long that this block is before its window.
 """
 
 from __future__ import annotations
@@ -269,10 +269,10 @@ class KvManager:
     ) -> None:
         """Publish the full blocks of the first `num_tokens` tokens for other sequences.
 
-        computed: whether the tokens have been computed. A computed block is replaced by a published
-        block with equal content. A block that is not computed yet stays in the table, because the
-        next step writes to it. States are published only after they are computed: a request that
-        found a state earlier would read it in the same step that computes it.
+        computed: whether the tokens have been computed. A computed block is replaced by
+        a published block with equal content. A block that is not computed yet stays in the table,
+        because the next step writes to it. States are published only after they are computed:
+        a request that found a state earlier would read it in the same step that computes it.
         """
         if not self.prefix_caching or (self.has_states and not computed):
             return
@@ -323,8 +323,8 @@ class KvManager:
         if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
             return
         own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
-        # If this block and the next one share a slot, the first full state chunk (state_chunk
-        # tokens) of the next block has overwritten the state.
+        # If this block and the next one share a slot, the first full state chunk
+        # (state_chunk tokens) of the next block has overwritten the state.
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
         if own != self.gone:
@@ -357,9 +357,9 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return a plan to restore blocks after `computed` tokens (never the last token), or None.
 
-        A sequence can continue only after tokens that every cache group has. A group that keeps all
-        tokens needs all its blocks before the next token, a group with a window needs the blocks in
-        the window, and the group of states needs the last block.
+        A sequence can continue only after tokens that every cache group has.
+        A group that keeps all tokens needs all its blocks before the next token, a group
+        with a window needs the blocks in the window, and the group of states needs the last block.
         """
         size, index = self.block_size, chain.num_entries
         if self.offload is None or not self.prefix_caching or chain.failed:
@@ -381,8 +381,8 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        entry: the index's entry for the next block of `chain`, or None. Returns None if the cache
-        has the blocks of all groups, which `catch_up` takes.
+        entry: the index's entry for the next block of `chain`, or None.
+        Returns None if the cache has the blocks of all groups, which `catch_up` takes.
         """
         begin = chain.num_entries
         held_from = [0] * len(self.windows)  # per group: it has all blocks from this index on

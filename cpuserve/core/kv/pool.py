@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cpuserve.ids import BlockId
 
-# A cached block has a weight, a power of two that is stored as its exponent (level). A heavier
-# block is evicted later. Nobody notices that a prompt of 500 tokens is computed again, but 30,000
-# tokens take minutes. A token of a long prompt also takes more time, since it attends to all tokens
-# before it. So the weight doubles when a prompt is 8 (2 ** _STEP_BITS) times longer: prompts below
-# _SHORT tokens have the weight 1, and the greatest weight is 2 ** _MOST_COST.
+# A cached block has a weight, a power of two that is stored as its exponent (level).
+# A heavier block is evicted later. Nobody notices that a prompt of 500 tokens is computed again,
+# but 30,000 tokens take minutes. A token of a long prompt also takes more time, since it attends
+# to all tokens before it. So the weight doubles when a prompt is 8 (2 ** _STEP_BITS) times longer:
+# prompts below _SHORT tokens have the weight 1, and the greatest weight is 2 ** _MOST_COST.
 _SHORT, _STEP_BITS, _MOST_COST = 1024, 3, 3
-# A block of a conversation counts as 8 (2 ** _CONTINUED) times younger than other blocks, because
-# most prompts outside of conversations never come again.
+# A block of a conversation counts as 8 (2 ** _CONTINUED) times younger than other blocks,
+# because most prompts outside of conversations never come again.
 _CONTINUED = 3
 _LEVELS = _MOST_COST + _CONTINUED + 1
 
@@ -31,19 +31,19 @@ def level_of(num_tokens: int, *, continued: bool) -> int:
 class BlockPool:
     """Owns the block ids first .. first + num_blocks - 1.
 
-    A block is in use (it has references), cached (it has no references, but `keep` has kept its
-    content) or free. `take` hands out free blocks first. Then it evicts cached blocks: it calls
-    `on_evict(block)` before it reuses a block. `continuations(block)` returns the blocks that
-    follow `block` in longer prefixes, each after its predecessors. These blocks cannot be used
-    without `block`, so they are evicted before it.
+    A block is in use (it has references), cached (it has no references,
+    but `keep` has kept its content) or free. `take` hands out free blocks first.
+    Then it evicts cached blocks: it calls `on_evict(block)` before it reuses a block.
+    `continuations(block)` returns the blocks that follow `block` in longer prefixes, each after
+    its predecessors. These blocks cannot be used without `block`, so they are evicted before it.
 
-    The block with the greatest age / 2 ** level is evicted first. The age of a block is the number
-    of blocks that were taken since its last release. The level of a block is the highest level of
-    the sequences that have released it (`level_of`).
+    The block with the greatest age / 2 ** level is evicted first.
+    The age of a block is the number of blocks that were taken since its last release.
+    The level of a block is the highest level of the sequences that have released it (`level_of`).
 
-    The free list is a stack that starts with the low ids on top. The memory of a KV block is
-    committed when the block is first used. Reusing the block that was freed last keeps it in the
-    caches of the CPU, and keeps the resident size small.
+    The free list is a stack that starts with the low ids on top.
+    The memory of a KV block is committed when the block is first used. Reusing the block
+    that was freed last keeps it in the caches of the CPU, and keeps the resident size small.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._first, end = first, first + num_blocks
         self._free = [BlockId(i) for i in range(end - 1, first - 1, -1)]
-        # The cached blocks of each level, the least recently released block first. The values are
-        # _num_taken at the time of the release.
+        # The cached blocks of each level, the least recently released block first.
+        # The values are _num_taken at the time of the release.
         self._cached: list[OrderedDict[BlockId, int]] = [OrderedDict() for _ in range(_LEVELS)]
         self._num_cached = 0
         self._num_taken = 0

@@ -1,9 +1,9 @@
 """Keys (hashes) of KV blocks, and the index from keys to blocks.
 
 The key of a full block is a hash of its tokens and of all tokens before it. The hash alone is not
-trusted: a hit also requires equal tokens in the block, and that the parent of its entry is the
-entry that was found for the block before. By induction the whole prefix is then equal, so a hash
-collision cannot show a request the keys and values of other tokens.
+trusted: a hit also requires equal tokens in the block, and that the parent of its
+entry is the entry that was found for the block before. By induction the whole prefix is then equal,
+so a hash collision cannot show a request the keys and values of other tokens.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class PrefixMatch:
 
     tables: the beginning of the block table of each cache group.
     blocks: the cached blocks in `tables`.
-    branch: how many entries the index has for the beginning of the sequence. `entries` has fewer
-      entries if a cache group has lost blocks.
+    branch: how many entries the index has for the beginning of the sequence.
+      `entries` has fewer entries if a cache group has lost blocks.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -105,8 +105,8 @@ class RestorePlan:
     """The blocks begin .. end - 1 of a sequence, to be taken from the cache or an offload tier.
 
     tier: the slowest tier that one of these blocks is restored from.
-    has_state: whether the states of recurrent layers at the end of the last block are restored
-      from a tier as well.
+    has_state: whether the states of recurrent layers
+      at the end of the last block are restored from a tier as well.
     """
 
     begin: int
@@ -126,19 +126,19 @@ class RestorePlan:
 class PrefixChain:
     """The keys of the full blocks of one sequence, and the place of the sequence in the index.
 
-    Each key is computed once. Sequences with a different `salt` share no blocks. The first
-    `num_entries` blocks in the sequence's block table have entries in the index; `last` is the last
-    of these entries, and `own` lists the entries that this sequence has created.
+    Each key is computed once. Sequences with a different `salt` share no blocks.
+    The first `num_entries` blocks in the sequence's block table have entries in the index;
+    `last` is the last of these entries, and `own` lists the entries that this sequence has created.
 
-    snapshots: the indices of the blocks that keep the states of recurrent layers at their end for
-      other sequences.
+    snapshots: the indices of the blocks
+      that keep the states of recurrent layers at their end for other sequences.
     found: the result of the last search, until the sequence adopts that prefix.
-    plan: the blocks that are being restored. Until all of them are restored, a cache group may lack
-      keys for the next token.
-    failed: whether a tier had lost or damaged a block; no further block is then restored for this
-      sequence.
-    continues: whether the sequence is a turn of a conversation, so that its blocks stay in the
-      cache longer (PublishedBlocks.judge).
+    plan: the blocks that are being restored.
+      Until all of them are restored, a cache group may lack keys for the next token.
+    failed: whether a tier had lost or damaged a block;
+      no further block is then restored for this sequence.
+    continues: whether the sequence is a turn of a conversation,
+      so that its blocks stay in the cache longer (PublishedBlocks.judge).
     """
 
     salt: str = ""
@@ -181,9 +181,9 @@ class PrefixChain:
 class PrefixIndex:
     """Maps keys to blocks. Tests pass a weak `digest` to get collisions.
 
-    The parent of every entry is in the index. A lookup starts at the beginning of a text, so it
-    could never reach an entry without its parent, and this entry would prevent others from
-    inserting the same tokens.
+    The parent of every entry is in the index.
+    A lookup starts at the beginning of a text, so it could never reach an entry without its parent,
+    and this entry would prevent others from inserting the same tokens.
 
     seed: the bytes that hashes start from; random per process unless keys must outlive the process.
     revivals: how many evicted entries were inserted again, perhaps with another parent.
@@ -247,10 +247,10 @@ class PrefixIndex:
     def search(self, chain: PrefixChain, token_ids: Sequence[int], most: int) -> FoundPrefix:
         """Return the index entries of the first blocks of a sequence, at most `most` entries.
 
-        It continues where the last search ended, because every step searches for each waiting
-        sequence. An entry is evicted only after its children, so the result is still valid if its
-        last entry is in the index. An entry that was inserted again may have another parent: the
-        search then starts from the beginning.
+        It continues where the last search ended,
+        because every step searches for each waiting sequence. An entry is evicted only
+        after its children, so the result is still valid if its last entry is in the index. An entry
+        that was inserted again may have another parent: the search then starts from the beginning.
         """
         found = chain.found
         entries = found.entries
@@ -297,11 +297,11 @@ class PrefixIndex:
     ) -> CachedBlock | None:
         """Return the entry for the next block of `chain`: an existing entry, or a new one.
 
-        Returns None if an entry is impossible: other content has the same hash, the parent's entry
-        was evicted, or one of `blocks` belongs to another entry.
+        Returns None if an entry is impossible: other content has the same hash,
+        the parent's entry was evicted, or one of `blocks` belongs to another entry.
 
-        old: an evicted entry of the same tokens. It is used again, so that its children can be
-        found again.
+        old: an evicted entry of the same tokens.
+        It is used again, so that its children can be found again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):

@@ -22,10 +22,10 @@ from cpuserve.ids import BlockId
 class PublishedBlocks:
     """Adds and removes entries of the index together with their blocks in the pools.
 
-    windows: the window of each cache group in tokens, 0 = the group keeps all tokens. If num_states
-      > 0, the last group has the states of recurrent layers, in a pool of its own.
-    gone: the id that replaces freed blocks in block tables. It equals the number of KV blocks, and
-      the ids of states are greater.
+    windows: the window of each cache group in tokens, 0 = the group keeps all tokens.
+      If num_states > 0, the last group has the states of recurrent layers, in a pool of its own.
+    gone: the id that replaces freed blocks in block tables.
+      It equals the number of KV blocks, and the ids of states are greater.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class PublishedBlocks:
         is the first sequence that continues after exactly this prefix. Many sequences continue
         after a common system prompt, but they are not the turns of one conversation.
 
-        If the next block of the sequence was evicted lately, the cache has no room for all
-        conversations. If each conversation replaced the oldest one, none would be in the cache when
-        its next turn comes. Such a sequence therefore counts as a turn only with a probability of
-        one half, and blocks of other conversations stay in the cache.
+        If the next block of the sequence was evicted lately, the cache has no room for
+        all conversations. If each conversation replaced the oldest one, none would be in the cache
+        when its next turn comes. Such a sequence therefore counts as a turn only
+        with a probability of one half, and blocks of other conversations stay in the cache.
         """
         end = len(entries)
         if end < len(chain.keys) and chain.keys[end] in self._evicted:
@@ -162,8 +162,8 @@ class PublishedBlocks:
     def _continuations(self, block: BlockId) -> list[BlockId]:
         """Return the blocks that can only be used together with `block`, each after its parent.
 
-        A sequence frees its last block first, so a block is usually freed before its parent. But if
-        another sequence has shared the block and not the parent, the parent is freed first.
+        A sequence frees its last block first, so a block is usually freed before its parent.
+        But if another sequence has shared the block and not the parent, the parent is freed first.
         """
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"

@@ -1,9 +1,9 @@
 """SharedFiles: read-only KV blocks in files that another server has written.
 
-`shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept. DIR is a copy
-of that directory in a container image, or the directory itself on a network file system. The keys
-of its blocks start from the seed in DIR, so this tier can be combined with any other tier.
-The list of files is read once, at the start.
+`shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept.
+DIR is a copy of that directory in a container image,
+or the directory itself on a network file system. The keys of its blocks start from the seed in DIR,
+so this tier can be combined with any other tier. The list of files is read once, at the start.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cpuserve.log import get_logger
 # How many block keys stay in memory:
 # a key takes about 200 bytes and saves a microsecond of SHA-256.
 _MOST_KEYS = 1 << 16
-# The most bytes of the tokens in a file. A larger file than the head, the data of a block and this
-# number of bytes does not belong to this model.
+# The most bytes of the tokens in a file. A larger file than the head,
+# the data of a block and this number of bytes does not belong to this model.
 _MOST_TOKEN_BYTES = 1 << 16
 
 log = get_logger("kv")
@@ -120,9 +120,9 @@ class SharedFiles:
     def _key(self, chain: PrefixChain, index: int) -> bytes:
         """Return the key of block `index` of `chain` in this directory.
 
-        Keys are chained hashes. The hashes of this directory start from another seed than the
-        hashes of the engine, so self._keys maps the engine's key of a block to the key in this
-        directory.
+        Keys are chained hashes.
+        The hashes of this directory start from another seed than the hashes of the engine,
+        so self._keys maps the engine's key of a block to the key in this directory.
         """
         if len(self._keys) > _MOST_KEYS:
             self._keys.clear()

@@ -11,8 +11,8 @@ class BlockTable(list[BlockId]):
     """A list of blocks that knows which entries changed since it was last sent to the executor.
 
     An executor stores the table of each sequence, and each step sends it the entries from `sent` on
-    (runtime/pack.py). Blocks may therefore be appended as to any list, but other changes must use
-    the methods of this class.
+    (runtime/pack.py). Blocks may therefore be appended as to any list,
+    but other changes must use the methods of this class.
     """
 
     __slots__ = ("_left", "sent")

@@ -1,7 +1,7 @@
 """The interface of an offload tier, which keeps the content of blocks outside the cache.
 
-In the cache group of recurrent layers, the content of a block is the states of these layers after
-the last token of the block.
+In the cache group of recurrent layers,
+the content of a block is the states of these layers after the last token of the block.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TierNeeds:
 class Tier(Protocol):
     """Stores blocks; each block belongs to an entry of the prefix index and to a cache group.
 
-    A block is found by its key, but the key alone is not trusted: the tokens of the block and all
-    tokens before it must be equal.
+    A block is found by its key, but the key alone is not trusted:
+    the tokens of the block and all tokens before it must be equal.
 
     A failure of a tier never fails a request.
 

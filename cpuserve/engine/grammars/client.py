@@ -3,11 +3,11 @@
 The process, the library and the bitmasks are created for the first request with a grammar.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` returns the results so far. There is one bitmask for each request slot. Right after a
-step, `begin_fill` asks for the bitmasks of the running requests, and `masks_for` returns them
-before the next step. If the bitmasks are late, requests with grammars wait, and other requests run.
-A process that ends, or does not reply for REPLY_S seconds, is replaced. The grammars in use are
-then compiled again, and their requests continue.
+and `collect` returns the results so far. There is one bitmask for each request slot.
+Right after a step, `begin_fill` asks for the bitmasks of the running requests, and `masks_for`
+returns them before the next step. If the bitmasks are late, requests with grammars wait,
+and other requests run. A process that ends, or does not reply for REPLY_S seconds, is replaced.
+The grammars in use are then compiled again, and their requests continue.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # above this number, the oldest grammars that no request uses are dropped
 # If all compiled grammars take more than MAX_KEPT_BYTES, grammars that no request uses are dropped.
-# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A compiled schema of 160
-# kB takes 5 MB, and a grammar may grow to 40 MB while it matches many different texts.
+# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A compiled schema
+# of 160 kB takes 5 MB, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
 # A step waits at most GRACE_S seconds for its bitmasks: ten times the time of the slowest bitmask.
 GRACE_S = 0.1
-# The grammar of a request may be the reason that the process ended. A request therefore fails when
-# the process has ended twice while it had a matcher for this request.
+# The grammar of a request may be the reason that the process ended. A request therefore fails
+# when the process has ended twice while it had a matcher for this request.
 MAX_LOSSES = 1
 
 Key = tuple[str, str]
@@ -74,8 +74,8 @@ class _Grammar:
 class _GrammarRequest:
     """An unfinished request with a grammar.
 
-    taken: how many output tokens of the request its matcher has consumed; -1 = it has no matcher
-      yet.
+    taken: how many output tokens of the request its matcher has consumed;
+      -1 = the request has no matcher yet.
     filled: (the slot of the bitmask for the next token, the number of preemptions of the request
       when this bitmask was filled).
     losses: how often its matcher was lost because the process ended.
@@ -280,8 +280,8 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        # A request cannot end (and free memory) while its grammar is compiled again. So a
-        # compilation of this kind must not wait for memory.
+        # A request cannot end (and free memory) while its grammar is compiled again.
+        # So a compilation of this kind must not wait for memory.
         is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
         if is_free or self._again:
             self._room.set()

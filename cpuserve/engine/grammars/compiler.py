@@ -36,8 +36,8 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 
-# Limits of the work for one mask: a millisecond is 14,000 units of lexer fuel, or 20,000 items of
-# the parser. The number of lexer states (1 to 2 KB each) limits the memory of a grammar.
+# Limits of the work for one mask: a millisecond is 14,000 units of lexer fuel, or 20,000 items
+# of the parser. The number of lexer states (1 to 2 KB each) limits the memory of a grammar.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -99,8 +99,8 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # llguidance before 1.7 supports only one end-of-sequence token. It treats an end token as
-        # text if the tokenizer does not mark it as special.
+        # llguidance before 1.7 supports only one end-of-sequence token.
+        # It treats an end token as text if the tokenizer does not mark it as special.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
@@ -117,8 +117,8 @@ class Compiler:
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
-        # llguidance decides which tokens are special: every added token like <tool_call>, although
-        # the tokenizers of Qwen do not mark this token as special.
+        # llguidance decides which tokens are special: every added token like <tool_call>,
+        # although the tokenizers of Qwen do not mark this token as special.
         special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
         self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
@@ -203,8 +203,8 @@ class Compiler:
     def compute(self, masks: Mask, rows: list[tuple[Any, int]], grammars: int) -> None:
         """Fill masks[row] for each (matcher, row); `finish` must follow for each of them.
 
-        grammars: the number of different grammars. `rows` is sorted by grammar: the matchers of one
-        grammar share an automaton, which only one thread at a time can use.
+        grammars: the number of different grammars. `rows` is sorted by grammar:
+        the matchers of one grammar share an automaton, which only one thread at a time can use.
         """
         address, stride = masks.ctypes.data, masks.strides[0]
         if len(rows) > FEW_ROWS and grammars > 1 and self._has_threads():

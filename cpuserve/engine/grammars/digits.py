@@ -1,9 +1,9 @@
 """Limits the numbers in JSON: to 20 digits in an integer, and to the range of a double.
 
-Grammars allow any number of digits, and small models write digits until max_tokens. llguidance has
-no limit for digits, so this module removes them from its bitmasks. It recognizes a number without
-the whole text: the text ends with digits, and the bitmask allows the characters that may follow
-a number. In a string, the bitmask would allow a quotation mark instead.
+Grammars allow any number of digits, and small models write digits until max_tokens.
+llguidance has no limit for digits, so this module removes them from its bitmasks.
+It recognizes a number without the whole text: the text ends with digits, and the bitmask allows the
+characters that may follow a number. In a string, the bitmask would allow a quotation mark instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts GBNF, the grammar format of llama.cpp, to Lark grammars for llguidance.
 
-The converter of llguidance does not support characters by their number, `{0}`, a rule named
-start, and that `.` matches a line break.
+The converter of llguidance does not support characters by their number,
+`{0}`, a rule named start, and that `.` matches a line break.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 class _Node:
     """A part of a rule.
 
-    kind: "text" (value: the literal in Lark), "set" (value: the set of characters in Lark), "name"
-    (value: another rule), "all" (a sequence of parts), "any" (alternative parts), or "repeat" (one
-    part, from `least` to `most` times; None = no limit).
+    kind: "text" (value: the literal in Lark), "set" (value: the set of characters in Lark),
+    "name" (value: another rule), "all" (a sequence of parts), "any" (alternative parts),
+    or "repeat" (one part, from `least` to `most` times; None = no limit).
     """
 
     kind: str

@@ -1,8 +1,8 @@
 """The grammars that wait for compilation: a bounded queue where callers take turns.
 
-The engine's thread adds and drops grammars, and another thread takes them. The grammars of one
-caller are compiled in the order of arrival. The callers are served in turn, so that no caller
-waits for all grammars of another caller.
+The engine's thread adds and drops grammars, and another thread takes them.
+The grammars of one caller are compiled in the order of arrival.
+The callers are served in turn, so that no caller waits for all grammars of another caller.
 """
 
 from __future__ import annotations

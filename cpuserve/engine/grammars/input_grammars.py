@@ -1,12 +1,12 @@
 """Inserts the grammars of custom tools into the Lark grammar of tool calls.
 
 A client's grammar describes a text. Most formats of tool calls write this text as a JSON string.
-The grammar is then rewritten: each character that JSON escapes is replaced by its escape. In
-formats with tags, the text is written as it is.
+The grammar is then rewritten: each character that JSON escapes is replaced by its escape.
+In formats with tags, the text is written as it is.
 
-llguidance reads lexemes without backtracking. In JSON, a lexeme such as `.*` may continue after a
-backslash, so the escape of a line break cannot follow it. Rules that are not recursive therefore
-become terminals, which llguidance compiles into one automaton.
+llguidance reads lexemes without backtracking. In JSON, a lexeme such
+as `.*` may continue after a backslash, so the escape of a line break cannot follow it. Rules
+that are not recursive therefore become terminals, which llguidance compiles into one automaton.
 """
 
 from __future__ import annotations

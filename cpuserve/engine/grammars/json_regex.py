@@ -86,8 +86,8 @@ def without_anchors(pattern: str) -> str:
 def inside_json(pattern: str, flags: str = "") -> str:
     """Return a pattern that matches the texts of `pattern` as they are written in JSON strings.
 
-    flags: the flags of the pattern. The result needs the flag `i` if the pattern has it, and no
-    other flags.
+    flags: the flags of the pattern.
+    The result needs the flag `i` if the pattern has it, and no other flags.
 
     Raises:
       RegexError: see `without_anchors`.

@@ -1,7 +1,7 @@
 """Reads the Lark grammars of clients, so that they can become a part of another grammar.
 
-Error messages have the line and the column in the client's text. The parts of Lark that llguidance
-lacks are refused (templates, imports of files) or have no effect (priorities).
+Error messages have the line and the column in the client's text. The parts of Lark
+that llguidance lacks are refused (templates, imports of files) or have no effect (priorities).
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Row(msgspec.Struct, array_like=True):
 
     grammar: the number of the request's grammar.
     begins: whether to create a new matcher for the request.
-    stop_ids: further tokens that may end the text where the grammar allows an end; only the first
-      Row of a request has them.
+    stop_ids: further tokens that may end the text
+      where the grammar allows an end; only the first Row of a request has them.
     """
 
     request: int

@@ -35,8 +35,8 @@ class Facts:
     is_open: whether a part of the schema allows other members (additionalProperties).
     has_properties: whether a part of the schema has `properties`.
     closed: whether the schema itself forbids all members except `names`.
-    closes: whether the value has only the members `names`, unless another schema describes it as
-      well, which the caller checks.
+    closes: whether the value has only the members `names`,
+      unless another schema describes it as well, which the caller checks.
     branches: the facts of the schemas in each anyOf or oneOf.
     """
 

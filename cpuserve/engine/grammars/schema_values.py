@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any
 
-# llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits. LARGEST is the
-# largest double below 2^63.
+# llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits.
+# LARGEST is the largest double below 2^63.
 LARGEST = 2**63 - 1024
 # digits.py limits integers to 20 digits, and numbers to doubles: larger bounds have no effect.
 NO_INTEGER, NO_NUMBER = 10**20, 1e308
@@ -29,9 +29,9 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# The own pattern of llguidance for this format has x([x-]*x)? for a label of a domain. With it,
-# bitmasks take milliseconds, because llguidance does not see that any x may follow. This pattern
-# matches the same labels.
+# The own pattern of llguidance for this format has x([x-]*x)? for a label of a domain.
+# With it, bitmasks take milliseconds, because llguidance does not see that any x may follow.
+# This pattern matches the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"

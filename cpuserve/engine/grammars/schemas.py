@@ -1,11 +1,11 @@
 """Converts JSON schemas to the keywords that llguidance enforces.
 
-All values that fit the result of `convert` fit the client's schema. Keywords that llguidance lacks
-are expressed by other keywords. This may exclude some valid values (comments say where), but never
-admits invalid values. Annotations are left out. A keyword that cannot be enforced is refused, and
-the error has its JSON pointer. Objects are closed: without additionalProperties, they have only the
-members that their schema declares. The reason is that small models invent further members until
-max_tokens, and vLLM and llama.cpp close objects as well.
+All values that fit the result of `convert` fit the client's schema.
+Keywords that llguidance lacks are expressed by other keywords. This may exclude some valid values
+(comments say where), but never admits invalid values. Annotations are left out. A keyword
+that cannot be enforced is refused, and the error has its JSON pointer. Objects are closed: without
+additionalProperties, they have only the members that their schema declares. The reason is that
+small models invent further members until max_tokens, and vLLM and llama.cpp close objects as well.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
 def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
     """Return the schema in keywords that llguidance enforces.
 
-    closed: whether objects without additionalProperties have only the members of their
-    schema, and whether a schema with properties (or items) allows only objects (or arrays).
+    closed: whether objects without additionalProperties have only the members of their schema,
+    and whether a schema with properties (or items) allows only objects (or arrays).
 
     Raises:
         SchemaError: it is not a JSON schema, cannot be enforced, or has no finite value.
@@ -199,8 +199,8 @@ class _Place:
         self._count_members()
         if self._more:
             out["allOf"] = [*out.get("allOf", ()), *self._more]
-        # A list with one schema is replaced by this schema, because llguidance has problems with
-        # references to recursive schemas in lists.
+        # A list with one schema is replaced by this schema,
+        # because llguidance has problems with references to recursive schemas in lists.
         if list(out) == ["allOf"] and len(out["allOf"]) == 1:
             only: Schema = out["allOf"][0]
             return only

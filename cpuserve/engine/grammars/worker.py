@@ -4,10 +4,10 @@ It is a separate process because a grammar comes from a client. A schema can mak
 memory, compute for hours or overflow its stack. Loading a tokenizer holds the GIL for seconds.
 Inside an engine, this would stop all streams or end the engine.
 
-Each grammar is compiled twice, first in a fork with limits of CPU time and memory. A grammar that
-stays below these limits is compiled again on a thread of this process, and kept. Meanwhile the main
-thread fills bitmasks. This process forks only while its other threads do nothing: the threads of
-llguidance, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
+Each grammar is compiled twice, first in a fork with limits of CPU time and memory. A grammar
+that stays below these limits is compiled again on a thread of this process, and kept. Meanwhile the
+main thread fills bitmasks. This process forks only while its other threads do nothing: the threads
+of llguidance, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ MAX_WAIT_S = 30.0  # seconds of wall-clock time, as other processes may use the 
 MAX_GROWTH_BYTES = 512 << 20  # bytes of address space, while the fork compiles
 MAX_GRAMMAR_BYTES = 128 << 20  # bytes of resident memory, after the fork has compiled
 NOT_WANTED = "nobody waits for it"
-# The stack of the fork is smaller than STACK_BYTES. A grammar that does not overflow the stack of
-# the fork therefore does not overflow the stack of this process.
+# The stack of the fork is smaller than STACK_BYTES. A grammar that does not overflow the stack
+# of the fork therefore does not overflow the stack of this process.
 TRIAL_STACK_BYTES = 8 << 20
 
 

@@ -26,8 +26,8 @@ class Keys:
     def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
         """Return a positive integer; without a default the key is required.
 
-        some: whether the value may be a list with a number for each layer. A 0 then means that the
-        layer has no such part; all other numbers must be equal.
+        some: whether the value may be a list with a number for each layer.
+        A 0 then means that the layer has no such part; all other numbers must be equal.
         """
         value = self.raw(key)
         if value is None and default is not None:

@@ -133,8 +133,8 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
         if keys.raw(f"rope.scaling.{name}") is not None:
             scaling[field] = keys.real(f"rope.scaling.{name}")
     if keys.raw("rope.scaling.yarn_log_multiplier") is not None:
-        # In DeepSeek, this value is a tenth of mscale_all_dim. llama.cpp assumes that mscale and
-        # mscale_all_dim are equal.
+        # In DeepSeek, this value is a tenth of mscale_all_dim.
+        # llama.cpp assumes that mscale and mscale_all_dim are equal.
         weight = 10 * keys.real("rope.scaling.yarn_log_multiplier")
         scaling |= {"mscale": weight, "mscale_all_dim": weight}
     return scaling
@@ -266,9 +266,9 @@ def row_order(
 def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[np.int32]:
     """Return for each Hugging Face row of a fused query_key_value the index of the stored row.
 
-    The file has all q, then all k, then all v. Hugging Face has the query heads of the first KV
-    head, its k and its v, then the same for the next KV head. Source: the inverse of
-    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in the converter of llama.cpp.
+    The file has all q, then all k, then all v. Hugging Face has the query heads
+    of the first KV head, its k and its v, then the same for the next KV head. Source: the inverse
+    of GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in the converter of llama.cpp.
     """
     heads = q_heads + 2 * kv_heads
     if rows % heads or q_heads % kv_heads:

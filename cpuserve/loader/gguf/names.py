@@ -21,8 +21,8 @@ _END = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
 def gguf_of(repo: str, names: Iterable[str], wanted: str) -> str:
     """Return the GGUF file of `repo` with the name or the type `wanted`; case does not matter.
 
-    Of a model in several files, the first file is returned. Raises a ModelError that lists the
-    candidates unless exactly one file fits.
+    Of a model in several files, the first file is returned.
+    Raises a ModelError that lists the candidates unless exactly one file fits.
     """
     files = files_of_models(names)
     named = [name for name in files if wanted in parts_of(name)]

@@ -1,10 +1,10 @@
 """GGUF block formats: blocks of 32 or 256 weights with their scales, and in some types minimums.
 
-Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of 256
-weights (the k-quants and IQ4_XS) have an integer scale for each 16 or 32 weights, and in some types
-an integer minimum. One fp16 factor multiplies all scales of a block, and another one all minimums,
-which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table. NVFP4 and the
-types that are converted have files of their own (nvfp4.py, converted.py).
+Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum.
+Blocks of 256 weights (the k-quants and IQ4_XS) have an integer scale for each 16 or 32 weights, and
+in some types an integer minimum. One fp16 factor multiplies all scales of a block, and another one
+all minimums, which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table.
+NVFP4 and the types that are converted have files of their own (nvfp4.py, converted.py).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ SOURCES: dict[str, SourceType] = {
     **{dtype: how.source for dtype, how in CONVERTED.items()},
     **dict.fromkeys(DECODED, "f32"),
 }
-# The number of rows that a thread decodes at a time: enough to make the overhead of numpy calls
-# small, and few enough for the caches of the thread.
+# The number of rows that a thread decodes at a time:
+# enough to make the overhead of numpy calls small, and few enough for the caches of the thread.
 DECODED_ROWS = 64
 
 

@@ -32,8 +32,8 @@ class Conversion(NamedTuple):
 
     to: the new type, as log messages show it.
 
-    `rewrite` converts each block of `weights` weights in `nbytes` bytes to a block of the type
-    `source` in `built` bytes.
+    `rewrite` converts each block of `weights` weights
+    in `nbytes` bytes to a block of the type `source` in `built` bytes.
     """
 
     to: str

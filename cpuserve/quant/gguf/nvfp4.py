@@ -3,10 +3,10 @@
 A block is { u8 scale[4]; u8 q[32] }. Each scale is E4M3 without a sign, for 16 weights. Their E2M1
 codes take 8 bytes: byte i has weight i in its low half and weight i + 8 in its high half.
 
-A matrix may have an fp32 factor in a separate tensor, and a stack of experts a factor for each
-expert. llama.cpp multiplies the product by the factor; here the factor is the scale of the rows.
-Input scales are meant for 4-bit activations and are ignored, because activations are bf16 here (and
-int8 in llama.cpp).
+A matrix may have an fp32 factor in a separate tensor,
+and a stack of experts a factor for each expert. llama.cpp multiplies the product by the factor;
+here the factor is the scale of the rows. Input scales are meant for 4-bit activations
+and are ignored, because activations are bf16 here (and int8 in llama.cpp).
 Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of the converter of llama.cpp.
 """
 
@@ -101,8 +101,8 @@ class Factors:
 def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
     """Return the matrix, or the stack of matrices, in rows of nvfp4.
 
-    factors: one number, or one for each matrix of a stack. Reading rows raises ModelError if they
-    have a scale that is NaN.
+    factors: one number, or one for each matrix of a stack.
+    Reading rows raises ModelError if they have a scale that is NaN.
     """
     *outer, k = stored.shape
     count, blocks = math.prod(outer), k // WEIGHTS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# The bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values from a
-# table. These types are decoded to fp32 while loading, and packed as int8 in groups of 32.
+# The bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values
+# from a table. These types are decoded to fp32 while loading, and packed as int8 in groups of 32.
 DECODED = {
     "IQ1_S": 50,
     "IQ1_M": 56,

@@ -41,8 +41,8 @@ _GATING = {
 def _deepseek2(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for latent attention and the router.
 
-    The router of DeepSeek V2 is a softmax; the router of V3 and GLM-4.7-Flash is a sigmoid with a
-    bias. Files from before May 2025 have one matrix kv_b, and the widths of a head are key_length
+    The router of DeepSeek V2 is a softmax; the router of V3 and GLM-4.7-Flash is a sigmoid with
+    a bias. Files from before May 2025 have one matrix kv_b, and the widths of a head are key_length
     and value_length. In newer files, these widths are key_length_mla and value_length_mla.
     """
     biased = any(name.endswith(".exp_probs_b.bias") for name in keys.file.tensors)

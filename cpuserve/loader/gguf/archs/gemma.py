@@ -61,8 +61,8 @@ def _gemma_embedding(keys: Keys) -> dict[str, Any]:
 def _gemma3n(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Gemma 3n; files stack the matrices between AltUp streams.
 
-    The key activation_sparsity_scale has the cutoff of the gates in each layer, in standard
-    deviations.
+    The key activation_sparsity_scale has the cutoff of the gates in each layer,
+    in standard deviations.
     """
     cutoffs, widths = keys.raw("activation_sparsity_scale"), keys.raw("feed_forward_length")
     if cutoffs is not None and not (

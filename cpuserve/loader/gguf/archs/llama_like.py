@@ -129,8 +129,8 @@ def _apertus(keys: Keys) -> dict[str, Any]:
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     """Return entries of config.json for Cohere 2 with experts.
 
-    In all files, the result is the mean of the routed and the shared experts. The first layers have
-    a dense MLP; they have a RoPE even if they have no window.
+    In all files, the result is the mean of the routed and the shared experts.
+    The first layers have a dense MLP; they have a RoPE even if they have no window.
     """
     shared_count = keys.whole("expert_shared_count")
     settings = experts(keys)

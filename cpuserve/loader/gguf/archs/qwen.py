@@ -85,8 +85,8 @@ def _qwen3_moe(keys: Keys) -> dict[str, Any]:
 
 ARCHS = {
     "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
-    # The text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Their RoPE has positions on three axes,
-    # which are equal for text.
+    # The text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    # Their RoPE has positions on three axes, which are equal for text.
     "qwen2vl": GgufArch("Qwen2ForCausalLM", "qwen2"),
     "qwen3vl": GgufArch("Qwen3ForCausalLM", "qwen3"),
     "qwen3vlmoe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),

@@ -25,8 +25,8 @@ class GgufArch:
     settings: a function that returns entries of config.json for this architecture.
     eps: the key in config.json for the epsilon of norms.
     layer_norm: whether norms are layer norms.
-    interleaved: whether the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j,
-      2j + 1).
+    interleaved: whether the converter reorders the rows of q and k for ggml's "normal" RoPE,
+      which rotates the pairs 2j, 2j + 1.
     added_norms: whether the converter adds 1 to the weights of norms, except in gated delta nets.
     tiled: whether the converter reorders the value heads of gated delta nets.
     yarn: the YaRN parameters of the family that files do not have.

@@ -1,8 +1,8 @@
 """The architectures of GGUF files: for each its model family, tensors and metadata.
 
-To add an architecture, add an entry to ARCHS in the file of its family. Tensors and keys follow the
-gguf package and the llama.cpp converters. tests/loader/test_gguf_archs.py writes a file of each
-architecture and reads it again.
+To add an architecture, add an entry to ARCHS in the file of its family.
+Tensors and keys follow the gguf package and the llama.cpp converters.
+tests/loader/test_gguf_archs.py writes a file of each architecture and reads it again.
 """
 
 from __future__ import annotations
