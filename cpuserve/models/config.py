@@ -135,7 +135,7 @@ def read_kinds(
 def read_flags(
     config: Mapping[str, Any], key: str, default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-    """Return config[key], a list of 0 and 1 (or bools) by layer; default: the flags without it."""
+    """Return a bool for each layer, from config[key] (a list of 0 and 1) or else from `default`."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     flags = config.get(key)
     if flags is None:

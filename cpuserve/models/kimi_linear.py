@@ -133,7 +133,7 @@ def row_delta(
     """Return the delta net `at` of h. Two small matrices make the gates, and two make the decays.
 
     rates: the shape of A_log.
-    bound: as in `GatedDelta`.
+    bound: the lower bound of the logarithms of decays, as in `GatedDelta`.
     """
     sizes = cast("dict[str, int]", s.extra["delta"])
     heads, width = sizes["heads"], sizes["width"]

@@ -80,9 +80,11 @@ class Interpreter:
     tensors: every weight of the program by its checkpoint name, as a torch tensor;
     weights of quantized kinds in the emulated mode are a QuantMatrix.
     kinds: the weight kind of each matrix in the emulated mode (default dense_f32).
-    kv_dtype: storage of keys and values in both modes: "f32", "f16", "bf16", or, with one scale for
-      each token and head, "int8", "fp8_e4m3", "fp8_e5m2". The cache has `num_blocks` blocks of 32
-      tokens, and `num_states` slots for states of recurrent layers.
+    kv_dtype: the storage type of keys and values in both modes.
+     "f32", "f16" and "bf16" have no scales.
+     "int8", "fp8_e4m3" and "fp8_e5m2" have one scale for each token and head.
+    num_blocks: the number of blocks of the cache, each of 32 tokens.
+    num_states: the number of slots for states of recurrent layers.
     long_rope: whether a LongRoPE uses its frequencies for long sequences.
     cancelled: any thread may set it; run() then raises RuntimeError after its current op.
     """

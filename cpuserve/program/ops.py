@@ -8,15 +8,19 @@ Shapes: T = tokens of the step, D = model width. Every value is a float matrix w
  `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
  as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
 
-Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
-inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
-word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
-RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
-V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
-GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
-OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache); Gemma
-3n (Columns, MixParts, MatchRms, KeepTop); GLM-5.3 (StreamWeights, Limit); Qwen4-Exp (NgramEmbed,
-SpreadStreams); encoders (Attention without `causal`, Hidden).
+Families that these ops cover, with ops that a family added:
+
+  Llama 2/3, Mistral, SmolLM2
+  Qwen2/2.5 (biases of q, k and v), Qwen3 (q and k norms inside RopeStoreKV), Qwen3-MoE
+  OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, word_embed projection)
+  Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, Attention `scale` and `softcap`)
+  DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
+  Granite 4 (ShortConv, Mamba2, GatedNorm), LFM2 (ShortConv between two Gates)
+  gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
+  Gemma 4 (Scale, Route `factors`, layers that share a cache)
+  Gemma 3n (Columns, MixParts, MatchRms, KeepTop), GLM-5.3 (StreamWeights, Limit)
+  Qwen4-Exp (NgramEmbed, SpreadStreams), encoders (Attention without `causal`, Hidden)
+
 docs/design/programs.md says which family uses which operations.
 
 Operations are msgspec structs, because Python creates their classes in 1 ms.
@@ -72,11 +76,10 @@ class Op(msgspec.Struct, frozen=True):
 
     The file of a subclass also has the builder method that appends this op.
 
-    reads_of: the fields that hold the values the op reads, in the order of the inputs of
-     `reference`.
+    reads_of: the fields with the values that the op reads, in the order of inputs of `reference`.
     write_of: the field that holds the value the op writes.
-    claimed: whether the op consists of tasks that threads claim (`claimed` in
-     csrc/runtime/operations/operation.h).
+    claimed: whether the op consists of tasks that threads claim
+     (`claimed` in csrc/runtime/operations/operation.h).
     """
 
     reads_of: ClassVar[tuple[str, ...]] = ("x",)

@@ -27,8 +27,8 @@ class TensorPart:
     """Rows [first, end) of a stored tensor, or of matrix `index` of a stack of matrices.
 
     step: the distance from each row to the next (1: successive rows).
-    columns: whether the rows are rows of the transposed matrix, that is, columns of the stored
-     matrix. In a vector, a row is one number.
+    columns: whether the rows are columns of the stored matrix (rows of its transpose).
+     In a vector, a row is one number.
     """
 
     tensor: str

@@ -193,8 +193,7 @@ class TorchSampling:
         """Check what the forward pass does not check: the size of the step, and values of its rows.
 
         Raises:
-            ValueError: the step is too large, or a row has a bad mask, slot or number of
-                alternatives.
+            ValueError: the step is too large, or a row has a bad mask, slot or num_top.
         """
         shape = (0, mask_words(self._vocab)) if masks is None else masks.shape
         bad = (step.row_mask < -1) | (step.row_mask >= shape[0])

@@ -1,5 +1,5 @@
-// Counts the heap allocations of this library, so that a test can check that a step allocates
-// nothing. Calls of malloc, operator new and similar functions are wrapped at link time (--wrap).
+// Counts the heap allocations of this library, to test that a step allocates nothing.
+// Calls of malloc, operator new and similar functions are wrapped at link time (--wrap).
 #pragma once
 #include <cstdint>
 

@@ -77,8 +77,8 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Divides memory into arrays that follow one another, each aligned to 64 bytes. A caller uses
-// it once with a null base to find the total size, and again with the memory to place the arrays.
+// Divides memory into successive arrays, each aligned to 64 bytes. A caller uses a Carver once
+// with a null base to find the total size, and again with memory to place the arrays.
 class Carver {
  public:
   explicit Carver(uint8_t* base) : base_(base) {}

@@ -1,7 +1,7 @@
 // Waiting with a time limit: a thread first spins with `pause`, may then yield,
 // and finally sleeps in a futex. Spinning without a limit is very slow if threads share cores,
-// because the spinning thread uses the CPU time that the late thread needs. Sleeping without
-// spinning first would cost tens of microseconds at each of the hundreds of barriers of a step.
+// because the spinning thread uses CPU time that the late thread needs. Sleep
+// without a spin would cost tens of microseconds at each of the hundreds of barriers of a step.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -142,11 +142,11 @@ static_assert(sizeof(std::atomic<uint64_t>) == 8,
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the first four bytes must be the lower half");
 
-// A barrier for threads in groups. The last thread of a group that arrives counts as the arrival
-// of the group, and the last group advances the phase that all threads wait for. Threads of a group
-// should be on cores that share an L3: their counter is in a cache line that stays in this L3
-// (20-40 ns for an arrival), and only one arrival per group crosses the interconnect (100 ns and
-// more). With a single counter, 192 threads would need 20 us for their arrivals, one after another.
+// A barrier for threads in groups. The last thread of a group that arrives counts for the group,
+// and the last group advances the phase that all threads wait for.
+// Threads of a group should share an L3: the counter of the group stays in this L3 (20-40 ns
+// for an arrival), and only one arrival per group crosses the interconnect (100 ns and more).
+// With a single counter, the arrivals of 192 threads, one after another, would take 20 us.
 class Barrier {
  public:
   // groups: the number of groups of threads. Groups are numbered from 0.
@@ -172,9 +172,9 @@ class Barrier {
     if (!arrive(group, last)) phase_.wait_while(phase, state);
   }
 
-  // Counts this thread as arrived and returns immediately, for a thread that does not need the
-  // results of the other threads. Returns true if this thread is the last to arrive. Arrivals use
-  // acq_rel: each publishes the writes of its thread, and the last thread sees all of these writes.
+  // Counts this thread as arrived and does not wait, for a thread that needs no results of others.
+  // Returns true if this thread is the last to arrive. Arrivals use acq_rel:
+  // each publishes the writes of its thread, and the last thread sees all of these writes.
   bool arrive(int group) noexcept {
     return arrive(group, [] {});
   }

@@ -115,9 +115,9 @@ struct RankThreads {
 //
 // A phase is the work between two barriers, and all threads number phases in the same way.
 // Each thread has three cursors, which count the items claimed from its share.
-// Claims in phase p use the cursors with index p % 3. At the start of phase p, each thread resets
-// its cursor with index (p + 1) % 3 for the next phase. No thread uses that cursor then, because
-// its last claims were in phase p - 2. The cursors of phase p - 1 keep their counts for claimed().
+// Claims in phase p use the cursors with index p % 3. At its start, each thread resets its cursor
+// with index (p + 1) % 3: no thread uses that one, because its last claims were in phase p - 2.
+// The cursors of phase p - 1 keep their counts for claimed().
 class WorkQueue {
  public:
   explicit WorkQueue(int threads)

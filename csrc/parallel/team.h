@@ -63,8 +63,8 @@ class Team {
     barrier_.wait(slot.complex, slot.in_step, last);
   }
 
-  // Thread 0 calls adapt() and call_all() between two calls of run_on_all(). adapt() records the
-  // times of the last call; a thread that keeps losing its core to other processes takes no part
+  // Thread 0 calls adapt() and call_all() between two calls of run_on_all(). adapt() judges threads
+  // by the last call: one that keeps losing its core to other processes takes no part
   // in the next calls (thread_roster.h). call_all() makes all threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;

@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten scheduler slices of 3 ms
 // A thread that keeps losing its core takes no part for 300 ms. If this happens again soon
-// after its return, the absence is doubled, up to 2 s. With 2 s, trying the thread again
-// (for a window of 30 ms) costs 1.5 %. The absence must not be longer: when the other process
-// has stopped, a prompt runs at half the possible speed (on two cores) until the thread returns.
+// after its return, the absence is doubled, up to 2 s: then trying the thread again
+// for 30 ms costs 1.5 %. The absence must not be longer: when the other process has stopped,
+// a prompt runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;  // "soon": at most this long after its return
 // Without one of n threads, a step runs at (n - 1) / n of its speed,

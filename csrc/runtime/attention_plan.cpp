@@ -7,9 +7,9 @@
 namespace cpuserve {
 namespace {
 
-// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk
-// (64 KB at head_dim 64) from L2 once, so units with more rows read less in total. With at least
-// kUnitsPerThread units per thread, threads finish the operation at about the same time.
+// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk from L2
+// once (64 KB at head_dim 64), so units with more rows read less in total. kUnitsPerThread units
+// per thread are enough for threads to finish at about the same time.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
 // Tiles (units of a prompt) get fewer than kMinTileRows rows if threads would be idle otherwise:

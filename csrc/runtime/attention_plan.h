@@ -4,12 +4,12 @@
 // A unit is the attention of some query rows of one sequence to some chunks of keys,
 // for one KV head. A row is one query head of one token, and a chunk is 256 keys (kChunk).
 // Long queries are divided by rows. The share of each thread is a run of consecutive units,
-// and all shares have equal cost. If whole units would load the threads unevenly (few sequences, or
-// one sequence that is much longer than the others), a unit that crosses the end of a share is also
-// divided over its chunks: each chunk then has a partial result, and a merge unit adds the partial
-// results in ascending order. The result has the same bits as if one thread visited all chunks.
-// If there are many decode units per thread, one unit takes several KV heads: while it computes one
-// head, the keys of the next head are loaded. Planning takes time linear in the number of units.
+// and all shares have equal cost. If whole units would load the threads unevenly (few sequences,
+// or a very long one), a unit that crosses the end of a share is also divided over its chunks:
+// each chunk then has a partial result, and a merge unit adds them in ascending order,
+// so the result has the same bits as if one thread visited all chunks.
+// If there are many decode units per thread, one unit takes several KV heads: while it computes
+// a head, the keys of the next head are loaded. Planning takes time linear in the number of units.
 #pragma once
 #include <algorithm>
 #include <cstdint>

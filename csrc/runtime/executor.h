@@ -65,8 +65,8 @@ struct MemoryBinding {
   std::vector<int> nodes;  // by rank: its NUMA node, or -1 if its threads are on several nodes
 };
 
-// For each rank, how many bytes of its weights and of its KV cache are on each NUMA node now
-// (node -> bytes).
+// For each rank and each NUMA node, the bytes of the rank's weights and KV cache
+// that are on this node now (node -> bytes).
 struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
 };
@@ -106,9 +106,9 @@ class Executor {
   // and copies the unmodified logits [rows, vocab] to `logits`, which the caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
-  // Runs the operations up to and including number `op`, and returns the inputs and the output
-  // of `op`. If the previous call tapped an earlier operation of the same step, this call continues
-  // after that operation. Nothing is sampled, but keys and values are stored in the cache.
+  // Runs the operations up to and including number `op`; returns the inputs and the output of `op`.
+  // After a call that tapped an earlier operation of the same step, it continues after that one.
+  // Nothing is sampled, but keys and values are stored in the cache.
   Tap tap(Span<const int32_t> words, int64_t op);
   // Copies KV blocks of a cache group to or from memory, between steps (KvCache::read_block).
   // Throws std::invalid_argument for a block or a group that does not exist.
@@ -137,9 +137,9 @@ class Executor {
   // To cancel no step any more, call cancel(false) between steps.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
-  // Returns the number of phases of steps and probes so far (a phase is the work between two
-  // barriers), and the number of work items that threads claimed in the latest phases. Two results
-  // are equal only if no work was claimed between the calls. Any thread may call this function.
+  // Returns (the number of phases of steps and probes so far, the number of work items claimed
+  // in the latest phases). A phase is the work between two barriers. Two results are equal
+  // only if no work was claimed between the calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
     return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
   }

@@ -1,9 +1,9 @@
 // The paged KV cache. Each rank has an arena with the order
 //   [slab][layer][head of the rank] { K, V } [block of the slab]
-// A slab is 8 blocks, and a block is 32 tokens. A block holds the keys and values of all layers of
-// one group. Any block can serve any group, because the first layer of every group is at offset 0.
-// A block is therefore as large as the largest group needs. If the layers of groups differ
-// in shape, blocks of one slab with different groups would overlap in this order. Then the order is
+// A slab is 8 blocks, and a block is 32 tokens: the keys and values of all layers of one group.
+// Any block can serve any group, because the first layer of every group is at offset 0.
+// A block is therefore as large as the largest group needs. If layers of groups differ in shape,
+// blocks of one slab with different groups would overlap. The order is then
 //   [slab][block of the slab][layer][head of the rank] { K, V }
 // A latent layer (MLA) has only K.
 //

@@ -3,12 +3,12 @@
 namespace cpuserve {
 namespace {
 
-// The bytes of weights that a thread claims at a time in a decode step. Reading 128 KB takes 5-10
-// us at the share of one core of the memory bandwidth. This is long compared with an atomic
+// The bytes of weights that a thread claims together in a decode step.
+// Reading 128 KB at the memory bandwidth of one core takes 5-10 us, long compared with an atomic
 // operation (20-100 ns) and short compared with the delay of a late thread (40 us and more).
 constexpr int64_t kClaimBytes = 128 << 10;
-// Tasks narrower than a strip (4 panels) are worth their cost if some thread would otherwise
-// have more than 2 % (1 / kUnevenParts) more work than the mean. For example,
+// Tasks narrower than a strip (4 panels) are worth their cost
+// if some thread would otherwise have more than 2 % (1 / kUnevenParts) more work than the mean:
 // two threads would get 5 and 4 of 9 strips, and 16 threads would get 3 or 2 of 40 strips.
 constexpr int64_t kUnevenParts = 50;
 // Threads neither start at the same time nor run at the same speed.
@@ -59,12 +59,12 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
   chunk_ = std::max<int64_t>(1, kClaimBytes / (width_ * s.panel_bytes));
 }
 
-// With many rows arithmetic is the limit (or memory, if many threads have few rows each).
-// Of all divisions into equal tasks, the function chooses the one that ends first according
-// to a cost model of a task. More row blocks than the kernels need are faster only while
-// the products of a block take longer than reading the weights, because threads that share panels
-// but no L3 cache each read these panels. If the register tile has several panels, a task
-// has at least two panels: the sums of one panel are too few to hide the latency of a product.
+// With many rows arithmetic is the limit (or memory, if many threads have few rows each). Of all
+// divisions into equal tasks, the function chooses the one with the least time in a cost model.
+// More row blocks than the kernels need are faster only while the products of a block take longer
+// than reading the weights: threads that share panels but no L3 each read these panels.
+// If the register tile has several panels, a task has at least two of them:
+// the sums of one panel are too few to hide the latency of a product.
 void LinearPlan::plan_many_rows(const LinearShape& s) noexcept {
   const int64_t narrowest = std::max(s.grain, std::min<int64_t>(s.tile_panels, 2));
   const int64_t tiles = ceil_div(rows_, s.tile_rows);

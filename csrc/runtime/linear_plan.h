@@ -52,9 +52,9 @@ class LinearPlan {
  public:
   static constexpr int64_t kFewRows = 16;  // with up to 16 rows, weights are read only once
   // With more than kFewRows rows, each task costs as much as if it had kTaskRows extra rows,
-  // because its first tiles find neither weights nor output in the cache. Measured at AVX2: tasks
-  // of 24 rows run at 95 to 99 % of the rate of tasks of 480 rows, so a task costs 0.2 to 1.3 extra
-  // rows. A faster core computes more rows while it waits for memory, so the constant is higher.
+  // because its first tiles find neither weights nor output in the cache. At AVX2, tasks of 24 rows
+  // run at 95 to 99 % of the rate of tasks of 480 rows: the cost is 0.2 to 1.3 rows.
+  // A faster core computes more rows while it waits for memory, so the constant is higher.
   static constexpr int64_t kTaskRows = 2;
 
   explicit LinearPlan(const LinearShape& shape) noexcept;

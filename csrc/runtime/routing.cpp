@@ -17,8 +17,8 @@ void softmax(float* x, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-// Sets the scores of all experts outside the op.kept best groups to -inf. If several groups
-// have the same total, the first of them is kept. `totals` is scratch for op.groups floats.
+// Sets the scores of all experts outside the op.kept best groups to -inf.
+// Of groups with equal totals, the first is kept. `totals` is scratch for op.groups floats.
 void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t size = op.experts / op.groups;
@@ -43,9 +43,9 @@ void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   }
 }
 
-// Writes the indices of the `chosen` largest of n scores to `out`, the largest score first (the
-// lower index first if scores are equal). `out` stays sorted meanwhile, so almost every score
-// costs one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
+// Writes the indices of the `chosen` largest of n scores to `out`, in descending order of scores;
+// of equal scores, the lower index comes first. `out` is always sorted, so almost
+// every score costs one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
 void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
   const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
   float least = 0;  // the smallest score in `out`

@@ -36,8 +36,8 @@ class Routing {
   int64_t rows() const noexcept { return first_row(experts_); }
   // Returns the token of a routed row.
   int64_t token(int64_t row) const noexcept { return tokens_[static_cast<size_t>(row)]; }
-  // Returns the routed row of a token for its expert number `rank` (0:
-  // the best expert), or -1 if there is none.
+  // Returns the routed row for expert number `rank` of a token, where 0 is the best expert,
+  // or -1 if there is no such row.
   int64_t row(int64_t token, int64_t rank) const noexcept {
     return places_[static_cast<size_t>(token * chosen_ + rank)];
   }

@@ -45,9 +45,9 @@ class Weights {
 
   // Packs matrices on all threads, in one call of the team.
   // Each thread packs the panels that it will read in a step, so these pages are on its NUMA node.
-  // `ahead` lists bytes of mapped files that later calls need; the system reads them from disk
-  // during the call. It reads the first 64 MB of a matrix before the matrix is packed, and the rest
-  // while it is packed. Throws std::invalid_argument if the tensors do not make up their matrix.
+  // `ahead` lists bytes of mapped files that later calls need; the system reads them from disk now.
+  // It reads the first 64 MB of a matrix before packing begins, and the other bytes meanwhile.
+  // Throws std::invalid_argument if the tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);

@@ -48,8 +48,8 @@ struct Worker {
   // Divides items [0, items) among the threads `of` with work stealing: this thread claims chunks
   // of items, first from its own share, and calls run(begin, end) for each chunk.
   // May be called once in a phase. In a cancelled step, the remaining items are claimed
-  // but not computed, because one op of a long prompt can take a second. The values that are then
-  // missing reach no result: run_ops reads the cancel flag at the end and drops the step.
+  // but not computed, because one op of a long prompt can take a second.
+  // Missing values reach no result: run_ops reads the cancel flag at the end and drops the step.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);

@@ -281,8 +281,7 @@ class Rotate(Op, frozen=True):
 class SplitGates(Op, frozen=True):
     """Move the gates of the attention heads to the end of each row.
 
-    The first columns of x [T, width] are,
-    for each of `heads` heads, `head_dim` queries and then `head_dim` gates.
+    The first columns of x [T, width] are `head_dim` queries and `head_dim` gates for each head.
     A row of out [T, width] has all queries, the other columns of x, and all gates.
     """
 

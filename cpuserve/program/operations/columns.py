@@ -264,8 +264,8 @@ class MatchRms(Op, frozen=True):
 class KeepTop(Op, frozen=True):
     """relu(x - cutoff) for the first `width` columns of x, in place (the sparse MLPs of Gemma 3n).
 
-    cutoff: the mean of these columns plus `deviations` times their standard deviation
-    (divided by width, not by width - 1).
+    cutoff: the mean of these columns plus `deviations` times their standard deviation.
+    The standard deviation divides by width, not by width - 1.
     """
 
     write_of = "x"

@@ -25,14 +25,19 @@ MOST_IDS = 1 << 24  # states keep token ids as fp32, which has all integers up t
 class NgramEmbed(Op, frozen=True):
     """Rows of n-gram embeddings, one for each head: out [T, heads * width].
 
-    sizes: the number of rows of each head;
-    the rows of all heads follow one another in `weights` [rows, width],
-    where the last matrix may have fewer rows. The heads form len(multipliers) - 1 equal groups,
-    for n = 2, 3, ... With the ids t_0 (the token), t_1 (the token before) and so on,
-    a head reads its row (t_0 m_0 xor t_1 m_1 ... xor t_(n-1) m_(n-1)) mod size, where m are the
-    `multipliers`. Tokens before the sequence, and before the last `end` among t_1, t_2, ..., count
-    as `end`. The last ids of a sequence are in state layer `state`. Source:
-    transformers modeling_qwen4_exp.
+    sizes: the number of rows of each head. The rows of all heads follow one another in `weights`
+     [rows, width]; the last matrix may have fewer rows.
+    multipliers: odd numbers m_0, m_1, ..., one for each token of the longest n-gram.
+    end: the token id that ends the context of n-grams.
+    state: the state layer with the last ids of a sequence.
+
+    The heads form len(multipliers) - 1 equal groups, for n-grams of n = 2, 3, ... tokens.
+    With the ids t_0 (the token), t_1 (the token before it) and so on,
+    a head of n-grams reads its row number (t_0 m_0 xor t_1 m_1 ... xor t_(n-1) m_(n-1)) mod size.
+    Tokens before the sequence count as `end`.
+    So do tokens before the last `end` among t_1, t_2, ...
+
+    Source: transformers modeling_qwen4_exp.
     """
 
     reads_of = ()

@@ -154,8 +154,7 @@ class ShortConv(Op, frozen=True):
     """A causal convolution of each channel over the last `taps` tokens, then SiLU if `silu`.
 
     out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - (taps - 1 - j) dilation, column + c],
-    where inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The
-    are 0. weight [channels, 1, taps], bias [channels] or None.
+    where inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None.
     State layer `state` keeps the last inputs of a sequence, in `units` equal parts of the channels.
     """
 
@@ -314,8 +313,8 @@ class RecurrentBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the output of a gated delta net over x: [T, value_heads * value_width].
 
-        The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
-        `GatedDelta` for the columns of x and gates, and for the other parameters.
+        The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight.
+        See `GatedDelta` for the columns of x and gates, and for the other parameters.
 
         split_conv: there are weights q_conv1d, k_conv1d and v_conv1d instead of conv1d.
         norm: the name of the norm's module in the layer.
@@ -378,8 +377,7 @@ class RecurrentBuilder(BaseBuilder):
 
         channels: the number of columns, from `column` on; by default all columns from there.
         dilation: the number of tokens from one tap to the next.
-        The first tap may be at most STATE_CHUNK
-         tokens back.
+         The first tap may be at most STATE_CHUNK tokens back.
         """
         if (taps - 1) * dilation > STATE_CHUNK:
             msg = f"{name}: {taps} taps with dilation {dilation} are more than {STATE_CHUNK} back"

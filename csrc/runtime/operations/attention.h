@@ -4,9 +4,9 @@
 
 namespace cpuserve {
 
-// Normalizes (if q_norm and k_norm are set) and rotates q and k of the value qkv, stores k and v in
-// the KV cache of `layer`, and writes the rotated queries to the value q
-// [T, q_heads * round_up(head_dim, 16)].
+// Rotates q and k of the value qkv, after norms if q_norm and k_norm are set.
+// Stores k and v in the KV cache of `layer`,
+// and writes the rotated queries to the value q [T, q_heads * round_up(head_dim, 16)].
 struct RopeStoreOp {
   static constexpr const char* kName = "rope_store_kv";
   Id qkv, q, layer;
@@ -73,8 +73,8 @@ void prepare(const ScaleQueriesOp& op, Program& p);
 void run(const ScaleQueriesOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
 
-// Rotates the first `rotary` dimensions of the first `heads` heads of each row of x, as RopeStoreOp
-// does. Models with norms after the rotation use it: their RopeStoreOp rotates nothing.
+// Rotates the first `rotary` dimensions of the first `heads` heads of each row of x.
+// It is for models with norms after the rotation: their RopeStoreOp rotates nothing.
 struct RotateOp {
   static constexpr const char* kName = "rotate";
   Id x;

@@ -41,8 +41,8 @@ inline Accesses accesses(const SoftGateOp& op, const Program&) {
   return changes({own(op.x)}, op.out);
 }
 
-// Replaces each x by beta * x + alpha_p * x^2 if x is positive, else by beta * x + alpha_n *
-// (exp(x) - 1 - x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
+// The activation xIELU (Apertus), with alpha_p, alpha_n and beta in the vector `factors`:
+// beta * x + alpha_p * x^2 for positive x, else beta * x + alpha_n * (exp(x) - 1 - x).
 struct XieluOp {
   static constexpr const char* kName = "xielu";
   Id x, factors;
@@ -146,8 +146,8 @@ inline Accesses accesses(const MatchRmsOp& op, const Program&) {
   return changes({own(op.like)}, op.x);
 }
 
-// Replaces each value v in the first `width` columns of a row by max(0, v - mean - deviations *
-// standard deviation). Mean and standard deviation are computed from these columns.
+// Replaces each value v in the first `width` columns of a row by max(0, v - cutoff),
+// where cutoff is the mean of these columns plus `deviations` times their standard deviation.
 struct KeepTopOp {
   static constexpr const char* kName = "keep_top";
   Id x;

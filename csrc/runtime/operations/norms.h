@@ -60,8 +60,8 @@ void prepare(const PartNormOp& op, const Program& p);
 void run(const PartNormOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
 
-// Computes the RMS norm of x * silu(z). The gates z begin at column `column` of the value z. A row
-// has `groups` equal parts, and the mean square of each part is computed from its own columns.
+// Computes the RMS norm of x * silu(z); the gates z begin at column `column` of the value z.
+// A row has `groups` equal parts, and the mean square of each part is computed separately.
 struct GatedNormOp {
   static constexpr const char* kName = "gated_norm";
   Id x, z, out, weight;

@@ -5,9 +5,9 @@
 
 namespace cpuserve {
 
-// The size of the state of one sequence in one recurrent layer. The state consists of `units`
-// independent units (heads, or groups of heads or channels). Each unit has `closed` floats for the
-// state after a multiple of 16 tokens, and `open` floats for the later tokens (table/recurrent.h).
+// The size of the state of one sequence in one recurrent layer. It has `units` independent units,
+// which are heads, or groups of heads or channels. Each unit has `closed` floats for the state
+// after a multiple of 16 tokens, and `open` floats for later tokens (table/recurrent.h).
 struct StateLayer {
   int32_t units;
   int64_t closed, open;
