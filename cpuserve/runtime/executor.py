@@ -167,8 +167,8 @@ class Executor(Protocol):
 
         Raises:
           ValueError: an index is out of range; nothing has run or changed.
-          RuntimeError: the step was cancelled; keys and values of its tokens may be written, and
-            request slots that verify draft tokens have to be admitted again.
+           RuntimeError: the step was cancelled; it may have written keys and values of its tokens,
+             and request slots that verify draft tokens have to be admitted again.
         """
 
     def cancel(self, on: bool = True) -> None:

@@ -1,7 +1,7 @@
 // Waiting with a time limit: a thread first spins with `pause`, may then yield,
-// and finally sleeps in a futex. Spinning without a limit is very slow if threads share cores,
-// because the spinning thread uses CPU time that the late thread needs. Sleep
-// without a spin would cost tens of microseconds at each of the hundreds of barriers of a step.
+// and finally sleeps in a futex. If threads share cores, spinning without a limit is very slow,
+// because the spinning thread uses CPU time that the late thread needs. Sleeping immediately
+// would cost tens of microseconds at each of the hundreds of barriers of a step.
 #pragma once
 #include <sched.h>
 #include <time.h>

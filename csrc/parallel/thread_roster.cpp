@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten scheduler slices of 3 ms
 // A thread that keeps losing its core takes no part for 300 ms. If this happens again soon
-// after its return, the absence is doubled, up to 2 s: then trying the thread again
-// for 30 ms costs 1.5 %. The absence must not be longer: when the other process has stopped,
+// after its return, the absence is doubled, up to 2 s. A trial of 30 ms every 2 s costs 1.5 %.
+// The absence must not be longer: when the other process has stopped,
 // a prompt runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;  // "soon": at most this long after its return

@@ -7,9 +7,9 @@
 namespace cpuserve {
 namespace {
 
-// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk from L2
-// once (64 KB at head_dim 64), so units with more rows read less in total. kUnitsPerThread units
-// per thread are enough for threads to finish at about the same time.
+// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk once
+// (64 KB at head_dim 64), so units with more rows read less in total.
+// With kUnitsPerThread units per thread, threads finish at about the same time.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
 // Tiles (units of a prompt) get fewer than kMinTileRows rows if threads would be idle otherwise:
@@ -34,9 +34,9 @@ constexpr double kTolerance = 1.1;
 constexpr double kSmall = 1.0 / 8;
 // A unit is not split if one side of the split would cost less than this fraction of a share.
 constexpr double kEdge = 1.0 / 32;
-// The part of a split unit that belongs to one share is divided into about kPiecesPerShare pieces,
-// so that other threads can take some of them from a delayed thread. A piece consists of whole
-// chunks, so the number of pieces can be larger, up to kMostPiecesPerShare.
+// The part of a split unit in one share is divided into about kPiecesPerShare pieces,
+// so that other threads can take some of them from a delayed thread.
+// Pieces are whole chunks, so there can be more pieces, up to kMostPiecesPerShare.
 constexpr double kPiecesPerShare = 4;
 constexpr int64_t kMostPiecesPerShare = 12;
 // One merge unit adds up this many partial results (its rows times its chunks),

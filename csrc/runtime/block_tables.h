@@ -20,8 +20,8 @@ class BlockTables {
   Span<const int32_t> table(int64_t slot, int64_t group) const noexcept {
     return tables_[static_cast<size_t>(slot * groups_ + group)];
   }
-  // Replaces the entries of a table from index `first` on with `entries`. `first` is at most the
-  // length of the table. Allocates memory if the table has never been as long before.
+  // Replaces the entries of a table from index `first` on (at most its length) by `entries`.
+  // Allocates memory if the table has never been as long before.
   void change(int64_t slot, int64_t group, int64_t first, Span<const int32_t> entries) {
     std::vector<int32_t>& table = tables_[static_cast<size_t>(slot * groups_ + group)];
     table.resize(static_cast<size_t>(first));

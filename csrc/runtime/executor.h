@@ -1,7 +1,7 @@
-// Runs the forward steps of a program. A step is one call of the thread team:
-// every thread walks through all operations, with a barrier where an operation needs results
-// of other threads (barrier_plan.h). The constructor allocates everything except the block tables,
-// which grow before a step runs. A step itself allocates nothing.
+// Runs the forward steps of a program. A step is one call of the thread team: every thread runs
+// all operations, with a barrier where one needs results of other threads (barrier_plan.h).
+// The constructor allocates everything except block tables, which grow before a step runs.
+// A step itself allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -96,8 +96,8 @@ class Executor {
 
   // Runs one step and returns the number of its result rows. results() holds the results
   // until the next step. `words` is the input of the step (step_input.h).
-  // `masks` is the memory of its token masks, which must not change during the step. If sampling
-  // rejects the draft token of a row, the rows of the following draft tokens get no token (-1).
+  // `masks` is the memory of its token masks, which must not change during the step. After a row
+  // that rejects its draft token, the rows of the following draft tokens get no token (-1).
   // If an index is out of range, throws std::invalid_argument before anything runs or changes.
   // Throws std::runtime_error if the step was cancelled: the step may then have written keys
   // and values of its tokens, and request slots with draft tokens have to be admitted again.
@@ -137,9 +137,9 @@ class Executor {
   // To cancel no step any more, call cancel(false) between steps.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
-  // Returns (the number of phases of steps and probes so far, the number of work items claimed
-  // in the latest phases). A phase is the work between two barriers. Two results are equal
-  // only if no work was claimed between the calls. Any thread may call this function.
+  // Returns (number of phases of steps and probes so far, items claimed in the latest phases).
+  // A phase is the work between two barriers. Two equal results mean
+  // that no work was claimed between the calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
     return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
   }

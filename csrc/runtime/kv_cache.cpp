@@ -55,8 +55,8 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
 }
 
 // Places the KV heads of a rank in a new arena. The layers of a slab follow one another,
-// so all keys and values of a token are close together, and the pages in use depend
-// on the number of tokens, not of layers. (With a region for each of 24 layers,
+// so all keys and values of a token are close together, and the number of pages
+// in use depends on tokens, not on layers. (With a region for each of 24 layers,
 // the first 32 tokens used 24 pages of 2 MB, which took 4 % of the time of a 1,024-token prompt.)
 // Inside a layer the blocks of a head follow one another, so attention reads runs of 32 KB
 // at head_dim 64, a third faster than runs of 4 KB that are 64 KB apart.

@@ -4,7 +4,7 @@ namespace cpuserve {
 namespace {
 
 // The bytes of weights that a thread claims together in a decode step.
-// Reading 128 KB at the memory bandwidth of one core takes 5-10 us, long compared with an atomic
+// Reading 128 KB at one core's share of the bandwidth takes 5-10 us, long compared with an atomic
 // operation (20-100 ns) and short compared with the delay of a late thread (40 us and more).
 constexpr int64_t kClaimBytes = 128 << 10;
 // Tasks narrower than a strip (4 panels) are worth their cost
@@ -12,8 +12,8 @@ constexpr int64_t kClaimBytes = 128 << 10;
 // two threads would get 5 and 4 of 9 strips, and 16 threads would get 3 or 2 of 40 strips.
 constexpr int64_t kUnevenParts = 50;
 // Threads neither start at the same time nor run at the same speed.
-// At the end of a linear each thread therefore waits for about 1 / kLateParts of the time
-// of a task. If two plans otherwise take the same time, the plan with smaller tasks is better.
+// At the end of a linear each thread therefore waits for about 1 / kLateParts of a task.
+// If two plans otherwise take the same time, the plan with smaller tasks is better.
 constexpr int64_t kLateParts = 4;
 // If all cores of a server read weights (4 to 5 GB/s for each core), reading the weights
 // of a task takes as long as multiplying them by kReadRows * tile_rows * tile_panels rows:
@@ -59,8 +59,8 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
   chunk_ = std::max<int64_t>(1, kClaimBytes / (width_ * s.panel_bytes));
 }
 
-// With many rows arithmetic is the limit (or memory, if many threads have few rows each). Of all
-// divisions into equal tasks, the function chooses the one with the least time in a cost model.
+// With many rows arithmetic is the limit (or memory, if many threads have few rows each).
+// The function chooses the division into equal tasks with the least time in a cost model.
 // More row blocks than the kernels need are faster only while the products of a block take longer
 // than reading the weights: threads that share panels but no L3 each read these panels.
 // If the register tile has several panels, a task has at least two of them:

@@ -1,8 +1,8 @@
 // The division of one linear into tasks, which the threads of a rank claim. A plan is a pure
 // function of sizes: the executor runs it, and benchmarks/work_simulator.h simulates it.
 //
-// A task is a rectangle of the output: some rows by some panels (of 16 columns). The bits
-// of an output element do not depend on the task that computes it, so a plan affects only time.
+// A task is a rectangle of the output: some rows by some panels of 16 columns.
+// A plan affects only time: the bits of an output element do not depend on its task.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -52,8 +52,8 @@ class LinearPlan {
  public:
   static constexpr int64_t kFewRows = 16;  // with up to 16 rows, weights are read only once
   // With more than kFewRows rows, each task costs as much as if it had kTaskRows extra rows,
-  // because its first tiles find neither weights nor output in the cache. At AVX2, tasks of 24 rows
-  // run at 95 to 99 % of the rate of tasks of 480 rows: the cost is 0.2 to 1.3 rows.
+  // because its first tiles find neither weights nor output in the cache.
+  // At AVX2, tasks of 24 rows run at 95 to 99 % of the rate of 480 rows: a cost of 0.2 to 1.3 rows.
   // A faster core computes more rows while it waits for memory, so the constant is higher.
   static constexpr int64_t kTaskRows = 2;
 

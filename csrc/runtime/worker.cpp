@@ -55,8 +55,8 @@ bool Worker::is_idle(const Op& op) const noexcept {
   return routed && e.routing_.rows() == 0;
 }
 
-// If cores have unequal speeds, no op is run by a single thread: a slow core would delay
-// all others. If weights are mapped from a file, the range of ops ends before a DispatchOp:
+// If cores have unequal speeds, no op is run by one thread: a slow core would delay all others.
+// If weights are mapped from a file, the range of ops ends before a DispatchOp:
 // there threads share the calls that ask the system to read the weights of the chosen experts.
 int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;

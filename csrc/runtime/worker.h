@@ -101,8 +101,8 @@ struct Worker {
   }
   float* partials() const noexcept { return e.partials_; }  // partial results of attention
   StateCache& states() const noexcept { return e.states_; }
-  // state_slot returns the state slot for the block of a token. state_before returns the slot with
-  // the last checkpointed state of a sequence before its tokens of this step (-1: there is none).
+  // state_slot returns the state slot for the block of a token. state_before returns the slot
+  // of the last checkpointed state before the tokens of a sequence in this step (-1: none).
   int64_t state_slot(int64_t token) const noexcept {
     return e.state_slots_[static_cast<size_t>(token)];
   }

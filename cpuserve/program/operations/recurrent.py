@@ -40,15 +40,15 @@ class DeltaSizes(TypedDict):
 class GatedDelta(Op, frozen=True):
     """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
 
-    x: the queries of all key heads, then their keys (`key_width` each), then the values of all
-      value heads, then their output gates z (`value_width` each).
+    x: the queries of all key heads, then the keys of all key heads (`key_width` columns each),
+     then the values of all value heads, then their output gates z (`value_width` columns each).
     gates: b of all value heads, then a, [T, 2 * value_heads].
     out: [T, value_heads * value_width].
     tiled: value head i belongs to key head i % key_heads, otherwise to key head
       i // (value_heads / key_heads).
 
-    Queries, keys and values pass through a causal convolution over `taps` tokens (weight `conv`
-    [channels, 1, taps], where channels are all queries, all keys, all values) and SiLU.
+    Queries, keys and values pass through a causal convolution over `taps` tokens, then SiLU.
+    Its weight `conv` is [channels, 1, taps]; channels are all queries, all keys, all values.
     Queries and keys are then divided by their length, and queries by sqrt(key_width).
     With beta = sigmoid(b) and decay = exp(-exp(a_log) softplus(a + dt_bias)),
     each value head has a state S [key_width, value_width]:
@@ -60,8 +60,8 @@ class GatedDelta(Op, frozen=True):
 
     conv: the weight of the convolution, or three weights: for queries, keys and values.
     beta: a factor of sigmoid(b).
-    by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of all
-     rows of all states.
+    by_row: each row of a state has a decay of its own.
+     `gates` then has b of all heads, and after them a of all rows of all states.
     sigmoid: the gate of the norm is sigmoid(z) instead of silu(z).
     bound: if not 0, decay = exp(bound sigmoid(exp(a_log) (a + dt_bias))).
 

@@ -96,8 +96,9 @@ class MergeStreams(Op, frozen=True):
 class SpreadStreams(Op, frozen=True):
     """Add y [T, width] to each stream of x [T, n * width], in place.
 
-    mixed: `weights` come from `StreamWeights`, so stream i becomes weights[n + i] y + sum over j of
-      weights[2 n + j n + i] stream j. Otherwise 2 sigmoid(weights[i]) y is added to stream i.
+    mixed: whether `weights` come from `StreamWeights`.
+     If so, stream i becomes weights[n + i] y + sum over j of weights[2 n + j n + i] stream j.
+     If not, 2 sigmoid(weights[i]) y is added to stream i.
     """
 
     reads_of = ("y", "weights", "x")

@@ -19,8 +19,8 @@ struct RouteOp {
   bool renormalize;
   float scale;
   Id bias;
-  // The experts form `groups` equal groups. The choice considers only the `kept` groups with the
-  // highest scores; the score of a group is the sum of the `best` highest scores of its experts.
+  // The experts form `groups` equal groups, and only the `kept` best groups take part
+  // in the choice. The score of a group is the sum of the `best` highest scores of its experts.
   int32_t groups = 1, kept = 1, best = 1;
   Id factors = kNone;  // vector [experts]; its elements multiply the weights of the experts
 
@@ -77,9 +77,9 @@ inline Accesses accesses(const DispatchOp& op, const Program&) {
   return {{any(op.x), any(op.routing), any(kRouting)}, {any(op.out)}};
 }
 
-// Multiplies the routed rows of each expert by the matrix of that expert. `matrices` has one matrix
-// for each expert, with consecutive ids and equal shape and kind. `biases` has one vector
-// for each expert, or is empty. Expert e uses matrix `first` + e and vector `bias` + e.
+// Multiplies the routed rows of each expert by its matrix and adds its bias, if it has one.
+// `matrices` has a matrix for each expert, with consecutive ids and equal shape and kind.
+// `biases` has a vector for each expert, or is empty. Expert e uses `first` + e and `bias` + e.
 struct ExpertLinearOp {
   static constexpr const char* kName = "expert_linear";
   Id x, routing, out;
@@ -127,8 +127,8 @@ inline Accesses accesses(const CombineOp& op, const Program&) {
 struct Experts {
   int32_t count, chosen;
 };
-// Returns the experts of value `routing`. Throws std::invalid_argument unless this value is the
-// output of the last RouteOp or AdapterOp in `p`, because operations use only the last routing.
+// Returns the experts of value `routing`, which must be the output of the last RouteOp or AdapterOp
+// in `p`, because operations use only the last routing. Otherwise throws std::invalid_argument.
 Experts experts_of(const Program& p, Id routing, const char* role);
 // Returns value `id`. Throws std::invalid_argument unless it has one row
 // for each token and chosen expert of the routing.

@@ -232,8 +232,8 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
-// Sets the arguments so that the kernel computes the decays g = bound sigmoid(rate (a + bias))
-// of a unit. The kernel computes -softplus(x), so x = log(exp(-g) - 1) is written to `decays`,
+// Makes the kernel compute the decays g = bound sigmoid(rate (a + bias)) of a unit.
+// The kernel computes -softplus(x), so x = log(exp(-g) - 1) is written to `decays`,
 // and the rate of the kernel becomes 1 and its biases 0.
 void set_bounded_decays(const GatedDeltaOp& op, int64_t rows, RecurrentArgs& args, float* decays,
                         const Worker& w) noexcept {

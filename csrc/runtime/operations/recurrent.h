@@ -140,12 +140,12 @@ inline Accesses accesses(const Mamba2Op& op, const Program&) {
   return claimed({any(op.x), any(op.steps)}, {any(op.out)});
 }
 
-// Looks up a row of n-gram embeddings for each head of every token. The n-grams of a token end
-// with the token. `sizes` has the number of rows of each head. The heads form equal groups, for
-// n = 2, 3, ... With token ids t_0 (the token), t_1 (the token before) and so on, head h reads row
-//   (t_0 m_0 ^ t_1 m_1 ^ ... ^ t_(n-1) m_(n-1)) mod sizes[h], after the rows of the heads before,
-// where m are the `multipliers`. Tokens before the sequence, and before the last `end` among t_1,
-// t_2, ..., count as `end` (Qwen4-Exp). The rows are in `matrices` of equal shape,
+// Looks up a row of n-gram embeddings for each head of every token; the n-grams end with the token.
+// `sizes` has the number of rows of each head. The heads form equal groups for n = 2, 3, ...
+// With token ids t_0 (the token), t_1 (the token before it) and so on, head h reads row
+// (t_0 m_0 ^ t_1 m_1 ^ ... ^ t_(n-1) m_(n-1)) mod sizes[h], after the rows of the heads before,
+// where m are the `multipliers`. Tokens before the sequence count as `end`, and so do tokens
+// before the last `end` among t_1, t_2, ... (Qwen4-Exp). The rows are in `matrices` of equal shape,
 // one after another; the last one may have fewer rows. A unit of the state is one head.
 struct NgramEmbedOp {
   static constexpr const char* kName = "ngram_embed";

@@ -11,9 +11,9 @@ constexpr int32_t kMaxStreams = 8;
 // a weight of each stream in the layer's input; a weight of the layer's output in each stream;
 // and a matrix [streams][streams], where row j has the weights of stream j in the new streams.
 // The products are divided by the root mean square of x, multiplied by one of three `scales`,
-// and added to `base`. The first columns are sigmoid + floor, the next 2 sigmoid.
-// The rows of the matrix are softmax + floor; then its columns
-// and rows are divided by their sums in turn, until the columns were divided `rounds` times.
+// and added to `base`. The first columns become sigmoid + floor, and the next ones 2 sigmoid.
+// The rows of the matrix become softmax + floor. Then its columns and rows are divided
+// by their sums in turn, until the columns were divided `rounds` times.
 struct StreamWeightsOp {
   static constexpr const char* kName = "stream_weights";
   Id x, weights, scales, base;
