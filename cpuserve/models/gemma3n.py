@@ -38,10 +38,10 @@ class Gemma3n:
     active: the index of the stream that layers compute.
     laurel_rank: the rank of the low-rank matrices next to attention.
     deviations: the cutoff of the gates of each layer, in standard deviations above their mean;
-    None = no cutoff.
+      None = no cutoff.
     corrected: whether the active stream is scaled before it gates the per-layer embeddings.
-    stacked: whether altup_projections is one tensor, and altup_unembed_projections
-    as well (False = there is a tensor for each stream except the first).
+    stacked: whether altup_projections and altup_unembed_projections are one tensor each;
+      False = each of them is a tensor for every stream except the first.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Reads the RoPE parameters of a config.json: inverse frequencies after scaling.
 
-Formulas: Su et al. 2021 (RoPE); Peng et al.
- 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card (llama3).
- Keys and defaults follow transformers modeling_rope_utils, in both spellings:
- "rope_theta" with "rope_scaling" (transformers 4), and "rope_parameters" (transformers 5).
+Formulas: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN, "NTK-by-parts");
+the Llama 3.1 model card (llama3).
+Keys and defaults follow transformers modeling_rope_utils, in both spellings:
+"rope_theta" with "rope_scaling" (transformers 4), and "rope_parameters" (transformers 5).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The base class of operations (ops), from which models are built; `operations/` has the ops.
 
 Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows.
- In the row space of a mixture of experts, it has one row for each token and chosen expert.
- The residual stream is fp32; the native executor stores other values in the format
- that the ops reading them need (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order.
- `PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
- `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
- as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
+In the row space of a mixture of experts, it has one row for each token and chosen expert.
+The residual stream is fp32; the native executor stores other values in the format
+that the ops reading them need (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order.
+`PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
+`StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
+as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
 
 Families that these ops cover, with ops that a family added:
 

@@ -182,7 +182,7 @@ class NativeExecutor:
     def progress(self) -> tuple[int, int]:
         """Return a value that differs between two calls if a step or a probe has advanced.
 
-        Any thread may call this property.
+        Any thread may read this property.
         """
         return self.native.progress
 

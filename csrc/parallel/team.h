@@ -19,11 +19,11 @@ namespace cpuserve {
 class Team {
  public:
   //   cpus           the CPUs that each thread is bound to; empty: threads are not bound
-  //   passive_waits  whether threads sleep soon instead of spinning, for a process under a CFS
-  //                  quota of CPU time
+  //   passive_waits  whether threads spin only for a short time before they sleep, which suits
+  //                  a process under a CFS quota of CPU time
   //   ranks          the number of threads of each rank (their sum is `threads`); empty: one rank
-  //   complexes      for each thread a number, which is equal for threads on cores that share an L3
-  //                  cache; empty: all cores share one L3
+  //   complexes      the core complex of each thread: an equal number means that the cores of two
+  //                  threads share an L3 cache; empty: all cores share one L3
   //   speeds         the relative speed of the core of each thread; empty: equal speeds
   // Throws std::invalid_argument for a CPU that this process may not use.
   Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},

@@ -55,9 +55,9 @@ struct Tap {
 };
 
 // How weights and KV cache are placed on NUMA nodes. The values of `mode` are
-//   "bind"         each rank has its memory on its node
-//   "first_touch"  binding is not possible, and `error` says why: the system refuses it, or the
-//                  threads of a rank are not pinned to one node
+//   "bind"         each rank has its memory on the NUMA node of its threads
+//   "first_touch"  binding is not possible, and `error` says why:
+//                  the system refuses it, or the threads of a rank are not pinned to one node
 //   "interleave"   pages alternate between nodes, if this was requested
 //   "none"         there is one rank
 struct MemoryBinding {

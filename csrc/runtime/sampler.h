@@ -13,15 +13,15 @@ namespace cpuserve {
 
 // The sampling parameters of a request.
 //   has_allowed        whether only the token ids in `allowed` may be sampled
-//   prompt, output     the token ids of the prompt and of the output so far; they may be empty if
-//                      there are no penalties, min_tokens, bad words or chain
-//   bad_ids, bad_ends  bad word number i has the ids of `bad_ids` from bad_ends[i - 1] (0 for the
-//                      first one) to bad_ends[i] - 1. Its last id is banned while the output ends
-//                      with the ids before it.
-//   scored             if not empty, the logprobs of these ids replace the alternatives of each
-//                      sampled token
-//   last_n             if at least 0, penalties count only the last `last_n` ids of prompt and
-//                      output, and each of them as output
+//   prompt, output     the token ids of the prompt and of the output so far;
+//                      may be empty without penalties, min_tokens, bad words and a chain
+//   bad_ids, bad_ends  the ids of all bad words, and for each word the index after its last id.
+//                      The last id of a word is banned while the output ends with the word's
+//                      other ids.
+//   scored             if not empty, the ids that get logprobs instead of the usual alternatives
+//                      of each sampled token
+//   last_n             if at least 0, penalties count only the last `last_n` ids of the text,
+//                      and ids of the prompt count as output
 //   chain              the samplers of llama.cpp (sampler_chain.h); null: the kernels sample
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;

@@ -26,10 +26,10 @@ enum class Stage : int32_t {
 
 // The parameters of the chain, which cpuserve/sampling/chain.py describes.
 // SampleParams has the parameters that requests without a chain have as well.
-//   breaker_ids, breaker_ends  sequence breaker number i of the sampler dry has the ids of
-//                              `breaker_ids` up to breaker_ends[i] - 1
-//   prefixes                   for each id, the longest other token that its text begins with, or
-//                              -1; empty unless `stages` has infill
+//   breaker_ids, breaker_ends  the ids of all sequence breakers of the sampler dry, and for each
+//                              breaker the index after its last id
+//   prefixes                   for each id, the longest other token that its text begins with (-1:
+//                              none); empty unless `stages` has infill
 struct ChainSettings {
   std::vector<int32_t> stages;
   int32_t min_keep = 0;
@@ -52,8 +52,8 @@ struct Candidate {
 };
 
 // The row of logits to sample.
-//   place  for each id, 1 + its index in params.counts, or 0 if it is not there; null without
-//          penalties
+//   place  for each id, 1 + its index in params.counts, or 0 if it is not counted;
+//          null for a request without penalties
 //   stops  the ids that may end the text now, in ascending order
 struct ChainRow {
   const float* logits;

@@ -193,8 +193,8 @@ class MixParts(Op, frozen=True):
     and part i gets the sum over j of c[i parts + j] part j added.
     With target [T, width], weight is [parts, k],
     and (1 + c[i]) (scale target - part `active`) is added to part i.
-    The sums use the values that the parts had before the op. Source: AltUp (Baykal et al.
-    2023) as in transformers modeling_gemma3n, predict and correct.
+    The sums use the values that the parts had before the op.
+    Source: AltUp (Baykal et al. 2023) as in transformers modeling_gemma3n, predict and correct.
     """
 
     write_of = "x"

@@ -41,8 +41,8 @@ inline Accesses accesses(const RouteOp& op, const Program&) {
 }
 
 // Routes each token to the LoRA adapter of its sequence, if the sequence has one.
-// Row t of out has the number of the adapter of token t (-1:
-// none), and the product of the adapter's scale and the sequence's scale.
+// Row t of out has the number of the adapter of token t, or -1 if there is none.
+// After it comes the product of the adapter's scale and the sequence's scale.
 struct AdapterOp {
   static constexpr const char* kName = "adapter";
   Id out;

@@ -2,9 +2,9 @@
 // which are in the header and the source file of its family:
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
-//   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
-//                                            computes the fields that follow from other fields;
-//                                            throws std::invalid_argument
+//   void prepare(GateOp&, Program&)          checks the fields when the operation is added;
+//                                            throws std::invalid_argument for a wrong field;
+//                                            computes fields that follow from other fields
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
 //   void run(const GateOp&, Worker&)         the share of one thread in a step
 //

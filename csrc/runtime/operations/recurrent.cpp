@@ -25,8 +25,8 @@ void to_length(float* x, int64_t n, float scale) noexcept {
 
 // Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
 //   num_open  the number of open rows of the chunk from earlier steps
-//   slot      the state slot of these rows; gets the closed state when the chunk is
-//             full
+//   slot      the state slot of these rows;
+//             it gets the closed state when the chunk is full
 //   before    the state slot of the last closed state, or -1 at the beginning of a sequence
 //   last      whether these are the last tokens of the sequence in this step
 struct ChunkRows {

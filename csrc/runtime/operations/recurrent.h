@@ -17,14 +17,14 @@ struct StateLayer {
 // A unit of the state is one key head.
 //   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
 //   rates    a vector [value_heads] with -exp(A_log)
-//   tiled    value head v belongs to key head v % key_heads; otherwise the value heads of a key
-//            head follow one another
+//   tiled    true: value head v belongs to key head v % key_heads;
+//            false: the value heads of a key head follow one another
 //   beta     a factor: the beta of a token is beta * sigmoid(b)
-//   by_row   each row of a state has a decay of its own (Kimi), so `gates` has b of all heads and
-//            then a of all rows of the states
+//   by_row   each row of a state has a decay of its own (Kimi);
+//            `gates` then has b of all heads, and after them a of all rows of the states
 //   sigmoid  the gate of the norm is sigmoid(z) instead of silu(z)
-//   bound    if not 0, the logarithm of a decay by row is bound * sigmoid(exp(A_log) (a +
-//            dt_bias)), which is not below `bound` (GLM-5.3)
+//   bound    if not 0, the logarithm of the decay of a row is at least `bound` (GLM-5.3):
+//            it is bound * sigmoid(exp(A_log) (a + dt_bias))
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;
