@@ -24,7 +24,7 @@ class Cohere2Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Cohere 2 config with experts."""
+        """Return the hyperparameters in a Cohere 2 config with experts."""
         width = read_int(config, "intermediate_size", high=1 << 24)
         first = read_int(config, "first_k_dense_replace", 0, low=0)
         dense = read_dense_layers(config, first=first)

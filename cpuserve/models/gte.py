@@ -34,7 +34,7 @@ class Gte:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a config of transformers, or in one published as "new"."""
+        """Return the hyperparameters in a config of transformers or one published as "new"."""
         for key, known in FIXED.items():
             if config.get(key) is not None and config[key] not in known:
                 refuse(key, config[key], f"{known[0]}: others are not supported")
@@ -78,7 +78,7 @@ class JinaV3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a config of transformers, or in the published one."""
+        """Return the hyperparameters in a config of transformers or in the published one."""
         published = {"rope_theta": config.get("rotary_emb_base")}
         config = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **published, **config}
         return _spec(config, "JinaEmbeddingsV3Model", theta=20000.0, activations=ACTIVATIONS)

@@ -1,4 +1,4 @@
-"""Models whose attention has indexers, for requests so short that these keep all keys."""
+"""Models with indexers, for requests that are so short that the indexers keep all keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WHY = "cpuserve has no indexer, which longer requests need to choose their keys
 
 
 def without_indexer(spec: ModelSpec, most: int, *, block: int = 1) -> ModelSpec:
-    """Return the spec with as many positions as the indexers keep.
+    """Return the spec with only as many positions as the indexers keep.
 
-    most: the keys that a query reads, in whole blocks of `block` keys; it also reads the keys
-      after the last whole block.
+    most: the number of keys that an indexer lets a query read, in whole blocks of `block` keys.
+      The query also reads the keys after the last whole block.
     """
     kept = most + block - 1
     if kept >= spec.max_position:
@@ -26,7 +26,7 @@ def without_indexer(spec: ModelSpec, most: int, *, block: int = 1) -> ModelSpec:
 def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
     """Allow checkpoints to have the indexer of the attention `at`, which no op reads.
 
-    names: its tensors in fp32 or bf16; FP8 checkpoints also have scales of the matrices.
+    names: the tensors of the indexer; FP8 checkpoints have scales of its matrices as well.
     """
     for name in names:
         b.leave(f"{at}.indexer.{n}" for n in (name, name.replace(".weight", ".weight_scale_inv")))

@@ -23,7 +23,7 @@ class JinaV5:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a config; only nano has is_decoder, which is false."""
+        """Return the hyperparameters in a config; only nano has is_decoder, which is false."""
         family = Qwen3 if read_bool(config, "is_decoder", True) else EuroBert
         spec = family.spec(config)
         return replace(spec, architecture="JinaEmbeddingsV5Model", tied=True, pooled=True)

@@ -69,7 +69,7 @@ class NomicBert:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a config of transformers, or in one published by Nomic."""
+        """Return the hyperparameters in a config of transformers or in a published one."""
         for key, only in FIXED.items():
             if config.get(key, only) not in (only, None):
                 refuse(key, config[key], f"{only}: others are not supported")

@@ -26,10 +26,9 @@ class Builder(
 ):
     """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 
-    Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj",
-    ...)` reads "...up_proj.weight" and, with `bias`, "...up_proj.bias".
-    Widths that do not match raise ModelError,
-    because the cause is a wrong number in the config of the model.
+    Weights are named without their suffix: `b.linear(x, "layers.0.mlp.up_proj", ...)` reads
+    "layers.0.mlp.up_proj.weight" and, with `bias`, "layers.0.mlp.up_proj.bias".
+    Widths that do not match raise ModelError, because a number in the model's config is wrong.
     """
 
     def finish(self) -> Program:

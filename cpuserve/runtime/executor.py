@@ -94,8 +94,8 @@ class StepOutputs:
     """The results of each logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
     A token of -1: no token could be sampled, or an earlier row did not sample its draft token.
-    vectors [R, width] are the results of an embedding model;
-    the other arrays then mean nothing. vectors is None for other models.
+    vectors [R, width] are the results of an embedding model, None for other models.
+    With vectors, the other arrays have no meaning.
     """
 
     tokens: Int32

@@ -30,12 +30,12 @@ struct X86Source {
 };
 std::vector<std::string> x86_features(const X86Source& source);
 
-// Returns whether the CPU has AMX that this process may not use: `features` (the result
-// of x86_features) lacks it, because the OS does not save the tile registers or refused permission.
+// Returns whether the CPU has AMX that is not in `features`, the result of x86_features,
+// because the OS does not save the tile registers or refused permission to use them.
 bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::string>& features);
 
-// Returns the features of an Apple CPU. has(key) returns
-// whether the sysctl value `key` exists and is not 0.
+// Returns the features of an Apple CPU.
+// has(key) returns whether the sysctl value `key` exists and is not 0.
 std::vector<std::string> apple_features(bool (*has)(const char* key));
 
 // Returns the features of this CPU, which are read only at the first call.

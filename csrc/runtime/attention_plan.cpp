@@ -94,8 +94,8 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
 }
 
 // Returns the cost of a unit: the number of its keys times the number of its rows.
-// A unit with fewer rows than kLeastTileRows costs as much
-// as a unit with kLeastTileRows, because it waits for memory.
+// A unit of fewer than kLeastTileRows rows waits for memory,
+// so it costs as much as a unit of kLeastTileRows rows.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
   return static_cast<double>(u.keys()) * u.heads *
          static_cast<double>(std::max(u.rows, kLeastTileRows));

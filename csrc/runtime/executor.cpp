@@ -17,7 +17,7 @@ size_t most_scratch_bytes(const Program& program, KvType type) {
   for (const CacheLayer& s : program.kv_layers()) {  // attention: its kernel, then the values
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
   }
-  for (const Value& v : program.values()) {  // norms and activations use a row of floats
+  for (const Value& v : program.values()) {  // norms and activations need a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   for (const Op& op : program.ops()) {

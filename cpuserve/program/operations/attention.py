@@ -199,7 +199,7 @@ class Attention(Op, frozen=True):
             q = q.bfloat16().float()
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         s = soften(torch.einsum("nhd,khd->nhk", q, k) * self.scale, self.softcap)
-        distance = positions[:, None] - torch.arange(len(k))  # [n, keys], >= 0 is visible
+        distance = positions[:, None] - torch.arange(len(k))  # [n, keys], visible if >= 0
         if self.alibi:
             s = s - torch.from_numpy(alibi_slopes(self.q_heads))[:, None] * distance[:, None]
         seen = visible(distance, self.window, causal=self.causal)

@@ -196,9 +196,8 @@ class LatentBuilder(AttentionBuilder):
          or two matrices with a part for each head:
          [rank, nope] for keys (transposed), [values, rank] for values.
 
-        The part for keys multiplies the queries,
-        and the part for values multiplies the result of attention.
-        No part multiplies a row, so the rows in the cache stay compressed.
+        The part of kv_b for keys multiplies the queries, and its part for values multiplies
+        the result of attention. So the rows in the cache stay compressed.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))

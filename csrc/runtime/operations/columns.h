@@ -127,8 +127,8 @@ inline Accesses accesses(const MixPartsOp& op, const Program&) {
   return changes(with({own(op.gates)}, op.target != kNone, own(op.target)), op.x);
 }
 
-// Scales each part of x (as wide
-// as `like`) so that its root mean square becomes equal to the root mean square of `like`.
+// Scales each part of x, which is as wide as `like`,
+// so that its root mean square becomes equal to the root mean square of `like`.
 // If the mean square of a part is less than `floor`, the scale is computed with `floor` instead.
 struct MatchRmsOp {
   static constexpr const char* kName = "match_rms";
