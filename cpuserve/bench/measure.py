@@ -1,7 +1,7 @@
 """Measure rates of a server as fractions of the limit that the machine reaches at that time.
 
-The speed of a machine drifts: other tenants use bandwidth, and clock rates change. So a probe
-of the machine runs right before every measurement, and the result is the median of the ratios.
+The speed of a machine drifts, because other tenants use bandwidth and clock rates change.
+So a probe of the machine runs before every measurement, and results are medians of ratios.
 """
 
 from __future__ import annotations

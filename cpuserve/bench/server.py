@@ -48,10 +48,10 @@ def _end(number: int, _frame: FrameType | None) -> None:
 class ServerProcess:
     """A context manager that runs `cpuserve serve` on a free port of 127.0.0.1.
 
-    key: the random API key of this server. When the server is ready, `url` is its address, and
-    `ready_s` is the time from process start to banner in seconds. The server has then finished its
-    roofline probes, which could disturb a measurement. SIGTERM and SIGHUP stop the server before
-    they end this process; otherwise the server would keep its memory and cores.
+    key: the random API key of this server. When the server is ready, `url` is its address,
+    and `ready_s` is the time from process start to banner in seconds.
+    The server has then finished its roofline probes, which could disturb a measurement. SIGTERM
+    and SIGHUP stop the server, which would otherwise keep its memory, before this process.
     """
 
     def __init__(self, arguments: Sequence[str], module: str = "cpuserve.cli.main") -> None:

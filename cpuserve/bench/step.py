@@ -223,8 +223,8 @@ class StepBench:
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
             weights = sum(w.n * w.k for w in self._weights_of(name))
-            # Logits are computed only for the last token,
-            # so bandwidth bounds their rate, and not the dot-product rate.
+            # Logits are computed only for the last token of the prompt,
+            # so bandwidth limits their speed, and not the dot-product rate.
             if weights and not name.startswith("logits"):
                 rates = [2e-9 * tokens * weights / s for s in seconds]
                 self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)

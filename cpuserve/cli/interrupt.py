@@ -56,7 +56,7 @@ def interrupted() -> bool:
 def exit_interrupted() -> None:
     """Exit without waiting for threads, which may take minutes to load or download a model."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # it may be closed or have no reader
+        with suppress(OSError, ValueError, AttributeError):  # the stream may be closed
             stream.flush()
     os._exit(EXIT_INTERRUPTED)
 

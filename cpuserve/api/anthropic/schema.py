@@ -212,8 +212,8 @@ def _kept_thoughts(management: dict[str, Any] | None) -> dict[str, Any]:
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the template variables that the field `thinking` sets; None if it sets none.
 
-    For a type in MODEL_DECIDES no variable is set:
-    the model decides whether it thinks, and clients accept a response without thinking blocks.
+    For a type in MODEL_DECIDES no variable is set, because the model then decides
+    whether it thinks, and clients accept a response without thinking blocks.
     """
     kind = None if thinking is None else thinking.get("type")
     if thinking is None or kind in MODEL_DECIDES:

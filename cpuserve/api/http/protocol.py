@@ -33,6 +33,7 @@ _RESET_POLL_S = 0.1
 
 class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
+
     The request line and headers must be complete within header_timeout_s
     after the connection was opened, or after the first byte of a later request.
     A body may pause for at most the same time. A full write buffer

@@ -1,9 +1,9 @@
 """Translate chat templates in the Go syntax of Ollama into Jinja.
 
-A template with .Messages is rendered once. A template with .Prompt and .Response is rendered for
-each turn of a conversation, and the last turn ends after .Response, as in Ollama. go_fields.py
-lists the fields that a template can read. Other functions (printf, index), `with`, `define`,
-`block` and pipelines raise an error with the name of the construct.
+A template with .Messages is rendered once. A template with .Prompt and .Response is rendered
+for each turn of a conversation, and the last turn ends after .Response, as in Ollama.
+go_fields.py lists the fields that a template can read. Constructs that cannot be translated
+(printf, index, `with`, `define`, `block` and pipelines) raise an error with their name.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ class OllamaWriter:
         *,
         chat: bool,
     ) -> None:
-        """chat: whether the request went to /api/chat. Responses of /api/generate without `raw`
-        have the member `context` with their token ids.
+        """chat: whether the request is for /api/chat.
+
+        Responses of /api/generate without `raw` have their token ids in the member `context`.
         """
         self._gives_ids = not chat and not getattr(asked, "raw", False)
         self._part = partial(part_of, received.served.name, chat=chat)

@@ -31,8 +31,8 @@ class FunctionWords:
     function, allowed: examples of a function and of allowed tools, for error messages.
     inner: the member of `allowed_tools` that contains the mode and the tools;
       "" = they are members of the choice itself.
-    skips: returns whether an allowed tool is ignored without an error
-      because this server cannot run it.
+    skips: returns whether this server ignores an allowed tool without an error,
+      because it cannot run the tool.
     """
 
     name_of: Callable[[object], str | None]

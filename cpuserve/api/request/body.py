@@ -125,10 +125,10 @@ def refuse_web_page(request: Request) -> None:
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    Any web page may post certain other types ("simple requests"), or a body without a type
-    (a Blob), to 127.0.0.1 without a CORS preflight request. So a body of another type
-    is never parsed as JSON. Some clients, such as LiteLLM for Ollama, declare no type. A body
-    without a type, or with the default type of curl, is parsed only if no browser can have sent it.
+    Without a CORS preflight request, any web page may post certain other types to 127.0.0.1, or a
+    body without a type (a Blob). So a body of another type is never parsed as JSON.
+    Some clients, such as LiteLLM for Ollama, declare no type. A body without a type,
+    or with the default type of curl, is parsed only if no browser can have sent it.
     """
     declared = request.headers.get("content-type")
     kind = None if declared is None else declared.partition(";")[0].strip().lower()

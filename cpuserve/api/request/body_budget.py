@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class BodyBudget:
     """Limits the bytes that all request bodies together hold in memory.
 
-    A body reserves its whole length before it is read, in order of arrival, so every body that was
-    started can finish. A body larger than the budget is admitted when no other body is in memory.
+    A body reserves its whole length before it is read, in order of arrival,
+    so every body that was started can finish.
+    A body larger than the budget is admitted when no other body is in memory.
     """
 
     def __init__(self, most: int) -> None:

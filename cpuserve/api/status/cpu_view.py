@@ -146,8 +146,8 @@ class CpuView:
         engine: the current report of the engine.
         busy, bandwidth: the results of CpuMeter.rates.
 
-        This reads the state of the machine again,
-        which takes milliseconds, so do not call it on the thread of the event loop.
+        Do not call this on the event loop's thread: it reads the state of the machine again, which
+        takes milliseconds.
         """
         host = self._platform.host()
         config = self._configs[0]

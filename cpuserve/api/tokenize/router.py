@@ -33,8 +33,8 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 router = APIRouter()
-# The class name in transformers for tokenizers that tokenizer.json describes completely,
-# which is true for all tokenizers of this server.
+# The transformers class for tokenizers that a tokenizer.json describes completely.
+# All tokenizers of this server are of this class.
 _CLASS = "PreTrainedTokenizerFast"
 
 

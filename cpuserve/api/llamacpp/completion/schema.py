@@ -101,8 +101,9 @@ class LlamaChosen(LlamaToken, kw_only=True):
 class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The response of POST /completion for one prompt; `response_fields` selects its members.
 
-    For several prompts the body is a list of these. A part of a stream has the members up to
-    `stop` with only the new tokens, and probabilities or progress if the request sets them.
+    For several prompts the body is a list of such objects.
+    A chunk of a stream has the members up to `stop`, with only the new tokens,
+    and probabilities or progress if the request asks for them.
     """
 
     index: int

@@ -17,8 +17,8 @@ _WORDS = {"true": True, "false": False}
 def read_modelfile(text: str) -> dict[str, Any]:
     """Return the fields of /api/create that a Modelfile sets.
 
-    `from` and the list `adapters` have the text of the file. `parameters` has numbers and booleans
-    instead of text where a value is one.
+    The fields `from` and `adapters` have the text of their instructions.
+    Values of `parameters` that are numbers or booleans are converted from text.
 
     Raises:
       InvalidRequest: a line is no instruction, or the instruction FROM is missing.

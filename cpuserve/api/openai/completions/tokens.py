@@ -43,7 +43,7 @@ _NO_EFFECT = frozenset({"detokenize", "output_kind", "skip_clone"})
 
 @with_refused(TOKENS)
 class TokensRequest(msgspec.Struct, kw_only=True):
-    """The body of POST /inference/v1/generate; the render routes return its sampling_params."""
+    """The body of POST /inference/v1/generate. sampling_params: as render routes return them."""
 
     token_ids: list[int]
     sampling_params: dict[str, Any]

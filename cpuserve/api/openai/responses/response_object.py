@@ -198,8 +198,8 @@ class ConversationRef(msgspec.Struct):
 class Response(msgspec.Struct, kw_only=True):
     """The response of POST /v1/responses; events of its stream contain it as well.
 
-    Members that repeat the request are encoded once for all events: metadata, text (the format),
-    tool_choice, and tools. These are the tools that were offered to the model
+    Members that repeat the request are encoded once for all events:
+    metadata, text (the format), tool_choice, and tools, which are the tools offered to the model
     (ResponseFunction, ResponseCustomTool, ResponseNamespace, ResponseSearchTool).
     """
 
