@@ -100,7 +100,7 @@ class DeepseekV32:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a DeepSeek V3.2 config.
 
-        With more than index_topk keys, an indexer would drop some keys, which cpuserve does not.
+        With more than index_topk keys, an indexer would drop some keys. cpuserve has no indexer.
         """
         first = read_int(config, "first_k_dense_replace", 3, low=0)
         spec = _read_v3(

@@ -82,7 +82,7 @@ void add_operation(Program& p, const py::args& args, const py::kwargs& kwargs,
   p.add(std::move(op));
 }
 
-// Defines the method that adds an operation. All of these methods have the same C++ type,
+// Defines the method that adds an operation. All these methods have one C++ type,
 // because the compiler needs 10 MB of memory for each type of a method.
 void define_method(py::class_<Program>& program, const char* name,
                    void (*add)(Program&, const py::args&, const py::kwargs&)) {

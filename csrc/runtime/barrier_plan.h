@@ -1,7 +1,7 @@
-// Decides where a step needs barriers, from the values
-// that its operations read and write and from the rows that each thread touches. There is a barrier
-// before an operation only if the operation reads rows that another thread has written
-// since the last barrier, or writes rows that another thread has read or written since then.
+// Decides where a step needs barriers, from the values that its operations read and write
+// and from the rows that each thread touches. There is a barrier before an operation only if it
+// reads rows that another thread has written since the last barrier,
+// or writes rows that another thread has read or written since then.
 #pragma once
 #include <vector>
 

@@ -72,7 +72,7 @@ class KvCache {
   KvType type_;
   std::vector<int32_t> groups_;               // by layer: its group
   std::vector<Buffer> arenas_;                // by rank: its memory
-  std::vector<size_t> rank_bytes_;            // by rank: bytes that it has of a block
+  std::vector<size_t> rank_bytes_;            // by rank: bytes of its part of a block
   std::vector<std::vector<bool>> committed_;  // by rank: whether each 2 MB page has memory
   std::vector<size_t> first_bare_;            // by rank: the first page that may be without memory
   std::vector<std::vector<size_t>> pages_;    // by rank: pages that get memory next

@@ -13,12 +13,12 @@ constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttention
 constexpr int64_t kLeastNearBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
 constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
 // Intel cores: a pass over the weights (one read of all weights for a few rows) prefetches them
-// to L1, where each line occupies one of 16 fill buffers until it arrives from memory (170 ns,
-// so 6 GB/s for a core). The hardware prefetcher adds the rest of the bandwidth,
-// but only while products keep pace with the reads.
-// From 7 rows on they do not, and K blocks, which are prefetched to L2, are faster: on Granite
-// Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak instead of 80 and 84 %,
-// and without bf16 products 8 rows read 71-79 % of the bandwidth instead of 59-63 %.
+// to L1, where each line occupies one of 16 fill buffers until it arrives from memory
+// (170 ns, so 6 GB/s for a core). The hardware prefetcher adds the rest of the bandwidth,
+// but only while products keep pace with the reads, up to 6 rows.
+// For more rows, K blocks prefetched to L2 are faster: on Granite Rapids 8 and 16 rows
+// of bf16 reach 87 and 94 % of the dot-product peak instead of 80 and 84 %.
+// Without bf16 products, 8 rows read 71-79 % of the bandwidth instead of 59-63 %.
 constexpr std::string_view kIntel = "GenuineIntel";
 constexpr int32_t kIntelPassRows = 6;
 // AMD cores, measured on Zen 4:
@@ -29,7 +29,7 @@ constexpr int32_t kIntelPassRows = 6;
 //
 // The vendor decides, because no cache size explains the difference. On Granite Rapids, blocks
 // for an L1 of 32 KB run at 0.99 to 1.03 times the rate of blocks for 48 KB,
-// and bf16 blocks that are prefetched to L1 at 0.99 to 1.02 times the rate of prefetches to L2.
+// and bf16 blocks prefetched to L1 run at 0.99 to 1.02 times the rate with prefetches to L2.
 // CPUs do not report how many cache misses a core can have in flight.
 constexpr std::string_view kAmd = "AuthenticAMD";
 constexpr int32_t kAmdPassRows = 12;

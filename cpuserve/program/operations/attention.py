@@ -182,10 +182,9 @@ class Attention(Op, frozen=True):
         positions: Tensor,
         v_scale: Tensor | None,
     ) -> Tensor:
-        """Return the attention of one sequence: q [n, Hq, d] at `positions`.
+        """Return the attention of one sequence for queries q [n, Hq, d] at `positions`.
 
-        K, v [keys, Hk, d] of all keys.
-
+        k, v: all keys and values of the sequence, [keys, Hk, d].
         v_scale [keys, Hk]: scales that v is still to be multiplied by (emulated mode).
         """
         import torch

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 class RouteAdapters(Op, frozen=True):
     """Route each token to the LoRA adapter of its sequence, as if the adapter were its only expert.
 
-    out [T, 2]: the number of the adapter and its scale.
+    out [T, 2]: for each token the number of its adapter, then the scale of the adapter.
     The number is -1 for a token without an adapter, which has no routed row.
-    The scale is the product of `scales`[number] (a weight [adapters])
-    and of the scale of the sequence.
+    The scale is `scales`[number] (a weight [adapters]) times the scale of the sequence.
     """
 
     reads_of = ()

@@ -1,7 +1,7 @@
 """The reference of short convolutions and Mamba2, in torch: closed states and open rows.
 
-As in DeltaStates (recurrent.py), a layer keeps the state at the last multiple of 16 tokens
-("closed"), and data of each token since then ("open rows").
+As in DeltaStates (recurrent.py), a layer keeps a closed state (after a multiple of 16 tokens)
+and open rows (data of each token after the closed state).
 """
 
 from __future__ import annotations
