@@ -1,7 +1,7 @@
 """Generate tables of the metrics on /metrics, and of the report of `cpuserve doctor --json`.
 
-`python -m cpuserve.cli.report_tables docs` writes the tables between markers in docs/metrics.md and
-docs/doctor.md.
+`python -m cpuserve.cli.report_tables docs` writes the tables between two markers
+of the pages docs/metrics.md and docs/doctor.md.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class CohereVersion(msgspec.Struct):
 
 
 class CohereUnits(msgspec.Struct):
-    """The number of tokens of all inputs, which Cohere bills."""
+    """The number of tokens of all inputs, in the members that Cohere clients read."""
 
     input_tokens: int
 

@@ -34,10 +34,10 @@ _RESET_POLL_S = 0.1
 class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
 
-    The request line and headers must be complete within header_timeout_s
-    after the connection was opened, or after the first byte of a later request.
-    A body may pause for at most the same time. A full write buffer
-    must drain within write_timeout_s; otherwise the connection and its request are aborted.
+    The request line and headers must arrive within header_timeout_s of opening the connection,
+    or of the first byte of a later request. A body may pause for at most the same time.
+    If a full write buffer does not drain within write_timeout_s,
+    the connection and its request are aborted.
     """
 
     header_timeout_s = 15.0

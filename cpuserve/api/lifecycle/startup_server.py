@@ -1,9 +1,9 @@
 """A small HTTP server that responds until the FastAPI front end takes over the port.
 
 A download takes minutes. Meanwhile a supervisor must see that the server is alive,
-and a load balancer must see that it is not ready. Importing FastAPI and uvicorn
-takes half a second, which would delay the start of the engine. So this server uses only asyncio:
-it reads the head of a request, responds, and closes the connection.
+and a load balancer must see that it is not ready.
+Importing FastAPI would delay the start of the engine by half a second. So this server uses only
+asyncio: it reads the head of a request, responds, and closes the connection.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class AllowedHosts:
     """Responds with 403 unless the Host header has an IP address, a local name or a given name.
 
     The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding).
-    The browser then treats this server as part of that page, and only the Host header shows
-    the page's name. All IP addresses are allowed, because no page can have one as its domain name.
+    The browser then treats this server as part of that page, and only the Host header differs.
+    All IP addresses are allowed, because no page can have an IP address as its domain name.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
@@ -61,8 +61,8 @@ class AllowedHosts:
 def host_names(options: ServerOptions) -> Sequence[str] | None:
     """Return the allowed Host names besides local names; None = any name is allowed.
 
-    Without an API key, listening on a loopback address does not protect from web pages that a
-    browser on this machine shows: a page can make its name resolve to 127.0.0.1 (DNS rebinding).
+    Without an API key, a loopback address does not protect from web pages in a local browser:
+    a page can make its own host name resolve to 127.0.0.1 (DNS rebinding).
     """
     if "*" in options.allowed_hosts:
         return None
