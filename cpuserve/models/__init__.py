@@ -108,8 +108,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """Return the first entry of "architectures" in a config.json; ModelError if there is none.
 
     For a model of images and text, returns the architecture of the text part.
-    For a model with a head, such
-    as a reranker, returns the architecture of the model below the head.
+    For a model with a head (a reranker), returns the architecture of the model below the head.
     In the published config of jina-embeddings v3 the first entry is RoBERTa.
     """
     names = read_architectures(config)

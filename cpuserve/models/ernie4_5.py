@@ -55,8 +55,8 @@ class Ernie45Moe:
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
             "dense_layers": _dense_layers(config),
-            # The bias of experts is a matrix [1, experts]
-            # in safetensors and a vector in GGUF files.
+            # The bias of experts is a matrix [1, experts] in safetensors,
+            # and a vector in GGUF files.
             "flat_bias": read_bool(config, "flat_expert_bias", False),
         }
         return _spec(config, "Ernie4_5_MoeForCausalLM", extra)

@@ -111,8 +111,9 @@ def _heads(
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
     """Return ((KV heads, head_dim) of layers with a window, the same of global layers, one_kv).
 
-    one_kv: whether global layers have no v_proj. transformers saves the sizes of global layers
-    in per_layer_config, by the number of the layer.
+    one_kv: whether global layers have no v_proj.
+
+    transformers saves the sizes of global layers in per_layer_config, by layer number.
     """
     width = read_int(config, "hidden_size", high=1 << 20)
     local = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}

@@ -222,8 +222,8 @@ def plain_mlp(
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
     """Return {name of a part: number of rows} for matrix `name`, in the row order of `ops.Rope`.
 
-    The checkpoint has the row order of a RoPE that rotates dims 2 i and 2 i + 1 of a head
-    as a pair; `ops.Rope` rotates dims i and i + rotary / 2.
+    The checkpoint has the row order of a RoPE that rotates the pairs (2 i, 2 i + 1) of dims;
+    `ops.Rope` rotates the pairs (i, i + rotary / 2) of the dims of a head.
     """
     found = {}
     for first in range(0, heads * head_dim, head_dim):

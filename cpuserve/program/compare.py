@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 
-# fp32 sums of up to 10^4 products in different orders differ by less
-# than 1e-5 of the largest element in the row.
-# The fast exp and erf add a difference of the same size.
+# If up to 10^4 products are added in another order, an fp32 sum changes by less than 1e-5
+# of the largest element in the row. The fast exp and erf add a difference of the same size.
 SUM_TOLERANCE = 2e-5
 # Relative tolerance for each type of the KV cache.
 # A key or a probability near the middle of two values of the type may be rounded up by one executor

@@ -89,8 +89,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
 
-        They include the experts
-        that the step is expected to use if all experts are equally probable.
+        They include the expected experts of the step, if all experts are equally probable.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 

@@ -1,5 +1,5 @@
-// The features that the CPU and its operating system support. features.cpp is compiled
-// for the baseline of the architecture, so that it runs on any CPU.
+// The features that the CPU and its operating system support.
+// features.cpp is compiled for the baseline of the architecture, so that it runs on any CPU.
 #pragma once
 #include <cstdint>
 #include <string>

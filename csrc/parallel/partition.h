@@ -87,8 +87,8 @@ class Ranks {
     while (item >= share(items, rank).end) rank++;
     return rank;
   }
-  // Returns the rank that owns item `item` of `items`, for few items (KV heads)
-  // that several threads may share so that all threads get equal work.
+  // Returns the rank that owns item `item` of `items`.
+  // It is for few items (KV heads), which threads may share so that all get equal work.
   // The owner is the rank of the thread that computes the middle of the item.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;

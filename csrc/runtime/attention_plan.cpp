@@ -128,8 +128,8 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
     most = std::max(most, queries * geometry_.group());
   }
   if (most == 0) return rows;
-  // If n * n equals `square`, computing a tile of n rows takes as long
-  // as all tiles need to read their keys and values.
+  // If n * n equals `square`, the time to compute a tile of n rows equals the time
+  // that all tiles together need to read their keys and values.
   const double square = static_cast<double>(kReadRows * chunks * most) /
                         static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
   const int64_t tiles = std::clamp<int64_t>(

@@ -65,8 +65,8 @@ struct MemoryBinding {
   std::vector<int> nodes;  // by rank: its NUMA node, or -1 if its threads are on several nodes
 };
 
-// For each rank and each NUMA node, the bytes of the rank's weights and KV cache
-// that are on this node now (node -> bytes).
+// For each rank, the bytes of its weights and of its KV cache on each NUMA node (node -> bytes).
+// Only pages that are in memory count.
 struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
 };

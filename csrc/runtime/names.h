@@ -7,8 +7,8 @@
 
 namespace cpuserve {
 
-// The parse functions throw std::invalid_argument,
-// with a list of the known texts, for any other text.
+// For an unknown text, the parse functions throw std::invalid_argument.
+// The message lists the known texts.
 ActFormat parse_format(const std::string& name);
 WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);

@@ -134,8 +134,8 @@ class Program {
   const Vector& vector(Id id) const;
   const CacheLayer& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
-  // The checks throw std::invalid_argument if a field of an operation is wrong. check_tokens checks
-  // that each of the values `ids` has exactly one row for each token.
+  // The checks throw std::invalid_argument if a field of an operation is wrong.
+  // check_tokens checks that each of the values `ids` has exactly one row for each token.
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;

@@ -11,8 +11,8 @@ inline uint8_t* row_of(const Rows& rows, int64_t row) noexcept {
   return static_cast<uint8_t*>(rows.data) + static_cast<size_t>(row) * rows.stride;
 }
 
-// floats_of returns the address of a row
-// of an fp32 value. float_stride returns the distance of two rows in floats.
+// floats_of returns the address of a row of an fp32 value.
+// float_stride returns the number of floats from one row to the next.
 inline float* floats_of(const Rows& rows, int64_t row) noexcept {
   return reinterpret_cast<float*>(row_of(rows, row));
 }

@@ -16,8 +16,8 @@ namespace cpuserve {
 //   prompt, output     the token ids of the prompt and of the output so far;
 //                      may be empty without penalties, min_tokens, bad words and a chain
 //   bad_ids, bad_ends  the ids of all bad words, and for each word the index after its last id.
-//                      The last id of a word is banned while the output ends with the word's
-//                      other ids.
+//                      The last id of a word is banned
+//                      while the output ends with the other ids of the word.
 //   scored             if not empty, the ids that get logprobs instead of the usual alternatives
 //                      of each sampled token
 //   last_n             if at least 0, penalties count only the last `last_n` ids of the text,

@@ -258,8 +258,8 @@ void Weights::pack_share(const Team& team, int thread, const MatrixSource& sourc
   }
 }
 
-// Adds the digests of the panels `panels` to the digest of all panels, a sum
-// that does not depend on the order of the panels.
+// Adds the digests of `panels` to the digest of all panels.
+// The order of the panels does not matter, because this digest is a sum.
 void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexcept {
   uint64_t sum = 0;
   for (int64_t p = panels.begin; p < panels.end; p++) {

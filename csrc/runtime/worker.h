@@ -135,8 +135,8 @@ struct Worker {
     void run(const PackedWeight& w, int64_t row0, const LinearTask& task) const noexcept;
   };
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
-  // Multiplies m rows of x by a matrix and writes the result to ep.out. x must have the row format
-  // that the weight kind of the matrix needs.
+  // Multiplies m rows of x by a matrix and writes the result to ep.out.
+  // x must have the row format that the weight kind of the matrix needs.
   // Each rank has some panels of the matrix, and its threads claim tasks of these panels.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 

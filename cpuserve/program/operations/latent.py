@@ -158,8 +158,8 @@ class LatentStoreKV(Op, frozen=True):
 def _check_head(what: str, width: int, rotary: int) -> None:
     """Raise ModelError unless a kernel can read the first `width` columns of a head.
 
-    The kernel reads groups of HEAD_GROUP columns, so all columns of the last group must belong
-    to the head, which has `rotary` rotated dims after these `width` columns.
+    The kernel reads groups of HEAD_GROUP columns, and the head has `width` + `rotary` columns.
+    All columns of the last group must belong to the head.
     """
     if width + -width % HEAD_GROUP > width + rotary:
         msg = (
@@ -196,8 +196,8 @@ class LatentBuilder(AttentionBuilder):
          or two matrices with a part for each head:
          [rank, nope] for keys (transposed), [values, rank] for values.
 
-        The part of kv_b for keys multiplies the queries, and its part for values multiplies
-        the result of attention. So the rows in the cache stay compressed.
+        The part of kv_b for keys multiplies the queries.
+        The part for values multiplies the result of attention. So cached rows stay compressed.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))

@@ -6,8 +6,8 @@
 namespace cpuserve {
 
 constexpr bool quantized(ActFormat f) { return f >= ActFormat::q8g32; }
-// Returns whether a quantization scale of this format covers so many columns that only an op
-// that has the whole row (ConvertOp) can write it.
+// Returns whether a scale of this format covers more columns than linears write together.
+// Only an op that has the whole row (ConvertOp) can write such a format.
 constexpr bool whole_row(ActFormat f) { return f >= ActFormat::q8g128; }
 
 inline void check_gated(const char* op, Activation activation, bool glu) {

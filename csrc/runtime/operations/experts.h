@@ -130,8 +130,8 @@ struct Experts {
 // Returns the experts of value `routing`, which must be the output of the last RouteOp or AdapterOp
 // in `p`, because operations use only the last routing. Otherwise throws std::invalid_argument.
 Experts experts_of(const Program& p, Id routing, const char* role);
-// Returns value `id`. Throws std::invalid_argument unless it has one row
-// for each token and chosen expert of the routing.
+// Returns value `id`, which must have one row for each token and chosen expert of the routing.
+// Otherwise throws std::invalid_argument.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
 using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;
