@@ -228,7 +228,7 @@ def parse_file(name: str, what: str = "config file") -> object:
         raise ConfigError(msg) from None
     except ConfigError:
         raise
-    except Exception as e:  # each parser has its own error class
+    except Exception as e:  # each kind of parser raises its own error class
         msg = f"{what} {path}: {' '.join(str(e).split())}"
         raise ConfigError(msg) from None
 

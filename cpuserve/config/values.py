@@ -18,7 +18,8 @@ SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%),
 BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST_S = 10.0 * 365 * 24 * 3600  # a timer cannot count much longer
+# The longest duration in seconds, because a timer cannot count much longer.
+LONGEST_S = 10.0 * 365 * 24 * 3600
 MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel, so that a typo cannot create a huge list
 
 

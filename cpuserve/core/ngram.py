@@ -32,7 +32,8 @@ class NgramIndex:
 
     def __init__(self, least: int, most: int, shared: list[float] | None = None) -> None:
         self._sizes = range(most, least - 1, -1)
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest use
+        # Maps an n-gram to the position after its latest occurrence.
+        self._after: dict[tuple[int, ...], int] = {}
         self._num_tokens = 0
         # The token at position `_source` is the guess for the next token (0: no guess),
         # because the `_length` tokens before it equal the last `_length` tokens of the text.

@@ -13,7 +13,7 @@ import msgspec
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import SlotId
 
-SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
+SAMPLE, HIDDEN = -1, -2  # values of LogitRow.target for rows that do not score a token id
 
 
 class LogitRow(msgspec.Struct):

@@ -77,8 +77,9 @@ class SocketChannel:
         self._bodies: list[bytes] = []
         self._inbox: queue.SimpleQueue[Inbound | Exception] = queue.SimpleQueue()
         self._interrupt: Interrupt | None = None
-        self._send_lock = threading.Lock()  # the reader thread sends Pongs
-        self._idle = False  # whether the engine waits for a message
+        # The reader thread sends Pongs, and the engine's thread all other messages.
+        self._send_lock = threading.Lock()
+        self._idle = False  # whether the engine's loop waits for a message
         self._progress: Callable[[], object] | None = None
         self._seen: object = None
 
@@ -155,7 +156,7 @@ class SocketChannel:
 
     def wake(self) -> None:
         """Make `receive` return, so that the engine looks for work; from any thread."""
-        self._inbox.put(Abort([]))  # a message without an effect
+        self._inbox.put(Abort([]))  # an Abort without ids has no effect but wakes the engine
 
     def send(self, message: Outbound) -> None:
         """Send one frame. EOFError if the parent has ended."""
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     arguments = parser.parse_args(argv)
     _prepare_process(arguments.log_level)
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
-    if channel.hung_up():  # the parent may have died before prctl below could report it
+    if channel.hung_up():  # the parent may have died before prctl below could report its death
         return 0
     try:
         return _serve(channel, build)
@@ -246,7 +247,8 @@ def collect_at_rest() -> Callable[[], None]:
     def rest() -> None:
         if gc.get_count()[2] >= IDLE_COLLECTIONS:
             gc.collect()
-            gc.freeze()  # the next collection visits only objects that are newer
+            # Freeze the objects so far, so that the next collection visits only newer objects.
+            gc.freeze()
 
     return rest
 
@@ -268,7 +270,8 @@ class _Throttle:
 def exit_now(code: int) -> NoReturn:
     """End the process without a shutdown of the interpreter: the system frees memory faster."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # the stream is closed or has no reader
+        # The stream may be closed, or nobody reads it.
+        with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 

@@ -101,11 +101,12 @@ class EngineCore:
         self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
-        self._early: dict[int, Request] = {}  # requests that arrived during a step
-        self._stale = False  # an abort has changed the gauges since the last step
+        self._early: dict[int, Request] = {}  # requests that arrived during a step, by id
+        self._stale = False  # whether an abort has changed the gauges since the last step
         self._asked: list[Ask] = []
-        self._probe: Iterator[dict[str, object]] | None = None  # a measurement that is not finished
-        self._limits: dict[str, object] = {}  # the measured limits of the machine
+        # The measurement of the roofline in progress.
+        self._probe: Iterator[dict[str, object]] | None = None
+        self._limits: dict[str, object] = {}  # the measured limits of this machine
         self.turns = 0  # iterations of the engine's loop so far
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
@@ -158,7 +159,7 @@ class EngineCore:
                 return
             number = adapter.slot
             key, scale = adapter.fingerprint, params.scale_key
-            salt = f"{key}{scale}@{salt}"  # a client's salt contains no @
+            salt = f"{key}{scale}@{salt}"  # the salt of a client contains no @
             if self._kv_events is not None:
                 self._kv_events.adapters[key] = params.adapter
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
@@ -252,7 +253,8 @@ class EngineCore:
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         role = wanted.role if wanted is not None else "structured_outputs"
-        if error.startswith((OF_FUNCTION, OF_GRAMMAR)):  # the error is in a tool of `tools`
+        # The error is in the grammar of a tool in `tools`.
+        if error.startswith((OF_FUNCTION, OF_GRAMMAR)):
             role = "tools"
         message = f"{role} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=role))

@@ -338,7 +338,7 @@ class _QueueChannel:
         return [m for some in taken for m in (some if isinstance(some, list) else [some])]
 
     def wake(self) -> None:
-        self._inbox.put(Abort([]))  # a message without an effect
+        self._inbox.put(Abort([]))  # an Abort without ids has no effect but wakes the engine
 
     def send(self, message: Outbound) -> None:
         if isinstance(message, StepOutput):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.config.kv_events import KvEvents
 
 END = (-1).to_bytes(8, "big", signed=True)
-CLOSE_S = 1.0  # seconds to send the remaining batches
+CLOSE_S = 1.0  # the most seconds for sending the remaining batches at the end
 log = get_logger("engine")
 
 
@@ -54,7 +54,7 @@ class KvEventPublisher:
             msg = "kv_events_config needs pyzmq: pip install 'cpuserve[kv-events]'"
             raise ConfigError(msg) from None
         zmq: Any = installed
-        self.adapters: dict[str, str] = {}  # the name of each adapter by its fingerprint
+        self.adapters: dict[str, str] = {}  # the name of each LoRA adapter by its fingerprint
         self.changes = CacheEvents(config.block_size, self._adapter_name)
         self._zmq = zmq
         self._settings = settings
@@ -114,7 +114,7 @@ class KvEventPublisher:
             self._outbox.send_multipart((number, msgspec.msgpack.encode(batch)), self._zmq.NOBLOCK)
         except self._zmq.Again:
             self._dropped += 1
-            if self._dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+            if self._dropped.bit_count() == 1:  # log only the 1st, 2nd, 4th, 8th ... dropped batch
                 log.warning("%d batches of KV events were dropped", self._dropped)
 
     def close(self) -> None:
@@ -151,7 +151,8 @@ class KvEventPublisher:
             return
         client, empty, first = request
         for number, batch in self._sent:
-            if number >= first:  # big endian, so bytes compare as numbers
+            # Sequence numbers are big endian, so their bytes compare as numbers.
+            if number >= first:
                 self._replay.send_multipart((client, empty, number, batch))
         self._replay.send_multipart((client, empty, END, b""))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpuserve.log import is_record
 
-CRASH = "Fatal Python error: "  # a report of faulthandler begins so
+CRASH = "Fatal Python error: "  # the beginning of a crash report of faulthandler
 ABORT = CRASH + "Aborted"
 # A process writes the reason just before it ends; an older line has another subject.
 RECENT_S = 2.0

@@ -32,7 +32,7 @@ class Liveness:
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
         self._heard = False  # whether a message has arrived since the last tick
-        self._asked = False  # whether a Ping is without a reply
+        self._asked = False  # whether the engine has not replied to a Ping yet
         self._stuck = False  # whether the last reply said that the engine has not advanced
         self.silent_s = 0.0
 

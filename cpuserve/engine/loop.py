@@ -48,7 +48,8 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
         if core.has_work:
             channel.send(core.step())
             if core.decodes_only:
-                core.prepare()  # a small part per step, so that no prompt waits for it
+                # Prepare a small part of the memory per step, so that no prompt waits for it.
+                core.prepare()
         core.change_adapters()
         for reply in core.replies():
             channel.send(reply)

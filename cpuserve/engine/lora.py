@@ -67,7 +67,8 @@ class AdapterSlots:
         self._asked: deque[Ask] = deque()
         self._work: Generator[None, None, ReplyBody] | None = None
         self._replies: list[Reply] = []
-        self.in_use: Callable[[], Collection[int]] = tuple  # returns the slots that requests use
+        # A function that returns the slots that requests use.
+        self.in_use: Callable[[], Collection[int]] = tuple
 
     def find(self, name: str) -> LoadedAdapter | None:
         """Return the adapter with this name, or None."""
@@ -115,7 +116,7 @@ class AdapterSlots:
             reply = done.value
         except ModelError as error:
             reply = {"error": str(error), "fault": True}
-        except Exception as error:  # a change must not end the engine
+        except Exception as error:  # a failed change of adapters must not end the engine
             log.exception("%s failed", ask.what)
             reply = {"error": f"{ask.what} failed: {error}", "fault": False}
         else:

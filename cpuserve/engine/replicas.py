@@ -99,14 +99,15 @@ class _Replica:
         self.name = name
         self.engine = engine
         self.trouble = ""  # why the engine is dead
-        self.open = 0  # sequences that have not ended
-        self.waiting_tokens = 0  # prompt tokens of sequences without output so far
+        self.open = 0  # number of sequences that have not ended
+        self.waiting_tokens = 0  # number of prompt tokens in sequences without output so far
         self.restarts = 0
-        self.deaths = 0  # how often the engine died in a row, with failed starts
+        self.deaths = 0  # how often the engine died in a row, including failed starts
         self.given_up = False
-        self.restoring = False  # it was restarted, and has not loaded all adapters yet
-        self.missing: set[str] = set()  # adapters that could not be loaded after a restart
-        self._before = Stats()  # counters of the engines before this one
+        # Whether the engine was restarted and has not loaded all adapters yet.
+        self.restoring = False
+        self.missing: set[str] = set()  # names of adapters that could not be loaded after a restart
+        self._before = Stats()  # the counters of all earlier engines of this replica
         self._buried = False
 
     @property
@@ -200,10 +201,10 @@ class ReplicaClient:
         self._ready = False
         self._closing = False
         self._asleep = False
-        self._changing = asyncio.Lock()  # adapters change one at a time
+        self._changing = asyncio.Lock()  # only one change of adapters runs at a time
         self._adapters: dict[
             str, _LoadedLora | None
-        ] = {}  # the changed adapters by name; None: unloaded
+        ] = {}  # the adapters that changed since the start, by name; None = unloaded
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:

@@ -10,9 +10,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-SEQUENCE_TOKENS = 256  # prompt tokens that count as one running sequence
+SEQUENCE_TOKENS = 256  # number of prompt tokens that count as one running sequence
 SLACK = 2.0  # running sequences: a smaller difference of loads does not outweigh a cached prefix
-MAX_PREFIXES = 1 << 16  # blocks to remember; the cache of a replica seldom has more
+MAX_PREFIXES = 1 << 16  # the most blocks to remember; the cache of a replica seldom has more
 
 
 class Router:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cpuserve.models.spec import ModelSpec
     from cpuserve.quant.base import QuantTensor, Weights
 
-OWN_HEAD = "own_head"  # a key that only the config in memory can have
-ROWS_AT_ONCE = 4096  # rows of both matrices that are compared in one piece
+OWN_HEAD = "own_head"  # a key that only configs in memory have, never config.json
+ROWS_AT_ONCE = 4096  # number of rows of both matrices that are compared at a time
 
 
 def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:

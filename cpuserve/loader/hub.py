@@ -116,7 +116,7 @@ def may_be_model(name: str) -> bool:
     try:
         if _local(name) is not None:
             return True
-    except ModelError:  # a path that is not a model
+    except ModelError:  # the path exists but is not a model
         return True
     return has_model_form(name)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # The most bytes of an adapter file besides its matrices: keys, and padding between tensors.
 MOST_HEADER_BYTES = 16 << 20
-_DELTA = ".linear_attn."  # a part of the names of linears in gated delta nets
+_DELTA = ".linear_attn."  # this text is in the names of linears in gated delta nets
 
 
 class AdapterReader:
@@ -136,7 +136,7 @@ class AdapterReader:
         Its file may then change while the adapter is served, or shrink while it is being read.
         """
         path = path.expanduser()
-        if path.suffix != ".gguf":  # check this before megabytes are copied
+        if path.suffix != ".gguf":  # check the config before megabytes are copied
             regular_file(path / CONFIG, f"adapter {name}: config")
         file = yield from copy_file(weights_file(path), f"adapter {name}:", self._most_bytes)
         return self.open(name, path, file)

@@ -21,7 +21,7 @@ from cpuserve.quant.dense import SOURCES
 
 FILE = "model.safetensors"
 _TENSOR = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<side>[AB])")
-_UNREAD = "pooler.dense"  # embeddings do not use this linear
+_UNREAD = "pooler.dense"  # computing embeddings does not need this linear
 
 
 class TaskAdapters:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-FAULT_AROUND = 1 << 16  # bytes around a page fault that Linux maps if they are cached
-PART_BYTES = 1 << 20  # a file is copied in such parts: 0.25 ms each if cached
+FAULT_AROUND = 1 << 16  # at a page fault, Linux maps so many bytes around it if they are cached
+PART_BYTES = 1 << 20  # size in bytes of the parts that a file is copied in
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:

@@ -30,7 +30,7 @@ from cpuserve.config.values import format_bytes, format_gib_up
 MAGIC = b"cpuserve weights 1\n"
 HEADER_BYTES = 2 << 20  # Buffer::kPage (csrc/base/buffer.h): the first arena begins there
 MOST_JSON = 4096
-FREE_BYTES = 1 << 30  # bytes that must stay free on the disk
+FREE_BYTES = 1 << 30  # number of bytes that must stay free on the disk
 MOST_RECORDS = 500
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{24}\.weights")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-[0-9a-f]{24}\.tmp")
@@ -96,7 +96,7 @@ class PackedFiles:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # another process is just removing it
+        except OSError:  # another process is removing the file at this moment
             os.close(fd)
             return None
         file = PackedFile(path, fd)

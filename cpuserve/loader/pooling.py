@@ -138,7 +138,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
         ModelError: a GGUF file has a head that is not supported.
     """
     name = next(iter(read_architectures(config)), "")
-    if config.get("is_ranker"):  # only the config of a GGUF file has this
+    if config.get("is_ranker"):  # only the config of a GGUF file has the key is_ranker
         if name in GGUF_RERANKERS:
             return name
         msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(GGUF_RERANKERS)}"
@@ -161,7 +161,8 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
         ModelError: the ids of the labels are not 0, 1, 2, ..., or the labels are not texts.
     """
     named = config.get("id2label") or {}
-    count = config.get("num_labels") or len(named) or 2  # the default of transformers
+    # Without both keys, transformers assumes 2 labels.
+    count = config.get("num_labels") or len(named) or 2
     wanted = [str(index) for index in range(count)] if type(count) is int else []
     if not named:
         return [f"LABEL_{index}" for index in wanted]

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 4_000_000_000
 # A thread quantizes this many weights at a time: in fp32 and with their codes they fit in L2.
 BLOCK_WEIGHTS = 1 << 17
-COPY_BYTES = 1 << 22  # bytes per piece of a tensor that is copied unchanged
+COPY_BYTES = 1 << 22  # tensors that are copied unchanged are copied in pieces of so many bytes
 # The files that are copied unchanged: they describe the model, but have no weights and no code.
 _COPIED = re.compile(
     r"[^.].*\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|(LICENSE|NOTICE).*", re.IGNORECASE
@@ -347,7 +347,7 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
         entry = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, end]}
         header[name], at = entry, end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    text += b" " * (-len(text) % 8)  # the data of the file starts at a multiple of 8 bytes
     # The pool must end before the file is closed:
     # a late write could go to another file that has got the same file descriptor.
     with path.open("xb") as file, ThreadPoolExecutor(work.threads) as pool:

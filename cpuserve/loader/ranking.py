@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Float32
     from cpuserve.loader.load import Checkpoint
 
-LOGITS = ("lm_head", "model.embed_tokens")  # the matrix of logits, or the tied embeddings
-LAST = "cls.output"  # the last linear of a head in GGUF files
+# The matrix of the logits, or the embeddings that it is tied to.
+LOGITS = ("lm_head", "model.embed_tokens")
+LAST = "cls.output"  # the name of the last linear of a head in GGUF files
 ANSWERS = ("yes", "no")
 POOLINGS = {"cls": "first", "mean": "mean"}
 

@@ -23,7 +23,7 @@ from cpuserve.loader.gguf.parts import part_names
 
 # Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10
-PART_BYTES = 16 << 20  # bytes of a file that one thread hashes at a time
+PART_BYTES = 16 << 20  # number of bytes of a file that one thread hashes at a time
 # The digest of a file is recorded only if its last change is at least this old.
 # Otherwise the file could change again without a new time of change.
 SETTLED_NS = 2_000_000_000
@@ -100,7 +100,8 @@ class SourceDigest:
         self.check_unchanged()
         latest = max((max(times) for *_, times in self._seen), default=0)
         if started - latest > SETTLED_NS:
-            with suppress(OSError):  # without a record, the next start reads the content again
+            # Without a recorded digest, the next start reads the content again.
+            with suppress(OSError):
                 self._write(digest)
         return digest
 

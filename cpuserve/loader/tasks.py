@@ -9,7 +9,7 @@ from typing import Any
 from cpuserve.errors import ModelError
 from cpuserve.models.config import read_architectures
 
-FOLDER = "adapters"  # a v5 checkpoint has in it a folder for each task
+FOLDER = "adapters"  # the folder in a v5 checkpoint that has a folder for each task
 OWN = "lora_adaptations"  # v3: the key with the tasks; the weight file has their adapters
 # The prompts before a query and a document; the Python code of v5 has them.
 PROMPTS = {"query": "Query: ", "document": "Document: "}

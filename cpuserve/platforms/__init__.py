@@ -63,7 +63,7 @@ def _try(
     try:
         made = plugin() if isinstance(plugin, type) else plugin
         ok, why = made.probe()
-    except Exception as e:  # a plug-in's probe may raise anything
+    except Exception as e:  # the probe of a plug-in may raise any error
         ok, why = False, f"its probe failed: {type(e).__name__}: {e}"
     if ok:
         found[name] = made, why

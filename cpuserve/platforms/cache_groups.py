@@ -53,7 +53,7 @@ def _divide(kinds: dict[int, list[int]], sizes: Sequence[int], most: int) -> lis
     """Divide the layers of each window, in order, into groups of at most `most` bytes a block."""
     groups: list[KvGroup] = []
     for window in sorted(kinds):
-        size = most + 1  # so that the first layer begins a group
+        size = most + 1  # a size above the limit, so that the first layer begins a new group
         for layer in kinds[window]:
             size += sizes[layer]
             if size > most:

@@ -40,7 +40,7 @@ def cpu_times(stat: Path = _STAT) -> list[CpuTimes]:
 
 
 def _from_psutil() -> list[CpuTimes]:
-    import psutil  # imported here, because systems with /proc do not need it
+    import psutil  # psutil is imported here, because systems with /proc do not need it
 
     times = psutil.cpu_times(percpu=True)
     return [CpuTimes(i, round(sum(t) - t.idle, 3), round(t.idle, 3)) for i, t in enumerate(times)]

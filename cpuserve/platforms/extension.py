@@ -8,7 +8,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header
+# Architectures by e_machine, a field in the header of an ELF file.
+MACHINES = {62: "x86_64", 183: "aarch64"}
 # The instruction sets of x86-64-v2 as `cpu_features` calls them; every CPU with AVX2 has them.
 X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt")
 

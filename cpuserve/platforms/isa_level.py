@@ -25,7 +25,8 @@ LEVEL_MEANINGS = {
     "neon_i8mm": "NEON with I8MM, without BF16: bfloat16 prompts run at a quarter of the rate",
     "neon_bf16": "NEON with the matrix products of I8MM and BF16: complete",
 }
-BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}  # levels with dot products of bf16
+# The ISA levels with instructions for dot products of bf16.
+BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
 NO_LEVEL = (
     "no ISA level of the kernels runs here: the slow torch executor runs models if torch is "
     "installed"

@@ -36,9 +36,9 @@ from cpuserve.platforms.topology import (
 # the bandwidth of a socket with eight channels of DDR5,
 # and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
-MEETING_S = 2e-6  # extra seconds of a barrier that spans several sockets
+MEETING_S = 2e-6  # extra seconds of a barrier if it spans several sockets
 # Engines get new requests in turn, so all engines should be about equally fast.
-ALIKE_SOCKETS = 0.75  # cores of the smallest socket / cores of the largest
+ALIKE_SOCKETS = 0.75  # the least ratio of cores: smallest socket / largest socket
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
 
@@ -155,7 +155,7 @@ class _Machine:
         return self.options.data_parallel_size
 
 
-_Choice = tuple[Layout, str, str]  # the layout, its name, the reason
+_Choice = tuple[Layout, str, str]  # (the layout, the name of its mode, the reason for it)
 
 
 def _choose(machine: _Machine, ledger: Ledger) -> _Choice:

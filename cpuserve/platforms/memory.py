@@ -31,7 +31,7 @@ from cpuserve.platforms.on_disk import (
 )
 from cpuserve.platforms.states import StatePlan, plan_states
 
-BLOCK = 32  # csrc/kernels/table/attention.h: kBlock
+BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements have one byte
@@ -51,7 +51,7 @@ QUANTIZED_BYTES = {
 PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, activations, logits
 AUTO_SHARE = 4  # the automatic size is at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
-LEAST_TOKENS = 256  # a smaller KV cache is not useful
+LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not useful
 # The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary,
 # and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12

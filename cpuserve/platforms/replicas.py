@@ -56,7 +56,8 @@ def _placed(
     directory, events = config.prefix_cache_dir, config.kv_events
     if events is not None:
         events = msgspec.structs.replace(events, rank=index)
-    if replicas > 1 and directory is not None:  # each engine has its own files
+    # Each engine has a folder of its own for cached prefixes.
+    if replicas > 1 and directory is not None:
         directory = str(Path(directory) / f"replica-{index}")
     return msgspec.structs.replace(
         config,
@@ -66,7 +67,7 @@ def _placed(
         thread_speeds=[speeds[cpu] for cpu in cpus or () if speeds],
         cpus=None if cpus is None else list(cpus),
         rank_cpus=rank_cpus(ranks),
-        seed=config.seed + index,  # so that engines sample differently
+        seed=config.seed + index,  # engines sample differently for equal requests
         prefix_cache_dir=directory,
         prefix_cache_bytes=config.prefix_cache_bytes // replicas,
         kv_events=events,

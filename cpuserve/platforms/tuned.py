@@ -18,7 +18,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.version import version
 
 FILE = "work_sizes.json"
-MOST_BYTES = 1 << 20  # the most bytes to read; the file has a few hundred
+MOST_BYTES = 1 << 20  # the most bytes that are read; the file has a few hundred bytes
 AGAIN = "`cpuserve bench kernels --tune` makes a new one"
 
 BlockSizes = dict[str, int]

@@ -86,7 +86,7 @@ class BuiltTensor(QuantTensor):
         fields = {"name": name, "shape": shape, "source": source, "row_order": None}
         own = {"release": release, "column_order": column_order, "_build": build, "_size": size}
         for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # plain assignment fails in a frozen dataclass
+            object.__setattr__(self, field, value)  # a frozen dataclass refuses plain assignments
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-GROUP = 128  # inputs that share a scale in 4-bit matrices
+GROUP = 128  # number of inputs that share a scale in 4-bit matrices
 ZERO = 128  # the uint8 code of the int8 value 0
 
 Float32 = npt.NDArray[np.float32]

@@ -143,7 +143,8 @@ def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]
         msg = f"{name} has a weight that is not a finite number; download the model again"
         raise ModelError(msg)
     found: dict[str, npt.NDArray[Any]] = {}
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite scales are reported below
+    # Infinite scales are reported as an error below.
+    with np.errstate(over="ignore", invalid="ignore"):
         if form.bits == 4:
             codes, scale, zero = quantize_zeros(rows, form.group, symmetric=form.symmetric)
             found |= {"weight_packed": join_bits(codes, 4), "weight_zero_point": _columns(zero)}

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SOURCES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
 WHOLE = 32  # divides the inputs of every FP8 or NVFP4 matrix that keeps its codes
-BLOCK = 128  # inputs that share a scale of e4m3_g128
-GROUP = 64  # inputs that share a scale of nf4_g64 and fp4_g64
-SMALL = 16  # inputs that share an FP8 scale in nvfp4
+BLOCK = 128  # number of inputs that share a scale in e4m3_g128
+GROUP = 64  # number of inputs that share a scale in nf4_g64 and fp4_g64
+SMALL = 16  # number of inputs that share an FP8 scale in nvfp4
 NF4 = """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453
 -0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0.0
 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224

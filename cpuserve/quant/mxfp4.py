@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-BLOCK = 32  # elements that share a scale
-PACKED = BLOCK // 2  # bytes of the codes of a block
+BLOCK = 32  # number of elements in a block, which share a scale
+PACKED = BLOCK // 2  # number of bytes for the codes of a block
 SOURCE: SourceType = "gguf_mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
 

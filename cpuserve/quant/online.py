@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
-BLOCK = 32  # group size of the fine schemes
+BLOCK = 32  # number of inputs in a group of the schemes with names in "_fine"
 CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
 CUT_STEP = np.float32(0.05)  # each range is narrower than the last by this part of the full range
 # The significant bits of a scale with a zero point.

@@ -34,7 +34,7 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
     row_bytes = whole.nbytes // math.prod(whole.shape if vector else whole.shape[:-1])
 
     def build(some: slice) -> Bytes:
-        if vector:  # the selected numbers become one row
+        if vector:  # the selected numbers of the vector become one row
             return whole.cut(rows, row_bytes).reshape(1, -1)[some]
         wanted = span[some]
         return whole.cut(slice(wanted.start, wanted.stop, wanted.step), row_bytes)
@@ -89,9 +89,10 @@ class PartWeights:
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, TensorPart] = {}  # parts by the name of an expert's matrix or bias
-        self._cut: dict[str, QuantTensor] = {}  # results of `get` for _experts
-        self._of: dict[str, list[str]] = {}  # the parts of each stored stack
+        # The parts by the name of an expert's matrix or bias.
+        self._experts: dict[str, TensorPart] = {}
+        self._cut: dict[str, QuantTensor] = {}  # the results of `get` for the names in _experts
+        self._of: dict[str, list[str]] = {}  # the names of the parts of each stored stack
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)

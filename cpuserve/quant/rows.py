@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]
 
-SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
+SMALL, HALF = 32, 64  # number of weights in a GGUF block, and in a block of u4z_g64
 # (number of weights, number of bytes) of a block, by source type.
 BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
 # The source types with codes of 2 and 3 bits,
@@ -159,7 +159,7 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
     if source in ZEROS:
         fields.insert(1, ("zero", "u1"))
     out = np.empty(blocks.shape[:2], fields)
-    of_groups = out.reshape(n, groups, -1)  # a group may be several blocks
+    of_groups = out.reshape(n, groups, -1)  # a group of inputs may be several blocks
     of_groups["scale"] = scale[..., None]
     if source == "u4m_g128":
         of_groups["least"] = (-zero * scale)[..., None]

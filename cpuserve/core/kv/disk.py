@@ -81,7 +81,7 @@ class DiskCache:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._files = BlockFiles(root, self._directory)
         self._files.trim(max_bytes)
-        self._written = 0  # bytes written since the last rescan
+        self._written = 0  # bytes that this process has written since the last rescan
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
@@ -89,7 +89,8 @@ class DiskCache:
         self._queue: queue.SimpleQueue[tuple[BlockName, Data] | None] = queue.SimpleQueue()
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
-        self._room = threading.Condition()  # protects _queued_bytes; notified when it shrinks
+        # It protects _queued_bytes, and is notified when the queue shrinks.
+        self._room = threading.Condition()
         self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()

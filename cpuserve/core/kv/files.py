@@ -28,7 +28,8 @@ ITEMS_AT_ONCE = 256  # Python handles 256 items in a tenth of a millisecond
 _STALE_S = 3600.0  # an older temporary file was left by a process that has ended
 
 T = TypeVar("T")
-_Found = tuple[int, int, Path, int]  # time of use in ns, index in the old list, path, bytes
+# (time of use in ns, index in the old list, path, size in bytes) of a file.
+_Found = tuple[int, int, Path, int]
 
 log = get_logger("kv")
 
@@ -98,7 +99,8 @@ class BlockFiles:
                     return
                 path = next(iter(self._sizes))
                 self._pop(path)
-            with suppress(OSError):  # the lock is not held here, because a disk can take long
+            # The file is removed without the lock, because a disk can take long.
+            with suppress(OSError):
                 path.unlink()
 
     def rescan(self) -> None:

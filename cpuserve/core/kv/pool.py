@@ -61,7 +61,7 @@ class BlockPool:
         self._cached: list[OrderedDict[BlockId, int]] = [OrderedDict() for _ in range(_LEVELS)]
         self._num_cached = 0
         self._num_taken = 0
-        self._references = [0] * end  # counts by block id; entries below `first` are unused
+        self._references = [0] * end  # reference counts by block id, unused below `first`
         self._kept = bytearray(end)
         self._level = bytearray(end)
         self._on_evict = on_evict
@@ -84,7 +84,8 @@ class BlockPool:
     def take(self, count: int) -> list[BlockId]:
         """Return `count` blocks with one reference each; the caller has checked `num_free`."""
         assert 0 <= count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        self._num_taken += count  # before _evict, so that blocks released just now have an age
+        # Count before _evict, so that blocks released just now have an age.
+        self._num_taken += count
         free = self._free
         taken = [free.pop() if free else self._evict() for _ in range(count)]
         for block in taken:

@@ -346,7 +346,7 @@ class PrefixIndex:
     def continuations(self, entry: CachedBlock) -> list[CachedBlock]:
         """Return all descendants of `entry`, each after its parent."""
         found = list(entry.children)
-        for child in found:  # the list grows during the loop
+        for child in found:  # the list of descendants grows during the loop
             found += child.children
         return found
 

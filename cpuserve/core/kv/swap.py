@@ -82,11 +82,11 @@ class SwapSpace:
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
-        if index > chain.num_entries:  # the block before it has no entry to compare
+        if index > chain.num_entries:  # the block before it has no entry to compare its prefix with
             return entry
         if not _same_prefix(entry.parent, parent):
             return None
-        entry.parent = parent  # the next comparison then ends at once
+        entry.parent = parent  # the next comparison of these prefixes then ends at once
         return entry
 
     def filled(self, entry: CachedBlock, group: int) -> None:

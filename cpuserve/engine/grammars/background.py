@@ -30,7 +30,8 @@ def yield_to_streams(cpus: Sequence[int] | None) -> None:
 
     cpus: None = the thread keeps its CPUs.
     """
-    if sys.platform == "linux":  # elsewhere, nice() changes the priority of the whole process
+    # On other systems, nice() changes the priority of the whole process.
+    if sys.platform == "linux":
         os.nice(NICE)
     move_to(cpus)
 

@@ -122,16 +122,18 @@ class Grammars:
         self._requests: dict[RequestId, _GrammarRequest] = {}
         self._num_grammars = 0
         self._queue: GrammarQueue[_Grammar] = GrammarQueue()
-        self._room = threading.Event()  # set while there is memory for another grammar
+        # An event that is set while there is memory for another grammar.
+        self._room = threading.Event()
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
         self._thread: threading.Thread | None = None
-        self._process: Process | None = None  # assigned only by the thread that compiles
+        # The grammar process; only the thread that compiles sets it.
+        self._process: Process | None = None
         self._closing = False
-        self._live: Process | None = None  # the process with the grammars in use
-        self._again: set[int] = set()  # numbers of used grammars that are compiled again
-        self._gone: list[int] = []  # ended requests with matchers that the process still has
-        self._asked = False  # whether a reply to Fill is outstanding
+        self._live: Process | None = None  # the grammar process that has the grammars in use
+        self._again: set[int] = set()  # numbers of the used grammars that are compiled again
+        self._gone: list[int] = []  # requests that have ended, but have a matcher in the process
+        self._asked = False  # whether a Fill message has no reply yet
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
 
@@ -234,7 +236,8 @@ class Grammars:
             grammar.users.discard(number)
         self._errors.update(dict.fromkeys(grammar.users, grammar.error))
         if not fault:
-            del self._known[grammar.key]  # the next request tries again
+            # The next request with this grammar tries to compile it again.
+            del self._known[grammar.key]
 
     # --- kept grammars ------------------------------------------------------------------------
 
@@ -403,7 +406,7 @@ class Grammars:
             ready = self.settle(GRACE_S)
         if not ready:
             return None
-        if self._live is None:  # all of these requests have errors
+        if self._live is None:  # there is no process, so all of these requests have errors
             return np.zeros((self._start.num_masks, self._start.mask_words), np.int32)
         for request in requests:
             if request.id in self._errors:
@@ -425,7 +428,7 @@ class Grammars:
         self._room.set()
         while self._thread is not None and self._thread.is_alive():
             if self._process is not None:
-                self._process.end()  # also ends a compilation that the thread waits for
+                self._process.end()  # this also ends a compilation that the thread waits for
             self._thread.join(0.05)
         if self._process is not None:
             self._process.end()

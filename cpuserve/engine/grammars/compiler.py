@@ -47,7 +47,7 @@ LIMITS = {
     "max_items_in_row": 50_000,
     "verbose_errors": False,
 }
-MOST_CHARS = 600  # characters of an error message
+MOST_CHARS = 600  # the most characters of an error message
 # Words in the messages of llguidance when it has reached one of these limits. On another machine
 # the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
@@ -106,12 +106,12 @@ class Compiler:
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
         self._threads = min(threads, MAX_THREADS)
-        self._executor: Any = None  # the threads of llguidance, from the first large batch on
+        self._executor: Any = None  # the threads of llguidance, created for the first large batch
         try:
             self._tokenizer = llguidance.LLTokenizer(
                 loaded.to_json(), n_vocab=vocab, eos_token=self._end, slices=SLICES
             )
-        except Exception as error:  # llguidance raises ValueError and others
+        except Exception as error:  # llguidance raises ValueError and other classes
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
         self.tails = Tails(loaded.token_bytes)
@@ -217,7 +217,7 @@ class Compiler:
         if self._executor is None and self._threads > 1:
             try:
                 self._executor = llguidance.LLExecutor(self._threads)
-            except ValueError:  # the system refuses further threads
+            except ValueError:  # the system refuses to start more threads
                 self._threads = 1
         return self._executor is not None
 

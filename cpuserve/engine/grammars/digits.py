@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cpuserve.runtime.executor import mask_words
 
 MAX_INTEGER = 20
-MAX_FRACTION = 17  # this many digits write a double exactly
+MAX_FRACTION = 17  # the most digits of a fraction: 17 digits write a double exactly
 MAX_EXPONENT = 3
 _TAIL = re.compile(rb"[-+.0-9eE]*\Z")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")

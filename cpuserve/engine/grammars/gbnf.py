@@ -236,7 +236,8 @@ class _Parser:
         found = ""
         with suppress(ValueError, OverflowError):
             if len(digits) == _DIGITS.get(kind):
-                found = chr(int(digits, 16)).encode().decode()  # encode() refuses surrogates
+                # The call of encode() raises an error for surrogates.
+                found = chr(int(digits, 16)).encode().decode()
         if not found:
             self._fail(f"\\{kind}{digits} is no escape of a character")
         return found

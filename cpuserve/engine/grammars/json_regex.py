@@ -68,7 +68,7 @@ class _Set:
 
     source: str
     has: Has
-    char: str = ""  # its character, if the set has only one
+    char: str = ""  # the character of the set, if it has only one
 
     def negated(self) -> Has:
         return lambda c: not self.has(c)
@@ -100,10 +100,10 @@ class _Rewriter:
         if "x" in flags:
             self._refuse("the flag x is not supported")
         self._text, self._at, self._in_json = text, 0, in_json
-        self._dot = "s" in flags  # whether `.` matches a line break
+        self._dot = "s" in flags  # whether `.` in the pattern matches a line break
         self._folds = "i" in flags or "(?" in text
-        self._groups: list[bool] = []  # the value of _dot before each open group
-        self._ends: list[str] = []  # the characters at the ends of ranges
+        self._groups: list[bool] = []  # for each open group, the value of _dot before the group
+        self._ends: list[str] = []  # the characters at the ends of the ranges in the current set
         self._out: list[str] = []
 
     def written(self) -> str:

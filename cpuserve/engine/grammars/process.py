@@ -169,7 +169,8 @@ class Process:
         self._process.wait()
         for sock in (self._compiling, self._filling):
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a reply
+                # The shutdown wakes a thread that waits for a reply on this socket.
+                sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
 

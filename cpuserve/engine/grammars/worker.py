@@ -77,7 +77,7 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._in_json: set[int] = set()  # numbers of grammars for texts with JSON values
+        self._in_json: set[int] = set()  # the numbers of grammars for texts with JSON values
         self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -118,7 +118,8 @@ class Worker:
         self._error = ""
         self._background_cpus = start.background_cpus
 
-        move_to(start.background_cpus)  # normal priority, because the first request waits for it
+        # This thread keeps its normal priority, because the first request waits for it.
+        move_to(start.background_cpus)
         path = Path(start.tokenizer_path)
         try:
             self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
@@ -261,7 +262,8 @@ class _Trial:
         self._child = os.fork()
         if self._child == 0:
             os.close(self.pipe)
-            for sock in held:  # or the engine would not notice the end of the parent
+            # If the fork kept the sockets, the engine would not notice the end of this process.
+            for sock in held:
                 sock.close()
             _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)

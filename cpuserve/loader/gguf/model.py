@@ -184,7 +184,8 @@ class GgufStore:
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
-        predictors = tuple(f"blk.{block}." for block in blocks)  # layers for multi-token prediction
+        # Tensors of layers for multi-token prediction, which are not served.
+        predictors = tuple(f"blk.{block}." for block in blocks)
         for name, tensor in file.tensors.items():
             # The RoPE factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(predictors):

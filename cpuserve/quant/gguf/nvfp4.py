@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NVFP4 = "NVFP4"
-WEIGHTS, SIZE = 64, 36  # weights and bytes of a block
+WEIGHTS, SIZE = 64, 36  # number of weights and of bytes in an NVFP4 block
 # Suffixes of the tensors with factors and input scales; the text before the suffix is the matrix.
 FACTOR, INPUT = "_scale", "input_scale"
 MAGNITUDE = 127  # the bits of an FP8 scale without its sign; 127 is NaN
@@ -106,7 +106,7 @@ def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
     """
     *outer, k = stored.shape
     count, blocks = math.prod(outer), k // WEIGHTS
-    each = count // len(factors)  # number of rows that share a factor
+    each = count // len(factors)  # number of rows that share an fp32 factor
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * SIZE).reshape(-1, blocks, SIZE)
