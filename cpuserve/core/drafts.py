@@ -84,8 +84,7 @@ class Drafter:
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""
         if request.masked:
-            # The bitmask of a grammar is known only for the next token, not for draft tokens.
-            return
+            return  # the bitmask of a grammar is known for the next token, not for drafts
         ids, tables = request.token_ids, request.tables
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)

@@ -73,7 +73,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._requests: list[Request] = []
         self._last_turn: dict[str, int] = {}  # by caller: the turn of its last request
-        self._turn = 0  # the latest turn that a request of some caller has started
+        self._turn = 0  # the latest turn with a request that has started
 
     def turn_of(self, caller: str) -> int:
         """Return the turn of the next request of this caller."""

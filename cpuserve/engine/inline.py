@@ -43,7 +43,7 @@ log = get_logger("engine")
 
 
 class InlineClient:
-    """EngineClient of an engine on a thread of this process, with more, synchronous methods.
+    """EngineClient of an engine on a thread of this process, with additional synchronous methods.
 
     These are start, submit, abort, ask_now and shutdown.
     Only the engine's thread uses the executor.

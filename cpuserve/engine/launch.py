@@ -100,8 +100,8 @@ class SpareProcess:
         try:
             with on_cpus(self.cpus):
                 self._spare = start_process(self._module)
-        # The engine then starts its process itself, or reports why it cannot.
         except OSError as error:
+            # The engine then starts its process itself, or reports why it cannot.
             log.debug("no process is started in advance: %s", error)
             return
         self._expiry = asyncio.get_running_loop().call_later(self._longest_s, self.close)

@@ -25,8 +25,8 @@ class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quota: number of CPUs (1.5 = 150 ms of CPU time in each 100 ms).
     memory_limit: the limit in bytes.
     memory_available: the limit minus the used bytes that cannot be reclaimed. None = no limit.
-    throttled_periods, throttled_s: how often,
-      and for how many seconds, the kernel stopped the group or an ancestor because of its quota.
+    throttled_periods, throttled_s: how often and for how many seconds the kernel stopped the group,
+      or an ancestor, because of its CPU quota.
     """
 
     version: int = 0

@@ -195,7 +195,7 @@ def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:
-    """Return the report on the placement of the threads."""
+    """Return the report on the placement of threads on `host`."""
     cpus = [rank.cpus for rank in placement.ranks]
     lists = "|".join(format_cpus(list(c)) for c in cpus if c is not None)
     return PlacementReport(

@@ -200,7 +200,7 @@ class CompressedWeights(IntWeights):
         return unpack(np.ascontiguousarray(packed.T), bits).T[:count].astype(np.float32)
 
     def _bits(self, stem: str, k: int) -> int:
-        """Return the bits of a code, from the words for `k` codes; ModelError unless 4 or 8."""
+        """Return the bits of a code, 4 or 8; ModelError if the number of words fits neither."""
         packed = self.part(stem, "weight_packed").shape[1]
         for bits in (4, 8):
             if packed == -(-k * bits // 32):

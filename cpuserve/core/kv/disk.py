@@ -89,7 +89,7 @@ class DiskCache:
         self._queue: queue.SimpleQueue[tuple[BlockName, Data] | None] = queue.SimpleQueue()
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
-        # It protects _queued_bytes, and is notified when the queue shrinks.
+        # _room protects _queued_bytes, and is notified when the queue shrinks.
         self._room = threading.Condition()
         self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)

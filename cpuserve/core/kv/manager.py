@@ -299,7 +299,7 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Replace by FORGOTTEN each of `blocks`, the next blocks, that cannot be published.
+        """Replace each block that cannot be published, of the next `blocks`, by FORGOTTEN.
 
         Returns whether a block remains that can be published.
         """
