@@ -115,11 +115,13 @@ class ServerMetrics:
         self.params_n = Histogram(PARAMS_N)
         self.iteration = Histogram(ITERATION_TOKENS)
 
-    def start(self, prompt_tokens: int, max_tokens: int, n: int, caller: str = "") -> Sequence:
+    def start(
+        self, prompt_tokens: int, max_tokens: int, n: int, caller: str = "", adapter: str = ""
+    ) -> Sequence:
         """Return the record of a sequence that is now sent to the engine."""
         self.active += 1
         self._started += 1
-        sequence = Sequence(self._started, prompt_tokens, max_tokens, n, caller)
+        sequence = Sequence(self._started, prompt_tokens, max_tokens, n, caller, adapter)
         self._active[sequence.number] = sequence
         return sequence
 

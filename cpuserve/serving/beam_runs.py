@@ -40,9 +40,8 @@ async def beam_events(
     first = sequences[0]
     metrics, params = context.metrics, first.params
     num_prompt, most = len(first.prompt.ids), params.max_tokens or 0
-    meters = [metrics.start(num_prompt, most, first.n, params.caller) for _ in sequences]
-    for meter in meters:
-        meter.adapter = params.adapter or ""
+    who = params.caller, params.adapter or ""
+    meters = [metrics.start(num_prompt, most, first.n, *who) for _ in sequences]
     reasons = ["error"] * len(sequences)
     try:
         run = _Run(context, sequences, rules)

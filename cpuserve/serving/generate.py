@@ -453,10 +453,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
     """Yield the events of an admitted sequence; closing the generator aborts it."""
     metrics = context.metrics
     params = sequence.params
-    meter = metrics.start(
-        len(sequence.prompt.ids), params.max_tokens or 0, sequence.n, params.caller
-    )
-    meter.adapter = params.adapter or ""
+    num_prompt, adapter = len(sequence.prompt.ids), params.adapter or ""
+    meter = metrics.start(num_prompt, params.max_tokens or 0, sequence.n, params.caller, adapter)
     reason = "abort"
     run = None
     pace = EventPace(sequence.interval)
