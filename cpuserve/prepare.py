@@ -386,9 +386,9 @@ def _pooling(
 
 
 def _has_token_heads(files: _ModelFiles, architecture: str) -> bool:
-    from cpuserve.loader.token_heads import has_token_heads
+    from cpuserve.loader.token_heads import ARCHITECTURE, has_token_heads
 
-    if architecture != "XLMRobertaModel" or not files.has_safetensors:
+    if architecture != ARCHITECTURE or not files.has_safetensors:
         return False
     return has_token_heads(files.path, files.safetensors.names())
 

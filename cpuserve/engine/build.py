@@ -121,10 +121,10 @@ def _with_token_heads(
     facts: "token_widths" is set to the number of values
       that each of the two heads computes for a token.
     """
-    if config.architecture != "XLMRobertaModel":
-        return head
-    from cpuserve.loader.token_heads import token_heads
+    from cpuserve.loader.token_heads import ARCHITECTURE, token_heads
 
+    if config.architecture != ARCHITECTURE:
+        return head
     found = token_heads(Path(config.model_path), width)
     facts["token_widths"] = {name: layer.weight.shape[0] for name, layer in found.items()}
     return replace(head, weights=found.get("weights"), multi=found.get("multi"))

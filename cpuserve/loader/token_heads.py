@@ -17,6 +17,7 @@ from cpuserve.models.bert import COLBERT, SPARSE
 if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Dense, Float32
 
+ARCHITECTURE = "XLMRobertaModel"  # no other models have these heads
 # The linear of each head by the head's name, and the activation after it.
 LINEARS = {"weights": (SPARSE, "relu"), "multi": (COLBERT, "none")}
 
