@@ -433,12 +433,10 @@ def lookup_table(to: Lowering, weight: str, rows: int, width: int, gathered: boo
     """
     if not gathered:
         return to.matrix((weight,), (rows,), width, False)
-    found = [table.id for table in to.out.tables if table.name == weight]
-    if found:
-        return found[0]
-    id_ = to.native.table(weight, to.kind_of(weight), rows, width)
-    to.out.tables.append(TableLoad(id_, weight))
-    return id_
+    if weight not in to.tables:
+        to.tables[weight] = to.native.table(weight, to.kind_of(weight), rows, width)
+        to.out.tables.append(TableLoad(to.tables[weight], weight))
+    return to.tables[weight]
 
 
 def looked_up(program: Program) -> frozenset[str]:
