@@ -93,22 +93,39 @@ class ServerStart:
             errors="replace",
         )
         self._output: deque[str] = deque(maxlen=_LINES)
-        self._found: deque[str] = deque()
+        self._url = ""  # "" until the server has printed it
         self._is_ready = threading.Event()
         self._ending = False
-        self._reader = threading.Thread(
-            target=_read,
-            args=(self._process, self._output, self._found, self._is_ready),
-            name="cpuserve-output",
-            daemon=True,
-        )
+        self._reader = threading.Thread(target=self._read, name="cpuserve-output", daemon=True)
         self._reader.start()
 
     def wait(self, timeout_s: float = 600.0) -> LocalServer:
         """Return the server when it is ready; StartupError if that takes over `timeout_s` s."""
-        url = _wait_ready(self._process, self._output, self._found, self._is_ready, timeout_s)
+        url = self._wait_ready(timeout_s)
         model = first_model(url, self._key)
         return LocalServer(url, model, self._key, self._process.pid, self._output)
+
+    def _read(self) -> None:
+        """Store the output lines and the URL in them; set `_is_ready` at the URL or the exit."""
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            self._output.append(text)
+            if not self._url and (match := _READY.search(text.rstrip())):
+                self._url = match[1]
+                self._is_ready.set()
+        self._is_ready.set()
+
+    def _wait_ready(self, timeout_s: float) -> str:
+        """Return the URL of the server; StartupError with its output if it is not ready in time."""
+        if not self._is_ready.wait(timeout_s):
+            said = "".join(self._output)
+            msg = f"the server was not ready after {timeout_s:g} s; it printed:\n{said}"
+            raise StartupError(msg)
+        if not self._url:
+            code, said = self._process.wait(_STOP_S), "".join(self._output)
+            msg = f"the server ended with exit code {code}; it printed:\n{said}"
+            raise StartupError(msg)
+        return self._url
 
     def end(self) -> None:
         """Ask the process to end, without waiting; running requests may finish within seconds."""
@@ -167,37 +184,3 @@ def first_model(url: str, api_key: str) -> str:
     with urllib.request.urlopen(request, timeout=30) as response:
         listed: str = json.load(response)["data"][0]["id"]
     return listed
-
-
-def _read(
-    process: subprocess.Popen[str],
-    output: deque[str],
-    found: deque[str],
-    is_ready: threading.Event,
-) -> None:
-    """Store the output lines of a server and the URL in them; set `is_ready` at URL or exit."""
-    assert process.stdout is not None
-    for text in process.stdout:
-        output.append(text)
-        if not found and (match := _READY.search(text.rstrip())):
-            found.append(match[1])
-            is_ready.set()
-    is_ready.set()
-
-
-def _wait_ready(
-    process: subprocess.Popen[str],
-    output: deque[str],
-    found: deque[str],
-    is_ready: threading.Event,
-    timeout_s: float,
-) -> str:
-    """Return the URL of the server; StartupError with its output if it does not become ready."""
-    if not is_ready.wait(timeout_s):
-        msg = f"the server was not ready after {timeout_s:g} s; it printed:\n{''.join(output)}"
-        raise StartupError(msg)
-    if not found:
-        code = process.wait(_STOP_S)
-        msg = f"the server ended with exit code {code}; it printed:\n{''.join(output)}"
-        raise StartupError(msg)
-    return found[0]
