@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from cpuserve.config.values import aligned
 from cpuserve.version import version
 
 Better = Literal["more", "less"]
@@ -153,8 +154,4 @@ def table(records: Sequence[Record]) -> str:
         rows.append((r.metric, what, f"{r.median:g}", f"{r.p5:g} .. {r.p95:g}", r.unit, share))
     if not any(row[1] for row in rows[1:]):
         rows = [(row[0], *row[2:]) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned(rows))

@@ -21,7 +21,9 @@ from cpuserve.cli import flags
 from cpuserve.cli.bench_drawing import records_view
 from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.commands import prepared_start
+from cpuserve.cli.drawing import say_drawn
 from cpuserve.cli.terminal import note, say
+from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.isa_level import default_level
@@ -176,13 +178,7 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
 
 def _say_table(records: Sequence[Record]) -> None:
     """Print the records as a table; on a terminal, with bars."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(records_view(console, records))
-    else:
-        say(table(records))
+    say_drawn(lambda: table(records), lambda console: records_view(console, records))
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:
@@ -207,7 +203,7 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
 
     if args.url:
         keys = asked.server.api_key
-        return at(args.url.rstrip("/").removesuffix("/v1"), keys[0] if keys else None)
+        return at(base_url(args.url), keys[0] if keys else None)
     note(f"starting a server for {prepared.facts.name}")
     with ServerProcess(flags.as_arguments(args)) as server:
         return at(server.url, server.key)

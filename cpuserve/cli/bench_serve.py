@@ -29,7 +29,9 @@ from cpuserve.bench.traffic import Pace, Run, count_tokens, drive
 from cpuserve.bench.workload import Workload, talks
 from cpuserve.cli.bench_drawing import report_view
 from cpuserve.cli.bench_load import tell, workload_of
+from cpuserve.cli.drawing import say_drawn
 from cpuserve.cli.terminal import note, say
+from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError
 
 TOLD = 20  # a run prints this many progress lines
@@ -62,13 +64,7 @@ def load_server(args: argparse.Namespace) -> int:
 
 def _say_report(report: Report) -> None:
     """Print the report as text; on a terminal, with distributions of latencies."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(report_view(console, report))
-    else:
-        say(render(report))
+    say_drawn(lambda: render(report), lambda console: report_view(console, report))
 
 
 async def _run(args: argparse.Namespace) -> Report:
@@ -97,7 +93,7 @@ async def _target(args: argparse.Namespace) -> Target:
     url = args.url or f"http://{args.host}:{args.port}"
     chat = args.backend == "openai-chat"
     endpoint = args.endpoint or (CHAT if chat else COMPLETIONS)
-    target = Target(url.rstrip("/").removesuffix("/v1"), "", args.api_key, endpoint)
+    target = Target(base_url(url), "", args.api_key, endpoint)
     name = args.served_model_name or args.model
     try:
         code, body = await fetch(target, "/v1/models")

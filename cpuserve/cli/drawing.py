@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from cpuserve.cli.terminal import say
 
-    from rich.console import Console
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 _WIDTH = 10  # the width of a bar in characters
 _BUCKETS = 24  # the width of a distribution in characters, one per bucket
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = ".:-=+*%#"
+
+
+def say_drawn(text: Callable[[], str], view: Callable[[Console], RenderableType]) -> None:
+    """Print a view on a terminal; print the text if standard output is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(view(console))
+    else:
+        say(text())
 
 
 def bar(console: Console, share: float) -> str:

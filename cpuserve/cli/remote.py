@@ -13,6 +13,7 @@ from cpuserve.bench.driver import CHAT, COMPLETIONS, Target, first_model
 from cpuserve.bench.http import LoadError, exchange
 from cpuserve.cli.session import ReplyPrinter
 from cpuserve.config.env import environment
+from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class _SaidEvents:
 
 def target_of(args: argparse.Namespace) -> Target:
     """Return the server at --url without a model, for commands about the server itself."""
-    url = args.url.rstrip("/").removesuffix("/v1")
+    url = base_url(args.url)
     if not url.startswith(("http://", "https://")):
         msg = f"flag --url={args.url}: write http://HOST:PORT or https://HOST"
         raise ConfigError(msg)

@@ -13,7 +13,7 @@ from cpuserve.bench.driver import Target
 from cpuserve.bench.http import exchange
 from cpuserve.cli.remote import said_error, target_of
 from cpuserve.cli.terminal import note, say
-from cpuserve.config.values import format_bytes
+from cpuserve.config.values import aligned, format_bytes
 from cpuserve.errors import CpuserveError
 
 
@@ -23,10 +23,8 @@ def ps(args: argparse.Namespace) -> int:
     if args.json:
         say(msgspec.json.encode(models).decode())
         return 0
-    rows = [("MODEL", "SIZE", "CONTEXT", "UNTIL"), *map(_row, models)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        say("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    for line in aligned([("MODEL", "SIZE", "CONTEXT", "UNTIL"), *map(_row, models)]):
+        say(line)
     return 0
 
 

@@ -18,7 +18,7 @@ from cpuserve.cli import flags
 from cpuserve.cli.banner import line
 from cpuserve.cli.terminal import say
 from cpuserve.config.fields import BY_NAME
-from cpuserve.config.values import format_bytes
+from cpuserve.config.values import aligned, format_bytes
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.platforms.instances import INSTANCES, Instance, instance_of
 from cpuserve.prepare import expert_weights_of, model_name
@@ -188,7 +188,9 @@ def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[For
         for each in found
     ]
     said = line("advice", advice(found))
-    return "\n".join([*(line(*pair) for pair in seen.items()), "", *_rows(heads, rows), "", said])
+    return "\n".join(
+        [*(line(*pair) for pair in seen.items()), "", *aligned([heads, *rows]), "", said]
+    )
 
 
 def advice(found: Sequence[FormatSize]) -> str:
@@ -221,23 +223,13 @@ def render_instances(weights: ModelWeights) -> str:
         known = (machine.name, str(machine.cores), f"{memory} GiB", f"{bandwidth:.0f}")
         rows.append((*known, machine.isa, *shown))
     title = f"decode tokens/s of {weights.name} for one request, at most; -: does not fit"
-    return "\n".join([title, "", *_rows(heads, rows)])
+    return "\n".join([title, "", *aligned([heads, *rows])])
 
 
 def _all_instances(weights: ModelWeights) -> list[dict[str, Any]]:
     return [
         {"machine": asdict(each), "formats": [asdict(size) for size in sizes_on(each, weights)]}
         for each in INSTANCES.values()
-    ]
-
-
-def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table with aligned columns."""
-    table = [heads, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(heads))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
     ]
 
 

@@ -128,6 +128,20 @@ def parse_nodes(text: str) -> list[NodeId]:
         raise ValueError(msg) from None
 
 
+def base_url(url: str) -> str:
+    """Return the URL of a server without a slash and without the "/v1" of its API at the end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines with aligned columns; the first row has the heads."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def format_cpus(cpus: Sequence[int]) -> str:
     """Format [0, 1, 2, 5] as "0-2,5", in the given order."""
     runs: list[list[int]] = []

@@ -101,11 +101,12 @@ def cpuserve_server(pytestconfig: pytest.Config) -> LocalServer:
     The ini options cpuserve_model and cpuserve_options set the model and its options.
     The flag --cpuserve-url selects a running server instead.
     """
+    from cpuserve.config.values import base_url
     from cpuserve.testing.local_server import NO_KEY, LocalServer, first_model
 
     if (start := _started(pytestconfig)) is not None:
         return start.wait()
-    url = pytestconfig.getoption("cpuserve_url").rstrip("/").removesuffix("/v1")
+    url = base_url(pytestconfig.getoption("cpuserve_url"))
     key = pytestconfig.getoption("cpuserve_key") or NO_KEY
     return LocalServer(url, first_model(url, key), key)
 
