@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import gguf_archs, gguf_convert
+from tests.helpers.tiny import copy_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 WORDS = "embed_tokens"
@@ -59,8 +59,7 @@ def tensors_of(model: Path) -> dict[str, torch.Tensor]:
 @functools.cache
 def merged(model: Path, adapter: Path, scale: float = 1.0) -> Path:
     """A copy of the model with `scale` times the adapter added to its weights."""
-    directory = Path(tempfile.mkdtemp(dir=model.parent, prefix="merged-")) / "model"
-    shutil.copytree(model, directory)
+    directory = copy_of(model, "merged-")
     changes = load_file(adapter / "adapter_model.safetensors")
     for file in directory.glob("*.safetensors"):
         tensors = load_file(file)

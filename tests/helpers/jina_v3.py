@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import copy_of, tiny_model
 
 PROMPTS = {
     "retrieval.query": "Represent the query for retrieving evidence documents: ",
@@ -46,7 +44,7 @@ def stacks_of(model: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 def jina_v3() -> Path:
     """The directory of a model, with tensors and config as published."""
     source = tiny_model("jina-v3")
-    path = _copy_of(source, "jina-v3-")
+    path = copy_of(source, "jina-v3-")
     stacks, tensors = stacks_of(source), {}
     for name, value in load_file(source / "model.safetensors").items():
         stem = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
@@ -67,17 +65,11 @@ def jina_v3() -> Path:
 def with_task(task: str) -> Path:
     """The model in the format of transformers, with the adapter of one task in its weights."""
     source = tiny_model("jina-v3")
-    path, stacks = _copy_of(source, "jina-v3-merged-"), stacks_of(source)
+    path, stacks = copy_of(source, "jina-v3-merged-"), stacks_of(source)
     tensors = load_file(source / "model.safetensors")
     for name, (a, b) in stacks.items():
         first, second = (a, b) if name.startswith("embeddings.") else (b, a)
         at = TASKS.index(task)
         tensors[name] += ALPHA / RANK * (first[at] @ second[at])
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    return path
-
-
-def _copy_of(source: Path, prefix: str) -> Path:
-    path = Path(tempfile.mkdtemp(dir=source.parent, prefix=prefix)) / "model"
-    shutil.copytree(source, path)
     return path

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 from tests.helpers.adapter import adapter_of
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import copy_of, tiny_model
 
 TASKS = ("retrieval", "text-matching", "clustering")
 # The family of each size, and what its config has besides.
@@ -30,8 +29,7 @@ def task_adapter(size: str, task: str) -> Path:
 def jina_v5(size: str) -> Path:
     """The directory of a model."""
     base = base_of(size)
-    path = Path(tempfile.mkdtemp(dir=base.parent, prefix="jina-v5-")) / "model"
-    shutil.copytree(base, path)
+    path = copy_of(base, "jina-v5-")
     config = json.loads((path / "config.json").read_text())
     config |= {"architectures": ["JinaEmbeddingsV5Model"], "task_names": [*TASKS], **SIZES[size][1]}
     (path / "config.json").write_text(json.dumps(config))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import gelu, layer_norm, linear
 
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import copy_of, tiny_model
 
 EXPERTS, CHOSEN, EVERY, HEADS, BASE = 4, 2, 2, 4, 10000.0
 # Keys of Nomic's config, and the keys of transformers for the same values.
@@ -29,8 +27,7 @@ KEYS = {
 def published() -> Path:
     """The directory of a model, with the experts of a layer in two matrices, and their bias."""
     source = tiny_model("nomic-bert-moe")
-    path = Path(tempfile.mkdtemp(dir=source.parent, prefix="nomic-moe-")) / "model"
-    shutil.copytree(source, path)
+    path = copy_of(source, "nomic-moe-")
     tensors, experts = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
         if ".experts." in name:

@@ -141,6 +141,13 @@ def tiny_model(family: str, *, dtype: str = "float32", seed: int = 0, **override
     return _made(key, family, dtype, seed)
 
 
+def copy_of(source: Path, prefix: str) -> Path:
+    """A copy of a checkpoint beside it, in a new directory whose name begins with `prefix`."""
+    path = Path(tempfile.mkdtemp(dir=source.parent, prefix=prefix)) / "model"
+    shutil.copytree(source, path)
+    return path
+
+
 def tiny_end_ids(family: str) -> frozenset[int]:
     """Return the ids that end a response of tiny_model(family), from the files the engine reads."""
     from cpuserve.loader.load import read_config
