@@ -67,7 +67,7 @@ def merged(model: Path, adapter: Path, scale: float = 1.0) -> Path:
             key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
             table = f"{key}embedding_A"
             if table in changes:
-                tensors[name] += 2 * (changes[f"{key}embedding_B"] @ changes[table]).T
+                tensors[name] += 2 * scale * (changes[f"{key}embedding_B"] @ changes[table]).T
             if f"{key}A.weight" in changes:
                 change = 2 * scale * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
                 tensors[name] += change.T if _transposed(model) else change
