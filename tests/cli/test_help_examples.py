@@ -21,7 +21,8 @@ def parsers(parser, name=""):
     return found
 
 
-PARSERS = parsers(build_parser())
+PARSER = build_parser()
+PARSERS = parsers(PARSER)
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
@@ -38,6 +39,6 @@ def test_each_list_of_examples_belongs_to_a_command():
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
 def test_every_example_is_understood(line):
     words = shlex.split(line[line.index("cpuserve ") :].rstrip(")").split(" < ")[0].split(" > ")[0])
-    args, unknown = build_parser().parse_known_args(normalize(words[1:]))
+    args, unknown = PARSER.parse_known_args(normalize(words[1:]))
     assert args.command == words[1]
     assert unknown == []
