@@ -76,7 +76,9 @@ def _add(
 
 
 def _rounds(parser: Parser) -> None:
-    _add(parser, "--rounds", "--num-iters", default=5, help="rounds; the median is reported")
+    _add(
+        parser, "--rounds", "--num-iters", default=5, help="number of rounds; medians are reported"
+    )
 
 
 def _roofline(parser: Parser) -> None:
@@ -90,7 +92,7 @@ def _roofline(parser: Parser) -> None:
 
 def _load(parser: Parser) -> None:
     add_options(parser, server=False)
-    text = "also start with the page cache of this machine dropped (as root)"
+    text = "measure starts with an empty page cache as well (needs root)"
     parser.add_argument("--cold", action="store_true", help=text)
     _rounds(parser)
 
@@ -168,7 +170,7 @@ def _serve(parser: Parser) -> None:
         "--url",
         "--base-url",  # the vLLM name of this flag
         metavar="URL",
-        help="the server, instead of --host and --port",
+        help="URL of the server, instead of --host and --port",
     )
     server.add_argument("--host", default="127.0.0.1", metavar="NAME")
     _add(server, "--port", default=8000, help="port of the server")
@@ -223,7 +225,7 @@ def _output(group: argparse._ActionsContainer) -> None:
     group.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES")
     group.add_argument(
         "--metric-percentiles", type=_percentiles, default=[50.0, 95.0, 99.0], metavar="P,P",
-        help="[default: 50,95,99]",
+        help="percentiles of each latency [default: 50,95,99]",
     )  # fmt: skip
     group.add_argument(
         "--save-result", action="store_true", help="write a result file in vLLM's format"
@@ -237,7 +239,11 @@ def _output(group: argparse._ActionsContainer) -> None:
     group.add_argument("--result-filename", metavar="FILE")
     group.add_argument("--label", metavar="TEXT", help="prefix of the result file's name")
     group.add_argument(
-        "--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="added to the result file"
+        "--metadata",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="add these to the result file",
     )
     group.add_argument("--disable-tqdm", action="store_true", help="print no progress on stderr")
 
@@ -253,7 +259,7 @@ def _step(parser: Parser) -> None:
     group.add_argument(
         "--overheads", action="store_true", help="measure everything except matrices and attention"
     )
-    _add(group, "--rounds", "--num-iters", default=30, help="steps; the median is reported")
+    _add(group, "--rounds", "--num-iters", default=30, help="number of steps; medians are reported")
 
 
 def _kernels(parser: Parser) -> None:
@@ -261,10 +267,10 @@ def _kernels(parser: Parser) -> None:
     group.add_argument(
         "--tune",
         action="store_true",
-        help="instead, find the sizes of the kernels' work that are fastest for this model on this "
+        help="instead, find the kernels' work sizes that are fastest for this model on this "
         "machine, in a few seconds, and keep them for later starts; responses do not change",
     )
-    _add(group, "--rounds", "--num-iters", default=5, help="rounds; the median is reported")
+    _add(group, "--rounds", "--num-iters", default=5, help="number of rounds; medians are reported")
 
 
 def _steps(parser: Parser, contexts: list[int], prompts: list[int]) -> argparse._ArgumentGroup:

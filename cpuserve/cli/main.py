@@ -144,7 +144,7 @@ def build_parser() -> Parser:
     _generate(command("generate", "chat:generate", "Complete one prompt, as `complete` does."))
     ps = command("ps", "server_models:ps", "List the models that a server has in memory.")
     _running_server(ps)
-    ps.add_argument("--json", action="store_true", help="as JSON, with the fields of Ollama")
+    ps.add_argument("--json", action="store_true", help="print JSON with the fields of Ollama")
     stop = command("stop", "server_models:stop", "Unload a model of a running server.")
     stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
     _running_server(stop)
@@ -152,25 +152,25 @@ def build_parser() -> Parser:
     completion = command(
         "completion", "completion:completion", "Print a script that completes flags in a shell."
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="kind of shell")
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
     add_options(config, server=True)
-    config.add_argument("--json", action="store_true", help="as JSON")
+    config.add_argument("--json", action="store_true", help="print JSON instead of text")
     size = command("size", "size:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
-    size.add_argument("--json", action="store_true", help="as JSON")
+    size.add_argument("--json", action="store_true", help="print JSON instead of text")
     _size_formats(size.add_mutually_exclusive_group())
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
-    program.add_argument("--json", action="store_true", help="as JSON")
+    program.add_argument("--json", action="store_true", help="print JSON instead of text")
     text = "Show this machine, its problems and their remedies."
     _doctor(command("doctor", "doctor:main", text))
     pull = command(
         "pull", "commands:pull", "Download a model, so that serving it needs no network."
     )
-    pull.add_argument("name", metavar="NAME", help="built-in name or Hugging Face id")
+    pull.add_argument("name", metavar="NAME", help="built-in model or Hugging Face id")
     pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
     text = "Write a quantized copy of a model (compressed-tensors), which vLLM also loads."
     _quantize(command("quantize", "quantize:quantize", text))
@@ -187,7 +187,7 @@ def _size_formats(group: argparse._MutuallyExclusiveGroup) -> None:
     group.add_argument(
         "--instance",
         metavar="NAME",
-        help="the same for a cloud instance, such as c7i.4xlarge",
+        help="compare formats on a cloud instance, such as c7i.4xlarge",
     )
     group.add_argument("--instances", action="store_true", help="compare all cloud instances")
 
@@ -231,10 +231,12 @@ _WORDS_HELP = (
 def _server(parser: Parser) -> None:
     """Add --url and --api-key for a command that can use a running server."""
     parser.add_argument(
-        "--url", metavar="URL", help="use the model MODEL, or the first one, of a running server"
+        "--url",
+        metavar="URL",
+        help="URL of a running server; use its model MODEL or its first model",
     )
     parser.add_argument(
-        "--api-key", metavar="KEY", help="API key of this server [env CPUSERVE_API_KEY]"
+        "--api-key", metavar="KEY", help="API key of the server at --url [env CPUSERVE_API_KEY]"
     )
 
 
@@ -244,9 +246,9 @@ def _running_server(parser: Parser) -> None:
         "--url",
         default="http://127.0.0.1:8000",
         metavar="URL",
-        help="the server [default: http://127.0.0.1:8000]",
+        help="URL of the server [default: http://127.0.0.1:8000]",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="its API key [env CPUSERVE_API_KEY]")
+    parser.add_argument("--api-key", metavar="KEY", help="API key [env CPUSERVE_API_KEY]")
 
 
 def _run_model(parser: Parser) -> None:
@@ -294,7 +296,7 @@ def _run_batch(parser: Parser) -> None:
 
 def _top(parser: Parser) -> None:
     _running_server(parser)
-    parser.add_argument("--once", action="store_true", help="print one view, and end")
+    parser.add_argument("--once", action="store_true", help="print one view and exit")
     parser.add_argument(
         "--interval",
         type=number(float, 0.1),
@@ -313,7 +315,7 @@ def _models(parser: Parser) -> None:
 
 
 def _doctor(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON (docs/doctor.schema.json)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/doctor.schema.json)")
     parser.add_argument(
         "--no-roofline", action="store_true", help="do not measure bandwidth and dot-product rates"
     )
