@@ -57,8 +57,8 @@ TEXT_TYPES = {
 def find_model(architecture: str) -> type[ModelDef] | None:
     """Return the family of `architecture`: built-in, registered, or of a plug-in; else None.
 
-    A plug-in offers a family
-    by an entry point of group "cpuserve.models" with the name of the architecture.
+    A plug-in offers a family by an entry point of group "cpuserve.models".
+    The name of the entry point is the architecture.
     Reading entry points is slow, so it happens only for architectures that are not known otherwise.
 
     Raises ModelError if plug-ins claim the architecture but none of them can serve it.

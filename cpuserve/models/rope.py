@@ -58,8 +58,9 @@ def split_ropes(
 
     rope_parameters may have both, by the kind of layer.
 
-    theta, local_theta: the bases
-    if the config has none. rope_theta and rope_scaling in the config are for full attention.
+    theta, local_theta: the bases of the two RoPEs if the config has none.
+
+    rope_theta and rope_scaling in the config are for full attention.
     """
     by_kind = read_object(config, "rope_parameters")
     full = {

@@ -128,8 +128,8 @@ class Interpreter:
     def _make_cache(self) -> None:
         """Allocate rows for all blocks, and make views of the rows for the layers.
 
-        A block may serve any cache group,
-        so the first layer of every group begins at the first column of the block's row.
+        A block may serve any cache group: the first layer of every group therefore begins
+        at the first column of the block's row.
         """
         ends = [0] * self.kv_groups, [0] * self.kv_groups
         spans: list[tuple[slice, slice]] = []

@@ -75,8 +75,8 @@ class Ranks {
     return rank;
   }
 
-  // Returns the items of all threads of a rank together,
-  // if [0, items) is divided among all threads.
+  // Returns the part of [0, items) for a rank:
+  // the items of all its threads, if the items are divided among all threads.
   Range share(int64_t items, int rank) const {
     const Range t = threads_of(rank);
     return {split(items, static_cast<int>(t.begin), threads()).begin,

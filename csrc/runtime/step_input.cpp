@@ -48,8 +48,8 @@ void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t to
   }
 }
 
-// Checks the new entries of a KV block table,
-// and that the table has blocks for all keys of its sequence.
+// Checks the new entries of a KV block table.
+// Also checks that the table has blocks for all keys of its sequence.
 void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64_t g) {
   const Span<const int32_t> entries = in.new_entries(s, g);
   for (const int32_t& block : entries) {

@@ -192,7 +192,7 @@ class Linear(Op, frozen=True):
 
 
 class ActivationOp(Op, frozen=True):
-    """out = act(x). For an activation "*_mul", out = act(x[:, :w]) * x[:, w:], w columns."""
+    """out = act(x); for "*_mul", out = act(first half of the columns of x) * (second half)."""
 
     x: ValueId
     out: ValueId

@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 32  # tokens of a KV block (kBlock in C++)
 CHUNK = 256  # keys of an attention chunk (kChunk in C++)
-QUERIES_AT_ONCE = 128  # of one sequence; limits the memory of scores [queries, heads, keys]
+QUERIES_AT_ONCE = 128  # queries of a sequence; limits the memory of scores [queries, heads, keys]
 # The storage dtype for each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
 KV_DTYPES = {
     "f32": torch.float32,

@@ -189,8 +189,8 @@ void prepare(ExpertLinearOp& op, Program& p) {
   op.bias = expert_biases(p, op.biases, one);
 }
 
-// The scratch of a thread has one int64 for each expert (the index
-// after the last task of the expert), and after them the scratch of a linear.
+// The scratch of a thread has one int64 for each expert: the index after its last task.
+// The scratch of a linear comes after them.
 size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }

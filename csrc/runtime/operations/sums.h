@@ -4,8 +4,8 @@
 
 namespace cpuserve {
 
-// Returns the sum of f(i) over i < n. There are 16 partial sums,
-// which the compiler adds as vectors. The order of the additions depends only on n.
+// Returns the sum of f(i) over i < n. The order of the additions depends only on n:
+// there are 16 partial sums, which the compiler keeps in vectors.
 template <class F>
 float sum_of(int64_t n, const F& f) noexcept {
   constexpr int kSums = 16;
