@@ -25,20 +25,31 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
     None if a handler has not raised it.
     """
     before = sys.unraisablehook
+    timer: threading.Timer | None = None  # its signal is still to come
+
+    def send(number: int) -> None:
+        nonlocal timer
+        timer = None  # first: the handler may run at once and lose its exception again
+        os.kill(os.getpid(), number)
 
     def hook(what: Any) -> None:
+        nonlocal timer
         error = what.exc_value
         if number_of(error) is None:
             before(what)
         while (number := number_of(error)) is not None:
             error = None
+            if timer is not None:  # a second one would arrive while the first one is handled
+                break
             try:
-                timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+                timer = threading.Timer(_AGAIN_S, send, (number,))
                 timer.daemon = True
                 timer.start()
             except BaseException as other:  # the handler of another signal has raised this
                 if number_of(other) is None:
                     raise
+                if timer is not None and not timer.is_alive():
+                    timer = None
                 error = other
 
     sys.unraisablehook = hook
@@ -46,3 +57,5 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
         yield
     finally:
         sys.unraisablehook = before
+        if timer is not None:
+            timer.cancel()
