@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -131,13 +130,6 @@ class RenderServer:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended; it waits 20 ms, because its forks may end just before."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.02)
-            return True
-        return False
 
     def fork(self) -> Fork:
         """Return a new fork; RenderProcessLost if the process does not respond or cannot fork."""
@@ -307,9 +299,14 @@ class Renderer:
         with self._lock:
             if self._server is not server:
                 return True
-            if lost.timeout or server.has_ended():
+            if lost.timeout:
                 self._end()
-                return not lost.timeout
+                return False
+            try:  # its forks end just before itself, so only a reply shows that it is there
+                self._idle.append(server.fork())
+            except RenderProcessLost:
+                self._end()
+                return True
         return False
 
     def _end(self) -> None:
