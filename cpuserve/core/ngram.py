@@ -24,8 +24,7 @@ class NgramIndex:
 
     least, most: number of tokens of the shortest and the longest n-gram that is looked up.
       A token of the text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams.
-    shared: the chances that a new text begins with,
-      by length of the match; all texts update these chances.
+    shared: the chances of a new text by length of the match, which all texts update.
     """
 
     __slots__ = ("_after", "_chances", "_length", "_num_tokens", "_shared", "_sizes", "_source")

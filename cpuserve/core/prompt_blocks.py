@@ -73,7 +73,7 @@ class PromptBlocks:
         return done
 
     def catch_up(self, request: Request) -> None:
-        """Skip tokens of `request` that other requests have published since it started."""
+        """Skip tokens in blocks that other requests have published since `request` started."""
         if request.reads_prefixes:
             ids, computed = request.token_ids, request.num_computed
             skipped = self.kv.catch_up(request.tables, request.chain, ids, computed)

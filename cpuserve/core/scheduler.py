@@ -1,12 +1,12 @@
 """Scheduler: choose the tokens of the next step.
 
-There is no prefill phase and no decode phase. The tokens of a request from `num_computed`
-on have to run, and one token budget per step covers decode rows and prompt chunks.
-Decode rows are scheduled first. If a step has decode rows,
-the cost model limits its prompt chunks, so that running streams keep their inter-token latency.
+There is no prefill phase and no decode phase. All tokens of a request after the first
+`num_computed` tokens have to run. One token budget per step covers decode rows and prompt chunks.
+Decode rows are scheduled first. If a step has decode rows, the cost model limits its prompt chunks,
+so that running streams keep their inter-token latency.
 
-The prompts of a step share its budget (budget.py): the prompt
-with the fewest remaining tokens is served first, and a part is reserved for the oldest prompt.
+The prompts of a step share its budget (budget.py). The prompt with the fewest remaining tokens
+is served first, and a part of the budget is reserved for the oldest prompt.
 If no stream runs, a step is short or can be ended early (`ends_for`, `rewind`),
 so that a new short request does not wait for a long prompt.
 
@@ -258,7 +258,7 @@ class Scheduler:
 
         `request` is new and has not been added. A step is ended only if it has no decode rows
         and its prompts lose few computed tokens. The wait of `request` for the end of the step
-        must also be more than half the time of its own prompt. After True, `rewind` must follow.
+        must also exceed half the time of its own prompt. If this returns True, call `rewind`.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
             return False

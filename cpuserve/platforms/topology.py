@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
-# Slower cores compute as well
-# if they add at least an eighth to the work of the fast cores, and have a third of their speed.
-# Otherwise waiting for them costs more than they do (docs/performance.md).
+# Slower cores compute as well if they add at least an eighth to the work of the fast cores,
+# and have at least a third of the speed of these.
+# Otherwise the waiting for slower cores costs more time than they save (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
 ALIKE = 0.9  # cores of one class have at least this part of the top capacity, as clocks differ
 # A node at this multiple of the distance to itself is on another socket.

@@ -89,7 +89,7 @@ class PartWeights:
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        # The parts by the name of an expert's matrix or bias.
+        # Maps the name of an expert's matrix or bias to its part of a stored tensor.
         self._experts: dict[str, TensorPart] = {}
         self._cut: dict[str, QuantTensor] = {}  # the results of `get` for the names in _experts
         self._of: dict[str, list[str]] = {}  # the names of the parts of each stored stack

@@ -108,7 +108,7 @@ def _read(asked: Mapping[str, Any]) -> LarkGrammar:
         return read_lark(definition)
     if syntax == "gbnf":
         try:
-            if is_gbnf(definition):  # otherwise: the first line has llguidance's own directive
+            if is_gbnf(definition):  # not if llguidance's directive is in the first line
                 definition = lark_of(definition).partition("\n")[2]
             return read_lark(definition)
         except ValueError as error:

@@ -1,8 +1,8 @@
 """Rewrites a regular expression so that it matches a text inside a JSON string.
 
 `.` matches one character of a text. Inside a JSON string, this character may be an escape such as
-`\\"`. Each character set is therefore divided:
-characters that JSON writes as they are, and escapes.
+`\\"`. Each character set is therefore divided into the characters that JSON writes as they are,
+and the escapes of all other characters.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ _IQ4 = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
 )
 _IQ4_CODES = (_IQ4 + 128).astype(np.uint8)
-# Twice the values of E2M1, as these are integers; in return the scale is half of 2^(e - 127).
+# The values of E2M1 times 2, which are integers; the scale is therefore half of 2^(e - 127).
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 _FP4_CODES = (_FP4 + 128).astype(np.uint8)
 
