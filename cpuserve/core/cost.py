@@ -211,7 +211,7 @@ class CostModel:
         self.score *= 1.0 + turn
         self._fit_decode(work, -turn * usual)
 
-    # --- restoring ----------------------------------------------------------------------------
+    # --- restoring blocks from offload tiers --------------------------------------------------
 
     def restores(self, plan: RestorePlan, block_size: int) -> bool:
         """Whether restoring the blocks of `plan` is faster than computing them."""
@@ -232,7 +232,7 @@ class CostModel:
         gain = _RESTORE_GAIN if before is not None else 1.0
         self.restore_s[kind] = (before or 0.0) + gain * (seconds - (before or 0.0))
 
-    # --- chunks -------------------------------------------------------------------------------
+    # --- sizes of prompt chunks ---------------------------------------------------------------
 
     def allowance(self, rows: int, keys: int, target_s: float) -> float:
         """Return the seconds that prompt tokens may add to a step with these decode rows."""

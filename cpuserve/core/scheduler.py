@@ -110,7 +110,7 @@ class Scheduler:
         # Requests that need a bitmask are then passed over.
         self.masks_late = False
 
-    # --- requests in and out ------------------------------------------------------------------
+    # --- adding and removing requests ---------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request that has passed admission.check_request."""
@@ -317,7 +317,7 @@ class Scheduler:
         least = min(r.priority for r in self._batch_requests)
         return self._policy == "fcfs" or request.priority <= least
 
-    # --- schedule -----------------------------------------------------------------------------
+    # --- choosing the tokens of a step --------------------------------------------------------
 
     def _schedule_decodes(self) -> list[Request]:
         """Schedule one token of each generating request; return the running requests with prompts.
@@ -555,7 +555,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.push(request)
 
-    # --- common -------------------------------------------------------------------------------
+    # --- helpers of the methods above ---------------------------------------------------------
 
     def _drop(self, request: Request) -> None:
         """Remove `request` and free its slot and blocks."""

@@ -119,7 +119,7 @@ class EngineCore:
         inside = self.executor.progress()
         return self.turns, process_time() // CPU_TIME_S if inside is None else inside
 
-    # --- inbox --------------------------------------------------------------------------------
+    # --- messages to the engine ---------------------------------------------------------------
 
     def handle(self, message: Inbound) -> None:
         """Handle one message (the loop handles Shutdown)."""

@@ -73,7 +73,7 @@ class InlineClient:
         # _stop runs when this client is garbage-collected, or before the interpreter shuts down.
         self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
 
-    # --- synchronous --------------------------------------------------------------------------
+    # --- synchronous methods ------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
@@ -186,7 +186,7 @@ class InlineClient:
         """Stop the engine and wait until its memory has been freed."""
         await asyncio.to_thread(self.shutdown)
 
-    # --- common -------------------------------------------------------------------------------
+    # --- helpers of the methods above ---------------------------------------------------------
 
     def _ask(self, what: str, details: dict[str, Any]) -> Future[dict[str, object]]:
         self._serving()

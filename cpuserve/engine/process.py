@@ -335,7 +335,7 @@ class ProcessClient:
             last = self._fatal.message
         return f"the engine {how}" + (f": {last}" if last else "")
 
-    # --- common -------------------------------------------------------------------------------
+    # --- helpers of the methods above ---------------------------------------------------------
 
     def _connected(self) -> tuple[_Link, Limits]:
         if self._dead is not None or self._link is None or self._limits is None:

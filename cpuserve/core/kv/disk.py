@@ -283,7 +283,7 @@ class DiskCache:
         self._written = 0
         self._files.rescan()
 
-    # --- common -------------------------------------------------------------------------------
+    # --- helpers of the methods above ---------------------------------------------------------
 
     def _path(self, key: bytes) -> Path:
         return self._directory / file_name(key)

@@ -147,7 +147,7 @@ class KvManager:
             for group, span in enumerate(self._spans)
         ]
 
-    # --- prefixes -----------------------------------------------------------------------------
+    # --- cached prefixes ----------------------------------------------------------------------
 
     def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
         """Return the longest cached prefix of `token_ids` that every cache group has.
@@ -456,7 +456,7 @@ class KvManager:
             table.put(index, self.states.take(1)[0])
         return table[index]
 
-    # --- blocks -------------------------------------------------------------------------------
+    # --- blocks of the tables -----------------------------------------------------------------
 
     def _missing(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many new blocks a sequence needs after it has adopted `match`."""

@@ -239,7 +239,7 @@ class Grammars:
             # The next request with this grammar tries to compile it again.
             del self._known[grammar.key]
 
-    # --- kept grammars ------------------------------------------------------------------------
+    # --- grammars that stay in memory ---------------------------------------------------------
 
     def forget_all_but(self, requests: Container[RequestId]) -> None:
         """Drop the grammars and matchers of every request that is not in `requests`."""

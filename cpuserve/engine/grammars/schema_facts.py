@@ -188,7 +188,7 @@ class Reader:
                 left += some
         return count
 
-    # --- facts --------------------------------------------------------------------------------
+    # --- facts that a schema states -----------------------------------------------------------
 
     def facts(self, schema: Any, at: str, seen: frozenset[str] = frozenset()) -> Facts:
         """Return the facts in the keywords of a schema; a reference back to it adds no facts."""
@@ -261,7 +261,7 @@ class Reader:
                 some += [(f"{key}/{escaped(n)}", p) for n, p in parts.items()]
         return [(key, part) for key, part in some if isinstance(part, dict)]
 
-    # --- exclusions ---------------------------------------------------------------------------
+    # --- schemas that exclude values ----------------------------------------------------------
 
     def negated(self, schema: Any, base: Facts, at: str) -> Any:
         """Return a schema for the values that have the facts `base` but do not fit `schema`.
