@@ -14,7 +14,7 @@ from cpuserve.bench.http import LoadError, exchange
 from cpuserve.cli.session import ReplyPrinter
 from cpuserve.config.env import environment
 from cpuserve.config.values import base_url
-from cpuserve.errors import ConfigError, RequestError
+from cpuserve.errors import ConfigError, CpuserveError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -159,6 +159,22 @@ def target_of(args: argparse.Namespace) -> Target:
         raise ConfigError(msg)
     keys = (args.api_key or environment().get("CPUSERVE_API_KEY", "")).split(",")
     return Target(url, "", keys[0] or None)
+
+
+def asked(target: Target, path: str, body: bytes | None = None) -> bytes:
+    """Send a request to a server (GET without a body), and return the body of the response.
+
+    Raises:
+        LoadError: the server does not respond, or is still starting.
+        CpuserveError: the server refuses the request.
+    """
+    response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
+    if response.code == 200:
+        return response.body
+    msg = f"{target.url}{path}: HTTP {response.code}: {said_error(response.body)}"
+    if response.code == 503:  # 503: the server is still starting
+        raise LoadError(msg)
+    raise CpuserveError(msg)
 
 
 def with_server(args: argparse.Namespace, work: Callable[[ChatSession], Awaitable[None]]) -> int:

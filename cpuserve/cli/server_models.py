@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
 from cpuserve.bench.driver import Target
-from cpuserve.bench.http import exchange
-from cpuserve.cli.remote import said_error, target_of
+from cpuserve.cli.remote import asked, target_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import aligned, format_bytes
 from cpuserve.errors import CpuserveError
@@ -19,7 +17,7 @@ from cpuserve.errors import CpuserveError
 
 def ps(args: argparse.Namespace) -> int:
     """Print the models that a server has loaded."""
-    models = _asked(target_of(args), "/api/ps", None).get("models") or []
+    models = _object(target_of(args), "/api/ps").get("models") or []
     if args.json:
         say(msgspec.json.encode(models).decode())
         return 0
@@ -51,12 +49,12 @@ def stop(args: argparse.Namespace) -> int:
     """
     target = target_of(args)
     body = {"model": args.name, "keep_alive": 0}
-    found = _asked(target, "/api/generate", msgspec.json.encode(body))
+    found = _object(target, "/api/generate", msgspec.json.encode(body))
     if found.get("done_reason") != "unload":
         msg = f"the server did not unload {args.name}: {msgspec.json.encode(found).decode()}"
         raise CpuserveError(msg)
     name = found.get("model", args.name)
-    if any(name == model["name"] for model in _asked(target, "/api/ps", None).get("models") or []):
+    if any(name == model["name"] for model in _object(target, "/api/ps").get("models") or []):
         msg = (
             f"{args.name} is still loaded: a request uses it, or it is the first model of the "
             "server, which stays loaded without --sleep-idle"
@@ -66,18 +64,15 @@ def stop(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(target: Target, path: str, body: bytes | None) -> dict[str, Any]:
+def _object(target: Target, path: str, body: bytes | None = None) -> dict[str, Any]:
     """Send a request and return the JSON object of the response.
 
     Raises:
         CpuserveError: the server refuses the request.
     """
-    response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
-    if response.code != 200:
-        msg = f"{target.url}{path}: HTTP {response.code}: {said_error(response.body)}"
-        raise CpuserveError(msg)
+    response = asked(target, path, body)
     try:
-        return msgspec.json.decode(response.body, type=dict[str, Any])
+        return msgspec.json.decode(response, type=dict[str, Any])
     except msgspec.DecodeError as error:
         msg = f"{target.url}{path} returned no JSON object: {error}"
         raise CpuserveError(msg) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
-from cpuserve.bench.http import LoadError, exchange
+from cpuserve.bench.http import LoadError
 from cpuserve.cli.drawing import bar, levels, plain_table
-from cpuserve.cli.remote import said_error, target_of
+from cpuserve.cli.remote import asked, target_of
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
 
@@ -95,15 +94,9 @@ def views(console: Console, target: Target, interval_s: float) -> Iterator[Rende
 
 def _activity(target: Target) -> Activity:
     """Return the activity report of the server; LoadError if the server does not respond."""
-    response = asyncio.run(exchange(target.url, _PATH, None, api_key=target.api_key))
-    if response.code != 200:
-        said = said_error(response.body)
-        msg = f"{target.url}{_PATH}: HTTP {response.code}: {said}"
-        if response.code == 503:  # 503: the server is still starting
-            raise LoadError(msg)
-        raise CpuserveError(msg)
+    body = asked(target, _PATH)
     try:
-        return msgspec.json.decode(response.body, type=Activity)
+        return msgspec.json.decode(body, type=Activity)
     except msgspec.DecodeError as error:
         msg = f"{target.url}{_PATH} is no report of cpuserve: {error}"
         raise CpuserveError(msg) from None

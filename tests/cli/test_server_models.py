@@ -39,7 +39,7 @@ def test_stop_says_that_a_model_is_unloaded(capsys, monkeypatch):
         "/api/generate": {"model": "m", "done": True, "done_reason": "unload"},
         "/api/ps": {"models": [{"name": "other"}]},
     }
-    monkeypatch.setattr(server_models, "_asked", lambda target, path, body: responses[path])
+    monkeypatch.setattr(server_models, "_object", lambda _, path, body=None: responses[path])
     assert main(["stop", "m"]) == 0
     assert "m is unloaded; the next request loads it again" in capsys.readouterr().err
     responses["/api/generate"]["done_reason"] = "load"
