@@ -8,7 +8,7 @@ import torch
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
-from tests.helpers.adapter import adapter_of, merged
+from tests.helpers.adapter import WORDS, adapter_of, merged
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
 from tests.helpers.rounding import assert_likeliest, assert_same_choices, model_bound
@@ -49,6 +49,18 @@ def test_greedy_tokens_are_those_of_transformers_with_scaled_merged_weights():
             logits = model(torch.tensor([prompt + tokens])).logits[0]
         bound = model_bound(tiny_model("llama"), 160)
         assert_likeliest(tokens, logits[len(prompt) - 1 : -1], bound)
+
+
+@pytest.mark.parametrize("scale", [0.5, -1.5])
+def test_the_change_of_a_table_is_scaled_like_that_of_a_linear(scale):
+    model = tiny_model("llama", tie_word_embeddings=False)
+    words = adapter_of(model, (WORDS, "q_proj"), 4, 1)
+    with LLM(str(model), max_model_len=160, lora_modules=[f"a={words}"], **FP32) as llm:
+        (output,) = llm.generate(PROMPTS[2:3], greedy(scale), use_tqdm=False)
+    tokens = output.outputs[0].token_ids
+    with torch.inference_mode():
+        logits = transformers_of(merged(model, words, scale))(torch.tensor([PROMPTS[2] + tokens]))
+    assert_likeliest(tokens, logits.logits[0, len(PROMPTS[2]) - 1 : -1], model_bound(model, 160))
 
 
 def test_the_torch_executor_gives_the_same_tokens():
