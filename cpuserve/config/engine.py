@@ -38,9 +38,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     frontend_cpus: the CPUs of the front end; None = it is not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
     core_complexes: a number per thread, equal for threads on cores that share an L3 cache;
-      empty = unknown, since threads are not pinned.
+      empty = the caches are unknown, since threads are not pinned.
     thread_speeds: the work that the core of each thread does in a given time, in any unit;
-      empty = equal, or unknown.
+      empty = all threads are equally fast, or their speeds are unknown.
     interleave_nodes: the NUMA nodes that pages alternate between;
       empty = the memory of each rank is on its own node.
     passive_waits: whether waiting threads sleep early, as spinning counts against a CPU quota.

@@ -44,8 +44,8 @@ from cpuserve.core.slots import SlotHost, keep_state
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 
-# While the engine moves blocks from or to offload tiers, it takes no messages and cannot be
-# interrupted. This limits the pause, so that it notices within 50 ms that a client has left.
+# While the engine moves blocks from or to offload tiers, it takes no messages.
+# This limits the pause, so that the engine notices within 50 ms that a client has left.
 MOVING_S = 0.03
 
 

@@ -83,4 +83,4 @@ class EngineClient(Protocol):
         """The status of each engine process that this client may restart; empty if it has none."""
 
     async def close(self) -> None:
-        """Stop the engine and reap its process."""
+        """Stop the engine, and reap its process if it has one."""

@@ -1,9 +1,9 @@
 """Files of packed weights in the cache directory, which make later starts faster.
 
 FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed matrices
-                               (csrc/runtime/weights.h). LAYOUT begins the digest that describes
-                               the matrices (layout, kinds, level, ranks, version), and SOURCE
-                               begins the digest of the files that they were made from
+                               (csrc/runtime/weights.h). LAYOUT is the start of the digest that
+                               describes the matrices (layout, kinds, level, ranks, version).
+                               SOURCE is the start of the digest of the model's files
 FOLDER/.LAYOUT-SOURCE.tmp      a file that is being written
 FOLDER/*.source.json           the digests of models' files (source_digest.py)
 

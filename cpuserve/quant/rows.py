@@ -6,8 +6,8 @@ u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale 
 u4z_g32 u4z_g64    k / 32 or 64 of the same blocks, with 4-bit codes
 u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256, with codes of 2 and 3 bits
 
-The codes of a block are a stream of bits, the lowest bits first. Symmetric 4-bit
-and 8-bit codes in small groups may become GGUF blocks of 32 weights instead (Q4_0, Q8_0).
+The codes of a block are a stream of bits, the lowest bits first.
+Symmetric codes of 4 or 8 bits in small groups may become GGUF blocks of 32 weights (Q4_0, Q8_0).
 """
 
 from __future__ import annotations

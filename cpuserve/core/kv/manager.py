@@ -385,7 +385,7 @@ class KvManager:
         Returns None if the cache has the blocks of all groups, which `catch_up` takes.
         """
         begin = chain.num_entries
-        held_from = [0] * len(self.windows)  # per group: it has all blocks from this index on
+        held_from = [0] * len(self.windows)  # a group has all blocks from this index on
         places: set[int] = set()
         plan = None
         for index in range(begin, most):

@@ -25,7 +25,7 @@ class PublishedBlocks:
     windows: the window of each cache group in tokens, 0 = the group keeps all tokens.
       If num_states > 0, the last group has the states of recurrent layers, in a pool of its own.
     gone: the id that replaces freed blocks in block tables.
-      It equals the number of KV blocks, and the ids of states are greater.
+      The id equals the number of KV blocks, and the ids of state slots are greater.
     """
 
     def __init__(

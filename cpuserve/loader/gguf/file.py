@@ -147,8 +147,8 @@ class _Cursor:
             name = data.decode()
         except UnicodeDecodeError:
             self.fail(field, "it is not UTF-8")
-        # Error messages show these texts,
-        # so they must not contain line breaks or terminal commands.
+        # Error messages show the names of keys and tensors,
+        # so the names must not contain line breaks or terminal commands.
         if not name.isprintable():
             self.fail(field, f"{data[:40]!r} is not printable")
         return name

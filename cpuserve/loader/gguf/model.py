@@ -85,7 +85,7 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
-    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: `settings` has its other widths
+    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: `settings` has the widths
         config["head_dim"] = keys.count("rope.dimension_count")
         return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))

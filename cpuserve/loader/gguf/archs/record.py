@@ -29,7 +29,7 @@ class GgufArch:
       which rotates the pairs 2j, 2j + 1.
     added_norms: whether the converter adds 1 to the weights of norms, except in gated delta nets.
     tiled: whether the converter reorders the value heads of gated delta nets.
-    yarn: the YaRN parameters of the family that files do not have.
+    yarn: the YaRN parameters of the family that GGUF files do not store.
     mixed: whether metadata may be lists with a number for each layer, as layers differ in size.
     """
 
