@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class CacheMissReason(msgspec.Struct):
     """The first difference between this prompt and the prompt of the earlier response.
 
-    cache_missed_input_tokens: the number of tokens of the earlier prompt after the difference.
+    cache_missed_input_tokens: the number of tokens of the earlier prompt
+      from the difference to its end.
     """
 
     type: str
@@ -46,7 +47,10 @@ def check_diagnostics(asked: dict[str, Any] | None) -> None:
 def diagnostics_of(
     asked: dict[str, Any] | None, generation: Generation
 ) -> Diagnostics | None | msgspec.UnsetType:
-    """Return the member `diagnostics`: UNSET if not requested, None if the prompts agree."""
+    """Return the member `diagnostics`: UNSET if not requested.
+
+    None = the request has no earlier id, or the prompts agree.
+    """
     if asked is None:
         return msgspec.UNSET
     named = asked.get("previous_message_id")

@@ -7,8 +7,8 @@ import msgspec
 from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
-# Clients of Ollama search for these words.
-# The message of cpuserve follows them, because LiteLLM searches for words of that message.
+# Clients of Ollama search for these words. The message of cpuserve follows them,
+# because LiteLLM searches for words of that message.
 _TOO_LONG = "the input length exceeds the context length"
 
 

@@ -70,7 +70,7 @@ async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
 async def _respond(
     received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
 ) -> Response:
-    """Return the response; a request without text loads the model, or unloads (keep_alive 0) it."""
+    """Return the response; without text, load the model, or unload it if keep_alive is 0."""
     seconds = keep_alive_s(asked.keep_alive)
     if asked.asks:
 

@@ -1,7 +1,7 @@
 """Log one line for each request that fails, and for each client that disconnects.
 
-A line never contains text of a prompt.
-The only client texts in a line are the model name and the path, both shortened.
+A line never contains text of a prompt. The only client texts in it are the model name
+and the path, both shortened.
 """
 
 from __future__ import annotations

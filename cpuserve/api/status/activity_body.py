@@ -10,7 +10,7 @@ from cpuserve.platforms.cpu_times import CpuTimes
 class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence, without its text and without its client.
 
-    *_s: times in seconds on the clock of Activity.time; null = this has not happened yet.
+    *_s: times in seconds on the clock of Activity.time; null = not happened yet.
     state: "waiting", "prompt" or "generating";
       after the end the reason: "stop", "length", "repetition", "abort" or "error".
     """

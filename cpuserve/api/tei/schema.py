@@ -188,7 +188,11 @@ def embed_all_call(request: EmbedAllRequest) -> GenerateCall:
 
 
 def embed_sparse_call(request: EmbedSparseRequest, context: ModelContext) -> GenerateCall:
-    """Return the GenerateCall of /embed_sparse; InvalidRequest if the model has no such vectors."""
+    """Return the GenerateCall of /embed_sparse.
+
+    Raises:
+      InvalidRequest: the model has no sparse embeddings.
+    """
     _check_texts(request.inputs)
     vectors = sparse_vectors(context)
     return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors=vectors)

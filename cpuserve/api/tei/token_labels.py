@@ -1,4 +1,4 @@
-"""Class labels of the tokens of texts, for Hugging Face clients of token-classification."""
+"""Class labels of the tokens of texts, as token-classification of Hugging Face clients needs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class ServerLoad(msgspec.Struct):
 
 @router.get("/load", openapi_extra=response_types(ServerLoad))
 async def server_load(request: Request) -> Response:
-    """Return the number of running and waiting sequences in all models; a request has `n`."""
+    """Return the number of running and waiting sequences in all models, `n` per request."""
     models = get_state(request).models
     load = ServerLoad(sum(context.active_sequences for context in models.loaded()))
     return Response(msgspec.json.encode(load), media_type="application/json")

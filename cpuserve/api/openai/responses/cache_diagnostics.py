@@ -35,7 +35,8 @@ class CacheOptions(msgspec.Struct):
 class CacheDiagnostics(msgspec.Struct):
     """The result of a comparison; type: cache_hit, cache_miss or comparison_response_not_found.
 
-    cache_missed_tokens: the number of tokens of the earlier prompt after the first difference.
+    cache_missed_tokens: the number of tokens of the earlier prompt
+      from the first difference to its end.
     comparison_reusable_tokens: the number of all tokens of the earlier prompt.
     """
 

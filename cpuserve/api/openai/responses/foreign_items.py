@@ -41,7 +41,8 @@ _DONE_ELSEWHERE = frozenset(
     )
 )
 _COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
-# Types of items about the other server itself, which are left out of the prompt.
+# Types of items about the other server itself. The prompt has no text for these items,
+# because a model cannot use them.
 _SILENT = frozenset(("compaction_trigger", "configuration_update", "ghost_snapshot"))
 KINDS = _DONE_ELSEWHERE | _COMPACTED | _SILENT
 _UNREADABLE = (
