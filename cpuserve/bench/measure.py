@@ -1,4 +1,4 @@
-"""Measure rates of a server as fractions of the limit that the machine reaches at that time.
+"""Measure rates of a server as fractions of the limit of the machine in the same minute.
 
 The speed of a machine drifts, because other tenants use bandwidth and clock rates change.
 So a probe of the machine runs before every measurement, and results are medians of ratios.

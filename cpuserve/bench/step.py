@@ -152,8 +152,8 @@ class StepBench:
     def decode(self, batch: int, context: int) -> None:
         """Measure decode steps of `batch` sequences with `context` keys each.
 
-        The upper bound is bandwidth / bytes per step. A step reads the weights, and the keys,
-        values and recurrent states of each sequence.
+        The upper bound is batch * bandwidth / bytes per step. A step reads the weights,
+        and the keys, values and recurrent states of each sequence.
         """
         sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
         read = self.lowered.step_bytes(batch) + batch * sequence

@@ -102,7 +102,7 @@ def step(args: argparse.Namespace) -> int:
 
 
 def kernels(args: argparse.Namespace) -> int:
-    """Measure each operation of engine steps; with --tune, find the fastest block sizes."""
+    """Measure each operation of engine steps; with --tune, find the fastest work sizes."""
     if args.tune:
         return _tune(args)
     return _in_process(args, "kernels")
@@ -134,7 +134,7 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
 
 
 def _tune(args: argparse.Namespace) -> int:
-    """Find the block sizes that are fastest for the model, and store them for later starts."""
+    """Find the work sizes that are fastest for the model, and store them for later starts."""
     from cpuserve.bench.tune import Trial, tune_model
 
     prepared, _ = prepared_start(flags.asked(args))

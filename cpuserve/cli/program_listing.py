@@ -90,7 +90,7 @@ def _is_empty(held: Any) -> bool:
 
 
 def _parameters(op: Op, shapes: Shapes) -> list[tuple[str, Any]]:
-    """Return the fields that are neither values, weights nor sizes, if they are not default."""
+    """Return the fields besides values, weights and sizes that differ from their defaults."""
     values = dict(_values(op))
     found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(op):

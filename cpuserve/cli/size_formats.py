@@ -37,7 +37,9 @@ FORMATS = {
     "q2_k": 2.625,
 }
 _SHOWN = ("bf16", "int8/q8_0", "int4/q4_k")  # the formats that --instances shows
-_USABLE = 0.9  # the share of memory for weights and KV cache; the system needs the rest
+# The share of memory for weights and KV cache.
+# The system, the front end and activations need the rest.
+_USABLE = 0.9
 _KV_BYTES = 2  # the bytes of a number in the KV cache, which is bf16 by default
 _KEPT = "int4/q4_k"  # with fewer bits, texts get visibly worse, above all from small models
 _ALLOWED = {"model", "revision"}
