@@ -57,7 +57,8 @@ class ModelContext:
     pooling: how the model makes embeddings (see EngineConfig.pooling).
     vector_width: the length of an embedding.
     adapters: the path of each LoRA adapter, by the name that requests use as their model.
-    adapters_change: whether clients may load and unload adapters; see serving/lora.py.
+    adapters_change: whether clients may load and unload adapters,
+      which needs `adapter_lock` (serving/lora.py).
     default_adapter, default_scale: the adapter of requests that select none, and its scale.
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.

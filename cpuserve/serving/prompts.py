@@ -80,7 +80,7 @@ async def prompts_of(
 
 
 async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:
-    """Return the prompts that make the model write between each given prompt and `suffix`.
+    """Return the prompts that make the model write the text between each prompt and `suffix`.
 
     Raises:
       InvalidRequest: the model cannot fill in, or the request asks for a prompt that is cut.

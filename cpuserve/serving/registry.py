@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = get_logger("serve")
 
-# Seconds until a model that could not be loaded is loaded again; doubled after each failure.
+# Seconds until a load that failed is tried again; they double after each failure.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 # The longest name of a model in a request, if the first model serves every name (ANY_NAME).
 MAX_NAME = 256

@@ -100,7 +100,7 @@ class ServerStart:
         self._reader.start()
 
     def wait(self, timeout_s: float = 600.0) -> LocalServer:
-        """Return the server when it is ready; StartupError if that takes over `timeout_s` s."""
+        """Return the server when it is ready; StartupError if it is not ready in `timeout_s`."""
         url = self._wait_ready(timeout_s)
         model = first_model(url, self._key)
         return LocalServer(url, model, self._key, self._process.pid, self._output)

@@ -30,7 +30,7 @@ _REPLIES_KEPT = 1024  # earlier replies, for requests that continue an earlier r
 class ScriptedRequest:
     """A sequence that a scripted model generates; a request with `n` choices has n sequences.
 
-    number: the number of the request, from 0.
+    number: the number of the sequence, from 0.
     prompt: the text of the rendered prompt.
     turns: the conversation in the prompt; a prompt of /v1/completions is one user turn.
     tools: the name of each function that the request offers.

@@ -10,8 +10,9 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# For each model family: the tokens before the prefix, the suffix, the middle, the name
-# of a repository and a file ("" = none). All families but Mistral's write the prefix first.
+# For each model family: the tokens before the prefix, the suffix, the middle,
+# the name of a repository and the name of a file ("" or missing = none).
+# All families but Mistral's write the prefix first.
 _FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "", "<|file_separator|>"),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
 
-# Normalizers that drop no characters. NFC shrinks a text to no less than a third of its bytes.
+# Normalizers that drop no characters.
+# NFC shrinks a text to no less than a third of its bytes (Hangul).
 _KEEPING = frozenset({"NFC", "NFD", "Prepend", "ByteLevel"})
 _COMPOSED_BYTES = 3
 

@@ -112,10 +112,11 @@ class ToolFormat(Protocol):
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text.
+        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text.
 
         The text ends with the call or, if `several`, with the last one of any number of calls.
-        schemas: the JSON schema of the arguments of each function; None = any arguments.
+        schemas: the JSON schema of the arguments of each function that may be called;
+          None = any arguments.
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
@@ -179,7 +180,7 @@ class WholeFormat(ToolFormat, Protocol):
     thought_end: ThoughtEnd
 
     def begins_texts(self, before: str) -> bool:
-        """Return whether `before`, which a template writes before a text, is of this format."""
+        """Return whether `before`, the text of a template before a response, is in this format."""
 
     def without_calls(self) -> ToolFormat:
         """Return the format of responses to requests without tools."""

@@ -36,7 +36,7 @@ class Braces:
         return frozenset({self.mark})
 
     def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text of the layout, which has no JSON around the arguments."""
+        """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:

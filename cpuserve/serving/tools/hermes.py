@@ -60,7 +60,7 @@ class Hermes:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
+        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
 

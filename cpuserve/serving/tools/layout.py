@@ -211,7 +211,7 @@ class LayoutFormat:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
+        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
         layout = self.layout
         before = lark(layout.opening) if whole else ""
         if not whole and function is None and layout.opening.endswith(" "):

@@ -62,7 +62,7 @@ class Llama3Json:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
+        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""

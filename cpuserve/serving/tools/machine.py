@@ -18,8 +18,9 @@ _QUOTES = ("`", '"', "'")
 class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
-    Each state is a method that reads the held-back text. The method returns True if it has changed
-    the state; the new state then reads on. Thoughts are reported without their tags.
+    Each state is a method that reads the held-back text.
+    The method returns True if it has changed the state; the new state then reads on.
+    Thoughts are reported without their tags.
     In a thought, no text is a call; in other text, `markers` begin calls.
 
     White space of the model is reported unchanged, with four exceptions.
@@ -216,7 +217,7 @@ class CallParser(ABC):
             self._thought_blanks.append(text[len(said) :])
 
     def _think_before(self, *ends: str) -> None:
-        """Report held-back text as a thought, without an end of it that may begin one of `ends`."""
+        """Report held-back text as a thought, but keep its end if that may begin one of `ends`."""
         held, kept = self._held, overlap(self._held, ends)
         self._think(held[: len(held) - kept])
         self._held = held[len(held) - kept :]

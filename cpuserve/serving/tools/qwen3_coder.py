@@ -73,7 +73,7 @@ class Qwen3Coder:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
+        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
 
