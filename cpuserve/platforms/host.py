@@ -338,7 +338,7 @@ def _emulated(arch: str, cpuinfo: str) -> str:
         if machine != arch and re.search(rf"^{key}\s*:", cpuinfo, re.MULTILINE):
             return f"built for {arch}, on a machine of {machine}"
     model = _cpu_model(cpuinfo)
-    if model.startswith(("VirtualApple", "QEMU TCG")):  # Rosetta; a machine emulated by QEMU
+    if model.startswith(("VirtualApple", "QEMU TCG")):  # Rosetta, or a machine that QEMU emulates
         return f"the CPU is {model}"
     return ""
 
