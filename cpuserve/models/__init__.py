@@ -94,7 +94,7 @@ def plugin_notes() -> list[str]:
 
 
 def _supported(wanted: str = "") -> str:
-    """Return the end of an error: architectures spelled like `wanted`, and where all are listed."""
+    """Return the end of an error: architectures almost like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
     names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
     return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
@@ -134,9 +134,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
-        # Ids of special tokens, and the dtype, may be only in the outer config.
-        # If the outer config has tie_word_embeddings, that value is used,
-        # because the head belongs to the whole model.
+        # Ids of special tokens, and the dtype, may be only in the outer config. If it has
+        # tie_word_embeddings, that value is used, because the head belongs to the whole model.
         own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
         tied = config.get("tie_word_embeddings")
         config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}

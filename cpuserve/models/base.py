@@ -99,9 +99,8 @@ _ALIBI = (
     "and v5 run"
 )
 REFUSED = {"JinaBertForMaskedLM": _ALIBI, "JinaBertModel": _ALIBI}
-# Classifiers of texts, each with the architecture of the model below the head.
-# Classifiers with one label are rerankers,
-# which score pairs of texts. loader/ranking.py reads the heads.
+# Classifiers of texts, each with the architecture of the model below the head. Classifiers with one
+# label are rerankers, which score pairs of texts. loader/ranking.py reads the heads.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
     "ModernBertForSequenceClassification": "ModernBertModel",
@@ -134,8 +133,7 @@ MASKED = {
 }
 # The linear of the classifier heads of decoders, which no op reads.
 DECODER_HEAD = ("score.weight", "score.bias")
-# The architectures of rerankers that are read from GGUF files,
-# and linears and norms of their heads.
+# The architectures of rerankers that are read from GGUF files, and the linears and norms of a head.
 GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
 GGUF_HEAD = ("cls", "cls.norm", "cls.output")
 # Families that have rerankers which generate "yes" or "no" (Qwen3-Reranker).

@@ -137,7 +137,7 @@ def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: T
 
 
 def leave_linears(b: Builder, *names: str) -> None:
-    """Allow checkpoints to have linears or norms `names` of a head, although no op reads them."""
+    """Allow checkpoints to have the linears or norms `names`, although no op reads them."""
     b.leave(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
 
 

@@ -63,8 +63,8 @@ def _read_windows(
 
     first: this many first layers have a pattern of windows of their own.
 
-    Layers without a window have no RoPE.
-    An exception are layers with a dense MLP in models where none of the first layers has a window.
+    Layers without a window have no RoPE, except layers with a dense MLP
+    in models where none of the first layers has a window.
     """
     prefix = read_int(config, "prefix_dense_sliding_window_pattern", 1)
     pattern = read_int(config, "sliding_window_pattern", 4)

@@ -17,7 +17,7 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[s
     """Return the entries of `ModelSpec.extra` that `add_mixture` needs.
 
     count, width: the keys of the config for the number of experts and for their width.
-     transformers 5 saves the number of experts of every family under the key of Mixtral.
+      transformers 5 saves the number of experts of every family under the key of Mixtral.
     """
     count = count if config.get("num_local_experts") is None else "num_local_experts"
     experts = read_int(config, count, high=4096)
@@ -48,7 +48,7 @@ def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: in
     """Return the groups of experts of a router; None if tokens use experts of all groups.
 
     default: the values of n_group and topk_group if they are missing.
-    best: this many of the highest scores of a group are added to the score of the group.
+    best: the score of a group is the sum of this many of its highest scores.
     """
     count = read_int(config, "n_group", default[0])
     kept = read_int(config, "topk_group", default[1])
@@ -146,7 +146,7 @@ def add_shared_mixture(
 
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's experts of h to x, chosen by sigmoids; first layers have a plain MLP."""
+    """Add the layer's experts of h to x, chosen by sigmoids; the first layers have a plain MLP."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
     else:

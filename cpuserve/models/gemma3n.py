@@ -21,11 +21,10 @@ from cpuserve.program.parts import rows
 
 POSITIONS = 32768
 PATTERN = 5  # without layer_types in the config, every fifth layer is global
-# Without activation_sparsity_pattern in the config,
-# the first 10 layers set 95 % of their gates to 0.
-# A model with at most 10 layers then sets no gates to 0.
+# Without activation_sparsity_pattern in the config, the first 10 layers set 95 % of their gates
+# to 0. A model with at most 10 layers then sets no gates to 0.
 SPARSE_LAYERS, SPARSITY = 10, 0.95
-FLOOR = 1e-5  # the least mean square of a stream that is scaled to another one
+FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of the first one
 ROOT2 = 2.0**0.5
 
 
@@ -41,7 +40,7 @@ class Gemma3n:
       None = no cutoff.
     corrected: whether the active stream is scaled before it gates the per-layer embeddings.
     stacked: whether altup_projections and altup_unembed_projections are one tensor each;
-      False = each of them is a tensor for every stream except the first.
+      False = each has one tensor for every stream except the first.
     """
 
     @staticmethod

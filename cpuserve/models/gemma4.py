@@ -28,9 +28,10 @@ ROPES = {
 class Gemma4:
     """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
-    The small models have per-layer embeddings,
-    and later layers read the KV caches of earlier layers. Source: transformers modeling_gemma4.
-    ModelSpec.kv_heads and head_dim are for global layers. Keys of extra:
+    The small models have per-layer embeddings, and later layers read the KV caches of earlier
+    layers. Source: transformers modeling_gemma4. ModelSpec.kv_heads and head_dim are for global
+    layers. Keys of extra:
+
     local_heads: KV heads and head_dim of layers with a window.
     caches: the layer with the KV cache that each layer reads.
     mlp_widths: the width of the MLP of each layer.
@@ -138,9 +139,8 @@ def _first_shared(config: Mapping[str, Any]) -> int:
 def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
     """Return for each layer the number of the layer with the KV cache that it reads.
 
-    A layer reads its own cache.
-    The last num_kv_shared_layers layers instead read the cache of the last layer
-    before them with the same window.
+    A layer reads its own cache, but the last num_kv_shared_layers layers read the cache
+    of the last layer before them with the same window.
     """
     first = _first_shared(config)
     last = {window: layer for layer, window in enumerate(windows[:first])}

@@ -95,5 +95,5 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:
-    """Return the name of a matrix with `features` outputs in a Program."""
+    """Return the name that a Program has for matrix `name`, which has `features` outputs."""
     return columns(name, 0, features) if s.extra["transposed"] else name

@@ -93,7 +93,7 @@ class GraniteMoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite MoE config."""
+        """Return the hyperparameters in a Granite MoE config; intermediate_size is of experts."""
         extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
@@ -183,7 +183,7 @@ def _spec(
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x a mixture of experts of h, if there is one, and the expert that all tokens share."""
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
-    split = cast("bool", s.extra["split"])  # every matrix is a tensor of its own
+    split = cast("bool", s.extra["split"])  # each matrix of an expert is a tensor of its own
     moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
     experts = cast("int", s.extra["experts"])
     if experts:

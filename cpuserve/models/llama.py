@@ -35,7 +35,7 @@ NormFn = Callable[[Builder, ValueId, str], ValueId]
 # Names of norms before attention, after attention, before the MLP, after the MLP; None: no norm.
 SandwichNorms = tuple[str | None, str | None, str | None, str | None]
 
-# "hidden_act" in config.json, and the activation that the kernels call by this name.
+# The activation of gated MLPs for each "hidden_act" in config.json.
 GATED_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -138,7 +138,7 @@ def read_decoder(
 
 
 def layer_window(s: ModelSpec, layer: int) -> int:
-    """Return the sliding window of a layer in keys (0 = none); extra["windows"] has it by layer."""
+    """Return the window of a layer in keys (0 = none), from extra["windows"] if layers differ."""
     windows = cast("tuple[int, ...]", s.extra.get("windows", ()))
     return windows[layer] if windows else s.window
 
@@ -235,7 +235,7 @@ def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int
 
 
 def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
-    """Scale `width` columns of q by the positions of tokens, if the model has query_scale."""
+    """Scale `width` columns of q by their positions, if the model has extra["query_scale"]."""
     scale = cast("tuple[float, int] | None", s.extra.get("query_scale"))
     if scale is not None:
         b.scale_queries(q, width, beta=scale[0], length=scale[1])
@@ -260,7 +260,7 @@ def attend(
     """Return the layer's attention of h, [T, q_heads * head_dim], before the output matrix.
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj.
-    paired: its rows are in the order of a RoPE that rotates neighbouring dims (`unpaired`).
+    paired: the checkpoint has the row order of a RoPE that rotates neighbouring dims (`unpaired`).
     qk_norm: each q head and each k head has an RMS norm (Qwen3).
     plus_one: the weights of these norms are stored as offsets from 1.
     wide_norm: one RMS norm for all q heads together, and one for all k heads (OLMo).

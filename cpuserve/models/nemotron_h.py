@@ -141,7 +141,7 @@ def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _add_experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add to x the experts of h plus the shared expert; experts may have a smaller width."""
+    """Add to x the experts of h plus the shared expert; experts may work in a smaller width."""
     latent = cast("int", s.extra["latent"])
     low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
     total = b.mixture(

@@ -21,7 +21,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-# Keys of the published configs, which follow GPT-2, and the keys of transformers for the same.
+# Keys of the published configs, which follow GPT-2, and the same settings in transformers.
 KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -62,9 +62,9 @@ class NomicBert:
     """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
     Keys of spec.extra: "types" (the number of token types; all tokens have type 0).
-    Mixtures also have "experts", "chosen" (experts that a token uses),
-    "every" (layers 1, 1 + every, ... are mixtures)
-    and "shifted" (whether the experts of a layer have a common bias).
+    Mixtures have, in addition, "experts", "chosen" (the number that a token uses), "every"
+    (layers 1, 1 + every, ... are mixtures) and "shifted" (whether a layer's experts have
+    a common bias).
     """
 
     @staticmethod

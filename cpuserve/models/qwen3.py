@@ -19,7 +19,7 @@ class Qwen3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Qwen3 config; head_dim is 128 by default."""
+        """Return the hyperparameters in a Qwen3 config; head_dim is 128 by default at any width."""
         bias = read_bool(config, "attention_bias", False)
         head_dim = config.get("head_dim") or 128
         return read_decoder(

@@ -84,7 +84,7 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
 
 
 def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add `qwen_mlp` to x, and an expert that all tokens share, times the sigmoid of a gate."""
+    """Do the same as `qwen_mlp`, and add an expert for all tokens, times the sigmoid of a gate."""
     qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return

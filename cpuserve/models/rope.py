@@ -38,7 +38,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
     kind = params.get("rope_type", params.get("type", "default"))
-    turned = int(head_dim * share + 1e-6)  # a share such as 1/3 is rounded in the config
+    turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded in the config
     # A proportional RoPE pairs dims i and i + head_dim / 2, and rotates only the first pairs.
     rotary = head_dim if kind == "proportional" else turned
     if rotary < 2 or rotary % 2:
@@ -103,8 +103,8 @@ def _mscale(factor: float, weight: float) -> float:
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of both spellings in one dictionary; rope_parameters has priority.
 
-    Only original_max_position_embeddings is an exception:
-    as in transformers, the number outside of rope_parameters has priority.
+    The only exception is original_max_position_embeddings: as in transformers,
+    the number outside of rope_parameters has priority.
     """
     outside = ("rope_theta", "partial_rotary_factor", ORIGINAL)
     merged = {key: config[key] for key in outside if config.get(key) is not None}
@@ -129,7 +129,7 @@ def _default(_params: Params, base: list[float], max_position: int) -> tuple[Rop
 
 
 def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return linear scaling: all frequencies are divided by `factor`."""
+    """Return a RoPE with linear scaling: all frequencies are divided by `factor`."""
     factor = read_float(params, "factor")
     return _rope([f / factor for f in base]), max_position
 
@@ -152,7 +152,7 @@ def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope
 
 
 def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return fixed NTK scaling, as in the published code of GTE.
+    """Return a RoPE with fixed NTK scaling, as in the published code of GTE.
 
     With n frequencies, frequency i is divided by `factor` to the power of (i + 1) / n.
     """
@@ -164,7 +164,10 @@ def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, in
 
 
 def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return the RoPE of Llama 3: low frequencies are divided by `factor`, high ones unchanged."""
+    """Return the RoPE of Llama 3: low frequencies are divided by `factor`, high ones unchanged.
+
+    Frequencies between these get a linear blend of both.
+    """
     factor = read_float(params, "factor")
     low = read_float(params, "low_freq_factor")
     high = read_float(params, "high_freq_factor")
@@ -181,7 +184,7 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 
 def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return `base`, each frequency divided by its own factor, as in GGUF files of Llama 3."""
+    """Return a RoPE with each frequency divided by its own factor (GGUF files of Llama 3)."""
     return _rope([*_divided(params, "freq_factors", base)]), max_position
 
 
@@ -195,7 +198,7 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return LongRoPE: each frequency is divided by its own factor, and cos and sin are scaled.
+    """Return a LongRoPE: each frequency divided by its factor; cos and sin times another one.
 
     Sequences beyond the original context have other factors.
     The KV cache has keys that are already rotated,
@@ -211,7 +214,7 @@ def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rop
 
 
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return YaRN: NTK-by-parts over dimensions, and a factor of cos and sin."""
+    """Return a YaRN RoPE: NTK-by-parts over dimensions; cos and sin times an attention factor."""
     original = read_int(params, ORIGINAL, max_position)
     factor = read_float(params, "factor", max(max_position / original, 1.0))
     fast = read_float(params, "beta_fast", 32.0)

@@ -22,9 +22,9 @@ class ModelSpec:
     `attention_scale`: the factor of attention scores; None = head_dim ** -0.5.
     `pooled`: whether it is an embedding model, which returns vectors instead of logits.
     `encoder`: whether tokens attend to later tokens, so that a step has whole prompts.
-    Such a model returns only vectors.
-    `lexical`: whether a vector has a value for each token id
-    (SPLADE), from the head for masked tokens.
+      Such a model returns only vectors.
+    `lexical`: whether a vector has a value for each token id (SPLADE), from the head for masked
+      tokens.
     `adapters`: the low-rank adapters (LoRA) that requests can select.
     """
 

@@ -36,10 +36,9 @@ Float32 = npt.NDArray[np.float32]
 # If up to 10^4 products are added in another order, an fp32 sum changes by less than 1e-5
 # of the largest element in the row. The fast exp and erf add a difference of the same size.
 SUM_TOLERANCE = 2e-5
-# Relative tolerance for each type of the KV cache.
-# A key or a probability near the middle of two values of the type may be rounded up by one executor
-# and down by the other,
-# which may change all elements of the row by one step of the type, relative to their size.
+# Relative tolerance for each type of the KV cache. A key or a probability near the middle of two
+# values of the type may be rounded up by one executor and down by the other.
+# This may change all elements of the row by one step of the type, relative to their size.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
 # The tolerances for 8-bit KV caches, where attention rounds probabilities to bf16.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
@@ -157,7 +156,7 @@ def _gather(
     """Return (inputs, output) of the executor ops `taps` as if they were one op.
 
     The inputs are the inputs of the first op.
-    If a later op adds to a value, this value is one more input.
+    If a later op adds to a value, this value is an input as well.
     The output is the output of the last op.
     """
     inputs, got = executor.tap(arrays, taps[0])

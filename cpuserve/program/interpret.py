@@ -1,8 +1,7 @@
 """Runs a Program in torch by the reference of each op; tests compare executors and kernels with it.
 
-There are two modes. "reference" computes everything in fp32.
-"emulated" rounds and quantizes at the same points
-as the native executor (csrc/kernels/table/), so tests can use tight tolerances.
+There are two modes. "reference" computes everything in fp32. "emulated" rounds and quantizes at the
+same points as the native executor (csrc/kernels/table/), so tests can use tight tolerances.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ class Interpreter:
     """Runs a Program over packed steps, with its own paged KV cache.
 
     tensors: every weight of the program by its checkpoint name, as a torch tensor;
-    weights of quantized kinds in the emulated mode are a QuantMatrix.
+      in the emulated mode, a weight of a quantized kind is a QuantMatrix.
     kinds: the weight kind of each matrix in the emulated mode (default dense_f32).
     kv_dtype: the storage type of keys and values in both modes.
-     "f32", "f16" and "bf16" have no scales.
-     "int8", "fp8_e4m3" and "fp8_e5m2" have one scale for each token and head.
+      "f32", "f16" and "bf16" have no scales.
+      "int8", "fp8_e4m3" and "fp8_e5m2" have one scale for each token and head.
     num_blocks: the number of blocks of the cache, each of 32 tokens.
     num_states: the number of slots for states of recurrent layers.
     long_rope: whether a LongRoPE uses its frequencies for long sequences.
@@ -143,8 +142,8 @@ class Interpreter:
         self._rows = torch.zeros(self.num_blocks, max(ends[0]), dtype=self._kv_dtype)
         scaled = max(ends[1]) if self._kv_scaled else 0
         self._row_scales = torch.zeros(self.num_blocks, scaled)
-        self._cache: list[Tensor] = []  # of a layer: [block, keys or values, token, head, d]
-        self._scales: list[Tensor | None] = []  # of a layer: [block, keys or values, token, head]
+        self._cache: list[Tensor] = []  # by layer: [block, keys or values, token, head, d]
+        self._scales: list[Tensor | None] = []  # by layer: [block, keys or values, token, head]
         for kv, (values, scales) in zip(self.program.cache, spans, strict=True):
             shape = (self.num_blocks, halves(kv), BLOCK, kv.heads)
             self._cache.append(self._rows[:, values].view(*shape, kv.key_width))
@@ -202,7 +201,7 @@ class Interpreter:
 
         The output is [T, width], or [R, vocab] for Logits; Hidden returns its input unchanged.
         inputs: the values that the op reads, in the order of its method `reads`.
-         RopeStoreKV returns the changed qkv and also writes the KV cache.
+          RopeStoreKV returns the changed qkv and also writes the KV cache.
         """
         op = self.program.ops[index]
         with torch.inference_mode():
@@ -258,7 +257,7 @@ class Interpreter:
 
         Keys and values are [number of keys, heads, d].
 
-        scales [number of keys, heads] are factors that the values still need; None: no factors.
+        scales [number of keys, heads]: factors that are not yet applied to the values, or None.
         """
         slots = torch.from_numpy(key_slots(self.step, seq, BLOCK, self._group_of[layer])).long()
         blocks, tokens = slots // BLOCK, slots % BLOCK

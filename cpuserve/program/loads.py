@@ -30,8 +30,7 @@ class MatrixLoad:
     """Instruction to pack the checkpoint tensors `names` into native matrix `id`.
 
     part: the part of the only tensor that is packed; None: whole tensors are packed.
-    values: whether the tensors are dequantized first,
-    because their codes cannot be packed together.
+    values: whether the tensors are dequantized first: they cannot be packed together as stored.
     """
 
     id: int

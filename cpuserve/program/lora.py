@@ -1,12 +1,10 @@
 """Low-rank adapters (LoRA) in a Program: modules that have adapters, and their matrices.
 
-An adapter adds scale * B A x to the result of a linear of x (Hu et al. 2021).
-To a row of an embedding table it adds scale * B a,
-where a is the row of the same token in a table [vocab, rank] of the adapter.
-The tables of all adapters are one matrix [vocab, in_tables * rank],
-and the matrix B of an adapter is 0 in the columns of other adapters.
-All adapters of a model have the same rank in its Program:
-matrices of a smaller rank are padded with zeros, which changes no sum.
+An adapter adds scale * B A x to the result of a linear of x (Hu et al. 2021). To a row of an
+embedding table it adds scale * B a, where a is the row of the same token in a table [vocab, rank]
+of the adapter. The tables of all adapters are one matrix [vocab, in_tables * rank], and the matrix
+B of an adapter is 0 in the columns of other adapters. All adapters of a model have the same rank
+in its Program: matrices of a smaller rank are padded with zeros, which changes no sum.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ _MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
 class Adapters:
     """The adapters of a model: their number, common rank, and the modules that adapters change.
 
-    in_tables: the number of adapters, from the first one on,
-    that change embedding tables and have columns in the common tables of these modules.
+    in_tables: the number of adapters, from the first one on, that have columns in the common
+      tables of the embedding modules.
     """
 
     count: int
@@ -49,7 +47,7 @@ def name_a(module: str, adapter: int) -> str:
 
 
 def name_b(modules: Sequence[str], adapter: int) -> str:
-    """Return the name of matrix B [sum of outputs, modules * rank] of an adapter.
+    """Return the name of an adapter's common matrix B [sum of outputs, modules * rank].
 
     Each module has a block on the diagonal of the matrix; all other blocks are 0.
     """
@@ -57,7 +55,7 @@ def name_b(modules: Sequence[str], adapter: int) -> str:
 
 
 def name_table(module: str) -> str:
-    """Return the name, without ".weight", of the table with the A matrices of all adapters."""
+    """Return the name, without ".weight", of the common table A of an embedding module."""
     return f"{module}{_TABLE}"
 
 

@@ -1,12 +1,11 @@
 """Lower a Program to the native executor: weight kinds, row formats, shared buffers.
 
 The Program defines the computation; lowering chooses how its values are stored.
-The kernels of a weight kind multiply activation rows of one format (`csrc/kernels/table/rows.h:
-ActFormat`), such as int8 with a scale for every 32 inputs. If all ops that read a value are linears
-that need the same format, the op that produces the value stores it in that format.
-Results of experts that only Combine reads are bf16,
-unless the activations of the experts are more precise.
-Other values are fp32 and are converted before each linear.
+The kernels of a weight kind multiply activation rows of one format (ActFormat in
+`csrc/kernels/table/rows.h`), such as int8 with a scale for every 32 inputs. If all ops that read
+a value are linears that need the same format, the op that produces the value stores it in that
+format. Results of experts that only Combine reads are bf16, unless the activations of the experts
+are more precise. Other values are fp32 and are converted before each linear.
 Values with disjoint lifetimes share a buffer.
 
 Some matrices are stored with their columns in another order (the activation order of GPTQ).
@@ -89,7 +88,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
 
-        They include the expected experts of the step, if all experts are equally probable.
+        Of the experts, they include the expected number in use, if all are equally probable.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
@@ -114,7 +113,7 @@ class Lowering:
     """Lowers the ops of a Program in one pass; `run()` returns the Lowered.
 
     kind_of, order_of: functions that return the weight kind and the column order of a matrix;
-    an order of None means that its columns are not reordered.
+      an order of None means that the columns of the matrix are not reordered.
     is_mapped: a function; it returns whether rows of a tensor can be read from its mapped file.
     """
 
@@ -205,7 +204,7 @@ class Lowering:
         return self.act_format(weight) if self.order(weight) is None else "f32"
 
     def take(self, width: int, fmt: str, copies: int = 1) -> int:
-        """Return the id of a buffer for rows in format `fmt` that no value uses any more."""
+        """Return the id of a buffer for rows in format `fmt` that no live value uses."""
         free = self._free.get((width, fmt, copies))
         if free:
             return free.pop()
@@ -252,7 +251,7 @@ class Lowering:
         return self._converted[key]
 
     def _retire(self, op: Op) -> None:
-        """Drop converted copies of a value that `op` wrote, and free unused buffers."""
+        """Drop converted copies of the value that `op` wrote, and free buffers after last use."""
         out = op.written()
         touched = {v for v in (*op.reads(), out) if v is not None}
         for made in list(self._converted):
@@ -327,7 +326,7 @@ class Lowering:
             )
 
     def _columns_in(self, orders: Orders, width: int) -> int:
-        """Return the id of a native vector with all column numbers of `orders`."""
+        """Return the id of a native vector with the column numbers of each order in turn."""
 
         def make(_: ReadFn) -> Float32:
             found = [np.arange(width) if i is None else self._orders[i] for i in orders]
@@ -351,7 +350,7 @@ class Lowering:
         return self._matrices[key]
 
     def read(self, name: str, n: int, k: int, matrices: int = 1) -> OpWeights:
-        """Return the weights that an op reads for one token, and add their bytes to the total.
+        """Return the weights that an op reads for one token, and add their bytes to `read_bytes`.
 
         The op reads `matrices` matrices [n, k] of the same weight kind as `name`.
         """

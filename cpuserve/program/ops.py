@@ -1,9 +1,9 @@
 """The base class of operations (ops), from which models are built; `operations/` has the ops.
 
-Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows.
-In the row space of a mixture of experts, it has one row for each token and chosen expert.
-The residual stream is fp32; the native executor stores other values in the format
-that the ops reading them need (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order.
+Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows,
+or, in the row space of a mixture of experts, with one row for each token and chosen expert.
+The residual stream is fp32; the native executor stores other values in the format that the ops
+that read them need (ActFormat in `csrc/kernels/table/rows.h`). Ops run in program order.
 `PositionEmbed`, `PartNorm`, `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`,
 `StreamWeights`, `SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place,
 as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the KV cache.
@@ -12,8 +12,10 @@ Families that these ops cover, with ops that a family added:
 
   Llama 2/3, Mistral, SmolLM2
   Qwen2/2.5 (biases of q, k and v), Qwen3 (q and k norms inside RopeStoreKV), Qwen3-MoE
-  OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, word_embed projection)
-  Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, Attention `scale` and `softcap`)
+  OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional projection
+    of word embeddings)
+  Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, Attention `scale` and `softcap`, `window`
+    and `rope` of each layer, norms after attention and MLP: RmsNorm, then Add)
   DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
   Granite 4 (ShortConv, Mamba2, GatedNorm), LFM2 (ShortConv between two Gates)
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
@@ -79,7 +81,7 @@ class Op(msgspec.Struct, frozen=True):
     reads_of: the fields with the values that the op reads, in the order of inputs of `reference`.
     write_of: the field that holds the value the op writes.
     claimed: whether the op consists of tasks that threads claim
-     (`claimed` in csrc/runtime/operations/operation.h).
+      (`claimed` in csrc/runtime/operations/operation.h).
     """
 
     reads_of: ClassVar[tuple[str, ...]] = ("x",)
@@ -120,7 +122,7 @@ class Op(msgspec.Struct, frozen=True):
         return ()
 
     def looked_up(self) -> tuple[str, ...]:
-        """Return the matrices that the op reads single rows of, such as an embedding."""
+        """Return the matrices that the op reads only single rows from, such as an embedding."""
         return ()
 
     # -- the reference: `at` is the Interpreter ----------------------------------------------

@@ -2,8 +2,8 @@
 
 Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries,
 keys and values of all heads (GPT-NeoX), or a matrix of every expert (Granite).
-Other checkpoints have the rows of a matrix in another order than the ops (GLM-4:
-its RoPE rotates neighbouring dimensions), or the transpose of a matrix (GPT-2).
+Other checkpoints have the rows of a matrix in another order than the ops, such as GLM-4,
+where RoPE rotates neighbouring dimensions, or the transpose of a matrix (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
     "moe.input_linear[3][160:320].weight"     rows 160 to 319 of matrix 3 (from 0) of a stack
@@ -28,7 +28,7 @@ class TensorPart:
 
     step: the distance from each row to the next (1: successive rows).
     columns: whether the rows are columns of the stored matrix (rows of its transpose).
-     In a vector, a row is one number.
+      In a vector, a row is one number.
     """
 
     tensor: str
@@ -80,9 +80,9 @@ def parse(name: str) -> TensorPart | None:
 
 
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
-    """Return the whole tensors that a checkpoint must store so that `needs` can be read, in order.
+    """Return the whole tensors that a checkpoint must store for `needs`, in the same order.
 
-    The shape of each tensor has as many rows as the last row that is read requires.
+    The shape of a tensor has as many rows as needed for the last row that is read.
     """
     found: dict[str, WeightNeed] = {}
     for need in needs:

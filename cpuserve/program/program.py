@@ -23,7 +23,7 @@ class WeightNeed:
     """One checkpoint tensor that the program reads.
 
     role: a "matrix" is packed for Linear, Embed and Logits.
-     A "vector" (norm weight, bias) and a "table" (learned positions) are fp32.
+      A "vector" (norm weight, bias) and a "table" (learned positions) are fp32.
     """
 
     name: str
@@ -48,7 +48,7 @@ class CacheLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The fp32 state of a sequence in a recurrent layer; it has `units` independent parts (units).
+    """The fp32 state of a sequence in a recurrent layer, which has `units` independent units.
 
     closed: number of floats of a unit's state after the last multiple of STATE_CHUNK tokens.
     open: number of floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.

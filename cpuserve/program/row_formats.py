@@ -43,13 +43,11 @@ def combined_format(activations: str) -> str:
 
     activations: the row format that the experts multiply.
 
-    A prompt writes and reads these results once.
-    In fp32, 1,024 tokens with 8 experts each have 32 MB
-    in a layer of width 1,024, far more than L2 holds; bf16 halves these bytes.
-    The error of bf16 is at most 2^-9 of each value:
-    as much as the error of bf16 activations, and less than the error of int8 activations,
-    which is up to 1/254 of the largest value in their group.
-    With fp32 or two-term activations (about 15 bits) bf16 would add the larger error,
-    so results stay fp32.
+    A prompt writes and reads these results once. In fp32, 1,024 tokens with 8 experts each
+    have 32 MB in a layer of width 1,024, far more than L2 holds; bf16 halves these bytes.
+    The error of bf16 is at most 2^-9 of each value: as much as the error of bf16 activations,
+    and less than the error of int8 activations, which is up to 1/254 of the largest value in
+    their group. With fp32 or two-term activations (about 15 bits), bf16 would add the larger
+    error, so results stay fp32.
     """
     return "f32" if activations in ("f32", *TWO_TERMS.values()) else "bf16"

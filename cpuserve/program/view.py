@@ -35,10 +35,7 @@ class KeptTables:
         self._tables: dict[int, list[Int32]] = {}
 
     def table(self, slot: int, group: int) -> Int32:
-        """Return the block table of a request slot for cache group `group`.
-
-        Empty if no step sent it.
-        """
+        """Return the table of a request slot for cache group `group`; empty if none was sent."""
         tables = self._tables.get(slot, [])
         return tables[group] if group < len(tables) else EMPTY
 
@@ -290,7 +287,7 @@ def state_slot(table: Int32, block: int, gone: int) -> int:
     """Return the state slot for block `block` of a sequence: its own, or the next in the table.
 
     table: an entry for each block of tokens. The entry for state slot s is gone + 1 + s.
-     The entry `gone`, the number of the last KV block, means that the block has no slot.
+      The entry `gone`, the number of the last KV block, means that the block has no slot.
     """
     while table[block] == gone:
         block += 1

@@ -53,9 +53,8 @@ class StepArrays:
                                 -1 = none
         row_mask                [R], if M > 0: index of the row's bitmask, -1 = none
 
-    An executor keeps the block tables of each request slot until `release`.
-    A step sends only changes:
-    table i = sequence * G + group keeps its first table_first[i] entries,
+    An executor keeps the block tables of each request slot until `release`. A step sends only
+    changes: table i = sequence * G + group keeps its first table_first[i] entries,
     and its later entries become table_entries[table_start[i] : table_start[i + 1]].
     A step that the executor refuses with ValueError changes no table.
 
@@ -63,8 +62,8 @@ class StepArrays:
     before it, until one row samples another token than its draft token.
 
     masks: [M, mask_words(vocab)], None if M is 0.
-     Bit i % 32 of word i / 32 is 1 if a row with this bitmask may sample id i.
-     The step reads this memory; its owner changes it only between steps.
+      Bit i % 32 of word i / 32 is 1 if a row with this bitmask may sample id i.
+      The step reads this memory; its owner changes it only between steps.
 
     tops: row_top as a list of Python integers, which `unpack` uses to read the results.
     """
@@ -93,8 +92,8 @@ def mask_words(vocab: int) -> int:
 class StepOutputs:
     """The results of each logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
-    A token of -1: no token could be sampled, or an earlier row did not sample its draft token.
-    vectors [R, width] are the results of an embedding model, None for other models.
+    A token of -1 means that no token could be sampled, or that an earlier row did not sample its
+    draft token. vectors [R, width]: the results of an embedding model, None for other models.
     With vectors, the other arrays have no meaning.
     """
 
@@ -107,7 +106,7 @@ class StepOutputs:
 
 
 class Executor(Protocol):
-    """Runs forward steps; has the weights, KV cache and sampler states. One thread calls it."""
+    """Runs forward steps; owns weights, KV cache and sampler states. One thread calls it."""
 
     max_tokens: int
     num_blocks: int
@@ -117,7 +116,7 @@ class Executor(Protocol):
         """Return the bytes of a KV block: keys and values of all layers of the largest group."""
 
     def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:
-        """Return the contents of KV blocks of a cache group, [n, kv_block_bytes]."""
+        """Return the contents of KV blocks of a group, [n, kv_block_bytes]; call between steps."""
 
     def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:
         """Overwrite KV blocks with a result of read_blocks; call between steps.
@@ -130,7 +129,10 @@ class Executor(Protocol):
         """Return the bytes of the recurrent states of a block; 0 for a model without them."""
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states in a state slot at the end of its block, [snapshot_bytes]."""
+        """Return the states of a state slot at the end of its block; call between steps.
+
+        The array is [snapshot_bytes].
+        """
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
         """Overwrite the states in a state slot with a result of read_snapshot; call between steps.
@@ -166,15 +168,15 @@ class Executor(Protocol):
         """Run one step. The arrays of the result are valid until the next step.
 
         Raises:
-          ValueError: an index is out of range; nothing has run or changed.
-           RuntimeError: the step was cancelled; it may have written keys and values of its tokens,
-             and request slots that verify draft tokens have to be admitted again.
+            ValueError: an index is out of range; nothing has run or changed.
+            RuntimeError: the step was cancelled; it may have written keys and values of its tokens,
+                and request slots that verify draft tokens have to be admitted again.
         """
 
     def cancel(self, on: bool = True) -> None:
         """End the running step (or the next one) as soon as possible; any thread may call this.
 
-        Call it with on=False, between steps, if the step had already ended.
+        on=False, between steps, revokes a call that came after the end of the step.
         """
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
@@ -190,9 +192,10 @@ class Executor(Protocol):
     ) -> Iterator[None]:
         """Overwrite the matrices of adapter number `slot` of the Program, one in each iteration.
 
+        Steps that do not use the adapter may run between iterations.
+        The adapter is complete after the last iteration.
+
         get: a function that returns the matrix for a name in the Program.
-         Steps that do not use the adapter may run between iterations.
-         The adapter is complete after the last iteration.
         """
         msg = "this executor has no adapters"
         raise NotImplementedError(msg)

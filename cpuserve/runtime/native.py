@@ -239,10 +239,10 @@ class NativeExecutor:
         return self.native.tap(arrays.words, op_index)
 
     def roofline(self) -> Iterator[dict[str, object]]:
-        """Probe this machine: memory bandwidth by reading packed weights, and dot products.
+        """Probe this machine: bandwidth by reading the packed weights, dot products in registers.
 
-        Takes about half a second on all threads,
-        in parts of about 50 ms (one pass over weights of more than 2 GB takes longer).
+        Takes about half a second on all threads, in parts of about 50 ms
+        (weights of more than 2 GB take longer to read once).
         Yields {} after each part, and at the end the rates in bytes and operations per second.
         """
         from cpuserve.platforms.probe import DOT_KINDS  # the start of an engine needs no platform
@@ -380,7 +380,7 @@ def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
 def loaded(
     tensor: QuantTensor, matrix: MatrixLoad, values: Callable[[str], Float32]
 ) -> QuantTensor:
-    """Return the rows of `tensor` for `matrix`; values: a function that returns an fp32 tensor."""
+    """Return the rows of `tensor` for `matrix`; values: returns a tensor by its name in fp32."""
     if matrix.part:
         return head_rows(tensor, matrix.part, values)
     if not matrix.values:
@@ -391,9 +391,8 @@ def loaded(
 def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
     """Return the rows of `tensor` that `part` selects, transposed if `part.transposed`.
 
-    Rows of a dense tensor keep its type:
-    they are a view of the file, or a copy if they are transposed.
-    Rows of a quantized tensor become fp32, as values(tensor.name) returns them.
+    Rows of a dense tensor keep its type: they are a view of the file, or a copy if they are
+    transposed. Rows of a quantized tensor become fp32, as values(tensor.name) returns them.
     """
     source: SourceType = "f32"
     if tensor.source in ("f32", "f16", "bf16") and tensor.row_order is None:
@@ -423,15 +422,15 @@ def pack_matrices(
     total, done = sum(m.num_bytes for m in matrices), 0
     batches = list(_batches(matrices))
 
-    @lru_cache(maxsize=1)  # parts (HeadPart) of one quantized matrix are successive
+    @lru_cache(maxsize=1)  # the parts (HeadPart) of a quantized matrix come one after another
     def values(name: str) -> Float32:
         return dequantize(weights.get(name))
 
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first list includes the first batch,
-            # so that the disk reads all of it from the start.
+            # The first list includes the first batch, so that the disk reads all of it
+            # from the start.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)

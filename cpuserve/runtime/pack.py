@@ -31,9 +31,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     firsts, table_starts, entries = _changes(chunks)
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
-    # Most steps have no draft tokens and no adapters.
-    # A step with one token for each sequence cannot have draft tokens,
-    # so the search for them is skipped.
+    # Most steps have no draft tokens and no adapters. A step with one token for each sequence
+    # cannot have draft tokens, so it is not searched for them.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]
@@ -87,9 +86,8 @@ def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[Blo
 def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     """Return the results of the logit rows of a step, in order, as plain Python numbers.
 
-    tops: from the StepArrays of the step.
-    The batch itself is not read here, because the step has evicted it from the caches of the CPU:
-    reading 32 rows of the batch took 20 us.
+    tops: from the StepArrays of the step. The batch itself is not read here, because the step
+    has evicted it from the caches of the CPU: reading 32 rows of the batch took 20 us.
     """
     if outputs.vectors is not None:
         return [VectorResult(0, vector=row) for row in outputs.vectors[: len(tops)].copy()]

@@ -72,7 +72,7 @@ class PackedCache:
     """The files with the packed matrices of one engine. `save` may run on another thread.
 
     mapped: weights are mapped from a file, which the start makes if it does not exist (`map`).
-    config: the settings of the engine. It must have no adapters, because these change matrices.
+    config: the settings of the engine, without adapters, because these change packed matrices.
     """
 
     def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
@@ -107,7 +107,7 @@ class PackedCache:
     # --- files that are read instead of packing --------------------------------------------------
 
     def fill(self, native: P, pack: Callable[[P], None]) -> None:
-        """Fill the arenas from a file if there is one, else by `pack`; `save` then has work."""
+        """Fill the arenas from a file if there is one, else with `pack`; then `save` has work."""
         with suppress(OSError):  # files of the model cannot be read: packing reports this
             if self._files.any():
                 file = self._open(self._digest(self._config.threads).compute())
@@ -308,7 +308,7 @@ def disk_rate(path: Path, piece: int) -> float:
     They bypass the page cache if the system can do that.
 
     Raises:
-      OSError: the file cannot be read.
+        OSError: the file cannot be read.
     """
     piece = max(PAGESIZE, piece // PAGESIZE * PAGESIZE)
     direct = getattr(os, "O_DIRECT", 0)

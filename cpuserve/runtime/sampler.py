@@ -110,8 +110,7 @@ class SlotSampler:
     def sample(self, logits: Float32, position: int, mask: Int32 | None = None) -> int:
         """Sample the token at absolute `position` from logits [vocab], and count it as output.
 
-        mask: one bit for each token id, 1 = allowed (StepArrays.masks);
-         None = all ids are allowed.
+        mask: one bit for each token id, 1 = allowed (StepArrays.masks); None = all are allowed.
 
         Returns -1 if no token can be sampled (see `is_distribution`).
         """
@@ -175,7 +174,7 @@ class SlotSampler:
         return x
 
     def _choose(self, x: Float32, position: int) -> int:
-        """Return the most likely token, or a random one (steps 4 to 6 of sampling.h)."""
+        """Return the likeliest token, or a random one after temperature and filters (4 to 6)."""
         p = self._params
         if self._chain is not None:
             stops = self._stop_ids if self._num_outputs >= p.min_tokens else []
@@ -213,14 +212,14 @@ def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[n
         order = np.flatnonzero(kept)
         order = order[np.argsort(-mass[order], kind="stable")]
         running = np.cumsum(mass[order])
-        # the shortest list of ids with a mass of top_p
+        # The shortest prefix with a mass of top_p or more.
         length = int(np.searchsorted(running, top_p * running[-1], "left")) + 1
         kept[order[length:]] = False
     return kept
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return 53 bits of splitmix64 for (seed, position), as a number in [0, 1)."""
+    """Return the top 53 bits of splitmix64's finalizer for (seed, position), in [0, 1)."""
     z = (seed + GOLDEN * (position + 1)) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64

@@ -11,7 +11,7 @@ from contextlib import suppress
 def run_on(cpus: Sequence[int] | None) -> None:
     """Let the calling thread run on all of `cpus`; None: do not change its CPUs.
 
-    A new thread may run on the CPUs of its creator, which may be pinned to one CPU.
+    A new thread inherits the CPUs of its creator, which may be pinned to one CPU.
     """
     if cpus and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):

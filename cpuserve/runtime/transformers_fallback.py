@@ -171,9 +171,8 @@ class PagedModel:
     def _forward(
         self, tokens: Tensor, start: int, past: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, Any]:
-        """Run `tokens` at positions start, start + 1, ...; return (logits of `rows`, cache).
+        """Run `tokens` at positions start, start + 1, ...; return (fp32 logits of `rows`, cache).
 
-        The logits are fp32.
         past: the KV slots of the keys before `start`; None = there are no such keys.
         """
         from transformers import DynamicCache
@@ -207,5 +206,5 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _pool(state: Tensor, slots: int) -> Tensor:
-    """Return an empty pool [slots, heads, d] for layers with `state` [1, heads, 1, d]."""
+    """Return an empty pool [slots, heads, d]; heads, d and dtype as in `state` [1, heads, 1, d]."""
     return torch.empty(slots, state.shape[1], state.shape[3], dtype=state.dtype)

@@ -103,7 +103,7 @@ class Attention(Op, frozen=True):
     causal: False = a query also sees later keys, so a step must have whole sequences.
     softcap: a score s becomes softcap * tanh(s / softcap) (0 = no limit).
     sinks: a weight [q_heads], one more logit in the softmax of each head.
-    alibi: whether the standard ALiBi slopes for q_heads are used.
+    alibi: whether the standard ALiBi biases for q_heads are added to the scores.
     """
 
     reads_of = ("qkv",)
@@ -218,8 +218,8 @@ class Attention(Op, frozen=True):
 class ScaleQueries(Op, frozen=True):
     """Multiply the first `width` columns of x, in place, by a factor that depends on the position.
 
-    The factor is 1 + beta ln(1 + floor(position / length)),
-    which keeps scores distinct among many keys (Llama 4, Ministral 3).
+    The factor is 1 + beta ln(1 + floor(position / length)). It keeps the softmax of scores
+    as sharp among many keys as among few (Llama 4, Ministral 3).
     """
 
     write_of = "x"
@@ -328,8 +328,7 @@ class AttentionBuilder(BaseBuilder):
 
         heads: (kv_heads, head_dim) of the layer, if they differ from the spec.
         q_heads: the number of query heads, if it differs from the spec.
-        stores: False = qkv has only queries;
-        they read keys and values of the earlier layer `layer`.
+        stores: False = qkv has only queries, which read the cache of the earlier layer `layer`.
         """
         q_heads = q_heads or self._spec.q_heads
         kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
@@ -399,10 +398,11 @@ class AttentionBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the attention of q to all keys of its sequence: [T, q_heads * head_dim].
 
+        All layers share one layer of the cache:
+        a step has whole sequences, so later layers and steps never read these keys.
+
         window: a query sees keys less than this many tokens away, on both sides (0 = all).
-         For the other parameters see `rope_store_kv` and `attention`.
-         All layers share one layer of the cache:
-         a step has whole sequences, so later layers and steps never read these keys.
+        For the other parameters see `rope_store_kv` and `attention`.
         """
         s = self._spec
         d, label = s.head_dim, f"layers.{sum(isinstance(op, Attention) for op in self._ops)}"
@@ -434,7 +434,7 @@ class AttentionBuilder(BaseBuilder):
         self._ops.append(Rotate(x, heads, d, rope))
 
     def split_gates(self, x: ValueId) -> ValueId:
-        """Return x with all gates at the end of a row.
+        """Return x with all gates at the end of each row.
 
         In x, the gate of each head follows its query.
         """

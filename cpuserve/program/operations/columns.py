@@ -47,7 +47,7 @@ class Gate(Op, frozen=True):
 
 
 class SoftGate(Op, frozen=True):
-    """Multiply each of the equal parts of out, in place, by softplus(its column of x) (Laguna)."""
+    """Multiply each equal part of out, in place, by softplus of its own column of x (Laguna)."""
 
     reads_of = ("x", "out")
 
@@ -190,7 +190,7 @@ class MixParts(Op, frozen=True):
 
     With g = tanh(gates[t]) [k], the coefficients are c = weight g.
     Without `target`, weight is [parts * parts, k],
-    and part i gets the sum over j of c[i parts + j] part j added.
+    and the sum over j of c[i parts + j] part j is added to part i.
     With target [T, width], weight is [parts, k],
     and (1 + c[i]) (scale target - part `active`) is added to part i.
     The sums use the values that the parts had before the op.
@@ -288,10 +288,10 @@ class KeepTop(Op, frozen=True):
 
 
 class Limit(Op, frozen=True):
-    """Limit the columns of x, in place: gates to at most `limit`, and ups to -limit ... limit.
+    """Limit the columns of x, in place: gates to at most `limit`, ups to [-limit, limit].
 
-    Gates are the first half of the columns,
-    ups the second half. x has any number of rows for each token.
+    Gates are the first half of the columns, ups the second half.
+    x has any number of rows for each token.
     Source: transformers modeling_glm5_next (swiglu_limit).
     """
 
@@ -330,7 +330,7 @@ class ColumnsBuilder(BaseBuilder):
         """Multiply `to` [T, width], in place, by the sigmoid of the last `width` columns of x.
 
         heads: x has this many gates, and each multiplies an equal part of `to`.
-         If x has only one column, its sigmoid multiplies all columns of `to`.
+          If x has only one column, its sigmoid multiplies all columns of `to`.
         """
         width, columns = self._width(to), self._width(x)
         gates = 1 if columns == 1 else heads or width
@@ -425,7 +425,7 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(MixParts(x, gates, weight, parts, width, k, target, active, scale))
 
     def match_rms(self, x: ValueId, *, like: ValueId, floor: float) -> None:
-        """Scale each part of x, in place, to the root mean square of `like`; parts have its width.
+        """Scale parts of x as wide as `like`, in place, to the root mean square of `like`.
 
         floor: a mean square of a part below `floor` counts as `floor`.
         """

@@ -60,7 +60,7 @@ class PositionEmbed(Op, frozen=True):
     """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
 
     types: a weight [kinds, D]; its row 0 is added as well (the token types of BERT).
-     If `weight` is None, only this row is added.
+      If `weight` is None, only this row is added.
     """
 
     write_of = "x"
@@ -97,9 +97,9 @@ class PositionEmbed(Op, frozen=True):
 class Linear(Op, frozen=True):
     """y = then(x W^T + b), where W has the rows of all `weights`; out = y, or out += y if `add`.
 
-    weights[i] is [features[i], in_features].
-    A `then` of the type "*_mul" needs exactly two weights of equal features (gate, up)
-    and computes act(gate) * up. biases[i] is None if matrix i has no bias.
+    weights[i] is [features[i], in_features]; biases[i] is None if matrix i has no bias.
+    A `then` called "*_mul" needs exactly two weights of equal features (gate, up)
+    and computes act(gate) * up.
     With `add`, `out` is an existing value of the same width as y.
     """
 
@@ -217,9 +217,9 @@ class ActivationOp(Op, frozen=True):
 class Logits(Op, frozen=True):
     """Logits of the step's logit rows (at most 32 at a time), then sampling or scoring.
 
-    logits = scale (x W^T + bias).
-    If softcap > 0, they become softcap tanh(logits / softcap). weight [vocab, D];
-    a tied model uses the name of its embedding, and both uses share one matrix.
+    logits = scale (x W^T + bias). If softcap > 0, they become softcap tanh(logits / softcap).
+    weight [vocab, D]: a tied model has the name of its embedding here,
+    and both uses share one packed matrix.
     """
 
     write_of = None
@@ -311,7 +311,7 @@ class DenseBuilder(ExpertsBuilder):
         """Add row (position + offset) of the learned position table [rows, width] to x, in place.
 
         types: (name, rows) of the table of token types; its row 0 is added as well.
-         If `name` is None, only this row is added.
+          If `name` is None, only this row is added.
         """
         width = self._width(x)
         weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
@@ -336,9 +336,9 @@ class DenseBuilder(ExpertsBuilder):
 
         Returns [T, sum(features)].
 
-        features: output columns of each matrix, or of all; by default the width of `add_to`.
-        then: an activation of the type "*_mul" needs two matrices (gate, up) of equal features,
-         and the result is [T, features].
+        features: output columns of each matrix, or one number; by default the width of `add_to`.
+        then: an activation called "*_mul" needs two matrices (gate, up) of equal features,
+          and the result is [T, features].
         add_to: a value that the result is added to in place, and that is returned.
         tied_to: the name of the matrix; `names` is then only the name of its bias.
         bare: the tensors of the matrices are called `names`, without the suffix ".weight".
@@ -421,7 +421,7 @@ class DenseBuilder(ExpertsBuilder):
 
 
 def gathers(to: Lowering, *weights: str) -> bool:
-    """Return whether ops read rows of `weights` from mapped files: no op multiplies by them."""
+    """Return whether rows of `weights` are read from mapped files, as no op multiplies by them."""
     found = looked_up(to.program)
     return all(weight in found and to.is_mapped(weight) for weight in weights)
 

@@ -49,7 +49,7 @@ class RouteAdapters(Op, frozen=True):
 
 
 class Dispatch(Op, frozen=True):
-    """Copy the row of each token for each of its experts: out [T * chosen, width], routed rows.
+    """Copy the row of each token to each of its experts: out [T * chosen, width], routed rows.
 
     Routed rows are sorted by expert, then token.
 
@@ -235,7 +235,7 @@ class ExpertsBuilder(BaseBuilder):
     def _add_adapters_of_table(self, found: ValueId, module: str, to: ValueId) -> None:
         """Add scale * B a, with the adapter of each row, to `to`.
 
-        Found: the rows a of all adapters.
+        found: the rows a of all adapters.
         """
         width = self._width(found)
         low = self._value(f"{module} low rank", width)

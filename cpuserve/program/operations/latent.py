@@ -193,8 +193,8 @@ class LatentBuilder(AttentionBuilder):
         its first `rank` columns are normalized with the weight `norm`.
 
         kv_b: the matrix [q_heads * (nope + values), rank] that makes keys and values from a row;
-         or two matrices with a part for each head:
-         [rank, nope] for keys (transposed), [values, rank] for values.
+          or two matrices with a part for each head:
+          [rank, nope] for keys (transposed), [values, rank] for values.
 
         The part of kv_b for keys multiplies the queries.
         The part for values multiplies the result of attention. So cached rows stay compressed.

@@ -136,7 +136,7 @@ class MixtureBuilder(DenseBuilder):
         router: the name of the matrix [experts, width of h] that computes the router logits.
         routed_by: the value that the router multiplies (None: h).
         experts: for each expert the matrices gate and up, or only up, [features, width of h],
-         and then down [width of `to`, features], by name.
+          and then down [width of `to`, features], by name.
         bias: the full name of a vector [experts] that is added to the scores, for the choice only.
         factors: the full name of a vector [experts] that multiplies the weights of the experts.
         groups: groups of experts that limit the choice (see Groups).

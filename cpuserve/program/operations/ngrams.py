@@ -26,7 +26,7 @@ class NgramEmbed(Op, frozen=True):
     """Rows of n-gram embeddings, one for each head: out [T, heads * width].
 
     sizes: the number of rows of each head. The rows of all heads follow one another in `weights`
-     [rows, width]; the last matrix may have fewer rows.
+      [rows, width]; the last matrix may have fewer rows.
     multipliers: odd numbers m_0, m_1, ..., one for each token of the longest n-gram.
     end: the token id that ends the context of n-grams.
     state: the state layer with the last ids of a sequence.
@@ -126,8 +126,8 @@ class NgramsBuilder(BaseBuilder):
         """Return the n-gram embeddings of the tokens: [T, len(sizes) * width].
 
         rows: the number of rows of each part of the table;
-         the parts are `name`.shard_0.weight, `name`.shard_1.weight and so on.
-         See `NgramEmbed` for the other parameters.
+          the parts are `name`.shard_0.weight, `name`.shard_1.weight and so on.
+          See `NgramEmbed` for the other parameters.
         """
         groups = len(multipliers) - 1
         if not 1 <= groups < STATE_CHUNK or len(sizes) % groups or sum(sizes) > sum(rows):

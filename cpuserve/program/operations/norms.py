@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RmsNorm(Op, frozen=True):
     """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
 
-    scale: a factor of all w.
+    scale: a factor of w.
     groups: each of `groups` equal parts of a row has a mean of its own.
     """
 
@@ -53,8 +53,8 @@ class PartNorm(Op, frozen=True):
     """Apply RmsNorm to each of `parts` parts of x, in place; other columns do not change.
 
     A part has `width` columns and a mean of its own; the first part begins at `column`.
-    All parts use the same weight [width] (OLMo:
-    all q heads are one part, all k heads another part).
+    All parts use the same weight [width].
+    In OLMo, all q heads are one part, and all k heads another part.
     Without a weight, the factor is 1 (Gemma 4, where each v head is a part).
     """
 

@@ -41,7 +41,7 @@ class GatedDelta(Op, frozen=True):
     """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
 
     x: the queries of all key heads, then the keys of all key heads (`key_width` columns each),
-     then the values of all value heads, then their output gates z (`value_width` columns each).
+      then the values of all value heads, then their output gates z (`value_width` columns each).
     gates: b of all value heads, then a, [T, 2 * value_heads].
     out: [T, value_heads * value_width].
     tiled: value head i belongs to key head i % key_heads, otherwise to key head
@@ -61,12 +61,12 @@ class GatedDelta(Op, frozen=True):
     conv: the weight of the convolution, or three weights: for queries, keys and values.
     beta: a factor of sigmoid(b).
     by_row: each row of a state has a decay of its own.
-     `gates` then has b of all heads, and after them a of all rows of all states.
+      `gates` then has b of all heads, and after them a of all rows of all states.
     sigmoid: the gate of the norm is sigmoid(z) instead of silu(z).
     bound: if not 0, decay = exp(bound sigmoid(exp(a_log) (a + dt_bias))).
 
-    Source of these parameters:
-    transformers modeling_kimi_linear (Kimi Linear, 2025), modeling_olmo_hybrid, modeling_glm5_next.
+    Source of these parameters: transformers modeling_kimi_linear (Kimi Linear, 2025),
+    modeling_olmo_hybrid, modeling_glm5_next.
     """
 
     reads_of = ("x", "gates")
@@ -275,10 +275,9 @@ class Mamba2(Op, frozen=True):
 def _delta_state(op: GatedDelta, channels: int) -> StateLayer:
     """Return the sizes of the state of a gated delta net; a key head has `channels` channels.
 
-    A unit is a key head.
-    It keeps the states of its value heads and the last inputs of its channels.
-    For every open token (a token after the closed state) it also keeps the key,
-    u and decay of each value head (or of each row of its state), and the inputs of the channels.
+    A unit is a key head. It keeps the states of its value heads and the last inputs of its
+    channels. For every open token (a token after the closed state) it also keeps the key, u and
+    decay of each value head (or of each row of its state), and the inputs of the channels.
     """
     each = op.value_heads // op.key_heads
     closed = each * op.key_width * op.value_width + (op.taps - 1) * channels
@@ -377,7 +376,7 @@ class RecurrentBuilder(BaseBuilder):
 
         channels: the number of columns, from `column` on; by default all columns from there.
         dilation: the number of tokens from one tap to the next.
-         The first tap may be at most STATE_CHUNK tokens back.
+          The first tap may be at most STATE_CHUNK tokens back.
         """
         if (taps - 1) * dilation > STATE_CHUNK:
             msg = f"{name}: {taps} taps with dilation {dilation} are more than {STATE_CHUNK} back"

@@ -24,10 +24,11 @@ class StreamWeights(Op, frozen=True):
     x [T, n * width] has the streams. weights [T, n + n + n * n] is the product of a matrix and x.
     With z = weights / sqrt(mean(x^2) + eps) * scales + base, the columns become:
     sigmoid(z) + floor, the weight of each stream in the layer's input;
-    2 sigmoid(z), the weight of the layer's output in each stream; and a matrix [n, n],
-    where row j has the weights of stream j in the new streams. Its rows are softmax(z) + floor.
-    Then its columns and its rows are divided by (their sum + floor) in turn,
-    until its columns were divided `rounds` times. scales [3], base [n + n + n * n].
+    2 sigmoid(z), the weight of the layer's output in each stream;
+    and a matrix [n, n], where row j has the weights of stream j in the new streams.
+    The rows of the matrix are softmax(z) + floor. Then its columns and its rows are divided
+    by (their sum + floor) in turn, until its columns were divided `rounds` times.
+    scales [3], base [n + n + n * n].
     Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
     """
 
@@ -67,7 +68,7 @@ class StreamWeights(Op, frozen=True):
 
 
 class MergeStreams(Op, frozen=True):
-    """out = scale * (sum over i of weights[:, i] * stream i of x); without weights, each is 1.
+    """out = scale * (sum over i of weights[:, i] * stream i of x); without weights, all are 1.
 
     x [T, streams * width], out [T, width].
     """
@@ -97,8 +98,8 @@ class SpreadStreams(Op, frozen=True):
     """Add y [T, width] to each stream of x [T, n * width], in place.
 
     mixed: whether `weights` come from `StreamWeights`.
-     If so, stream i becomes weights[n + i] y + sum over j of weights[2 n + j n + i] stream j.
-     If not, 2 sigmoid(weights[i]) y is added to stream i.
+      If so, stream i becomes weights[n + i] y + sum over j of weights[2 n + j n + i] stream j.
+      If not, 2 sigmoid(weights[i]) y is added to stream i.
     """
 
     reads_of = ("y", "weights", "x")

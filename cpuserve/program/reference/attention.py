@@ -17,7 +17,7 @@ KV_DTYPES = {
     "fp8_e4m3": torch.uint8,
     "fp8_e5m2": torch.uint8,
 }
-MIXED_KV = ("int8",)  # these types store keys times a Hadamard matrix
+MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
 SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code of each type
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -69,8 +69,8 @@ def chunked_softmax(
     """Return softmax(s) v, computed for each chunk of 256 keys and merged in ascending order.
 
     s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None.
-    With round_p, the probabilities are rounded to bf16
-    after they were multiplied by v_scale [keys, heads], if any, and before they multiply v.
+    With round_p, the probabilities are multiplied by v_scale [keys, heads], if any,
+    and rounded to bf16 before they multiply v.
     The denominators use fp32 probabilities without v_scale.
     """
     n, heads, keys = s.shape

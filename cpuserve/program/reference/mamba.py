@@ -48,7 +48,7 @@ class ConvInputs:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The weights of a Mamba2 layer in fp32; its fields are the weights of the op Mamba2."""
+    """The weights of a Mamba2 layer in fp32, with the names of the fields of the op."""
 
     a_log: Tensor
     dt_bias: Tensor
@@ -57,10 +57,7 @@ class Mamba2Weights:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """The sizes of a Mamba2 layer and the limits of its step sizes.
-
-    Its fields are fields of Mamba2.
-    """
+    """The sizes of a Mamba2 layer and the limits of its step sizes, as in the op."""
 
     heads: int
     groups: int

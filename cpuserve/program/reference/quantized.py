@@ -62,8 +62,8 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
     amax = x.abs().amax(dim=2)
-    # torch computes number / tensor as number * (1 / tensor),
-    # which rounds twice, so use two tensors.
+    # torch computes number / tensor as number * (1 / tensor), which rounds twice.
+    # Therefore both operands are tensors.
     inverse = torch.where(amax > 0, torch.tensor(127.0) / amax, 0.0)
     q = torch.round(x * inverse[..., None])
     return q, amax / 127.0, q.sum(dim=2)

@@ -54,7 +54,7 @@ def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """The weights of a GatedDelta layer in fp32; its fields are weights of the op."""
+    """The weights of a GatedDelta layer in fp32, with the names of the fields of the op."""
 
     conv: Tensor
     a_log: Tensor
@@ -64,7 +64,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The sizes of a GatedDelta layer; its fields are fields of the op GatedDelta."""
+    """The sizes of a GatedDelta layer, with the names of the fields of the op."""
 
     key_heads: int
     value_heads: int
@@ -148,7 +148,7 @@ class DeltaStates:
     ) -> Tensor:
         """Return the output of rows that follow the `num_open` rows in state slot `slot`.
 
-        Close a full chunk.
+        If the chunk is then full, its state is closed.
 
         closed: the state slot of the closed state, or -1 at the beginning of a sequence.
         """
