@@ -124,7 +124,7 @@ class PromptBlocks:
         return "all"
 
     def _count_hits(self, request: Request, tokens: int) -> None:
-        """Count the cached tokens of a request, unless its prompt was counted before."""
+        """Count the cached tokens of a request, unless its prompt was counted (counts_prompt)."""
         if request.counts_prompt:
             request.cached_tokens += tokens
             self.prefix_hits += tokens

@@ -1,4 +1,4 @@
-"""EngineCore: handles messages and runs steps; engine/build.py builds it."""
+"""EngineCore: handles messages, and returns a StepOutput per step; engine/build.py builds it."""
 
 from __future__ import annotations
 

@@ -412,7 +412,7 @@ class KvManager:
     def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:
         """Restore the next block of `chain` as planned; False if the block is gone or damaged.
 
-        The sequence cannot continue before all blocks of `plan` are restored.
+        The sequence cannot continue before all blocks of `plan` are restored (PrefixChain.plan).
         """
         assert self.offload is not None, "nothing to restore from"
         index = chain.num_entries

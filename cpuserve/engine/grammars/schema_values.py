@@ -21,7 +21,7 @@ _DAY = (
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
 # A pattern for dates: years from 0100 on, and February 29 only in leap years.
 _DATE = f"(([1-9][0-9]|0[1-9])[0-9]{{2}}-{_DAY}|(([1-9][0-9]|0[1-9]){_LEAP}|{_LEAP}00)-02-29)"
-# A pattern for times: at most 9 digits after the point, as models may write digits endlessly.
+# A pattern for times: at most 9 digits follow the point, or models write digits until max_tokens.
 _TIME = (
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
