@@ -94,6 +94,7 @@ def test_each_turn_finds_97_percent_of_its_prompt(kind, scale):
     assert min(found) >= 0.97, found
 
 
+@pytest.mark.deep
 def test_reminders_between_calls_keep_the_thoughts_of_a_template_that_drops_them():
     assert STRICT.count("raise_exception") == 1
     (found,) = shares(serving(1 << 16, STRICT), [ClaudeCode(1, 0.27)])
@@ -107,12 +108,14 @@ def test_each_turn_of_the_real_length_finds_97_percent_of_its_prompt(kind):
     assert min(found) >= 0.97, found
 
 
+@pytest.mark.deep
 def test_three_interleaved_agents_find_95_percent_of_their_prompts():
     agents = [ClaudeCode(1, 0.27), Codex(2, 0.6), ClaudeCode(3, 0.27)]
     found = shares(serving(1 << 17), agents)
     assert min(map(min, found)) >= 0.95, found
 
 
+@pytest.mark.deep
 def test_short_requests_between_the_turns_take_no_room_from_the_agents():
     api, agent = serving(30_000), ClaudeCode(1, 0.27, turns=5)
     chance, found = random.Random(5), []

@@ -29,6 +29,7 @@ def refusal(server, **body):
     return raised.value.code, json.loads(raised.value.read())["error"]["message"]
 
 
+@pytest.mark.deep
 def test_a_second_model_is_loaded_when_a_request_names_it():
     one, two = tiny_model("llama"), tiny_model("qwen2", seed=3)
     names = ["--served-model-name", "one", "--also-serve", f"two={two},gone=/nowhere/at/all"]

@@ -18,6 +18,7 @@ def ends_with_the_engines_death(response):
     assert "SIGKILL" in error["message"]
 
 
+@pytest.mark.deep
 def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error():
     with served("fake:slow") as server:
         server.ready()
@@ -59,6 +60,7 @@ def test_while_a_killed_engine_starts_requests_get_503_with_the_reason(tmp_path)
         server.ends_with(0)
 
 
+@pytest.mark.deep
 def test_a_stopped_engine_makes_health_503_until_it_goes_on():
     with served("fake:slow", limits=(0.02, 0.3, 1e9)) as server:
         server.ready()
@@ -139,6 +141,7 @@ def test_a_failed_step_fails_its_requests_only():
         assert server.process.returncode == 0
 
 
+@pytest.mark.deep
 def test_when_the_front_end_is_killed_the_engine_ends():
     with served("fake:slow") as server:
         server.ready()

@@ -164,6 +164,7 @@ def encoder(shared_server):
     return shared_server(tiny_model("bert"), "--max-model-len", "64")
 
 
+@pytest.mark.deep
 def test_the_settings_of_sentence_transformers_count(tmp_path, encoder):
     path = tmp_path / "model"
     shutil.copytree(tiny_model("bert"), path)
@@ -230,6 +231,7 @@ def test_requests_with_several_tasks_in_a_batch_have_the_bits_of_each_alone():
         assert "task selects 'text-matching'" in error["message"]
 
 
+@pytest.mark.deep
 def test_tasks_of_jina_v3_share_batches_and_each_dialect_selects_them():
     with running_server(jina_v3()) as server:
         tasks = (None, *TASKS)

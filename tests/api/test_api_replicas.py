@@ -61,6 +61,7 @@ class Reader(threading.Thread):
         return events(self.text)
 
 
+@pytest.mark.deep
 def test_kill_9_of_an_engine_ends_its_streams_with_an_error_and_the_rest_goes_on(pair):
     assert pair.get("/health") == (200, b"")
     readers = [Reader(pair, [n + 20] * 40) for n in range(4)]
@@ -91,6 +92,7 @@ def test_kill_9_of_an_engine_ends_its_streams_with_an_error_and_the_rest_goes_on
     wait_gone(pair.engines[1])
 
 
+@pytest.mark.deep
 def test_a_dead_engine_is_started_again(pair):
     os.kill(pair.engines[1], signal.SIGKILL)
     wait_until(lambda: pair.series("cpuserve:replica_restarts_total") == {"0": 0.0, "1": 1.0})

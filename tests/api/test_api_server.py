@@ -102,7 +102,9 @@ def test_both_that_answer_on_the_port_say_the_same_while_loading():
     assert answer.body == api.complete().content
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]), ids=lambda s: s.name
+)
 def test_a_signal_ends_a_download_at_once(number):
     with served(download="until a line comes") as server:
         wait_until(lambda: b"40" in server.get("/health")[1])
@@ -112,6 +114,7 @@ def test_a_signal_ends_a_download_at_once(number):
         assert err == ""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_ends_the_download_of_a_further_model_at_once(number):
     with served(also="until a line comes") as server:
@@ -159,6 +162,7 @@ def test_a_missing_tokenizer_is_a_startup_error():
         wait_gone(server.engine_pid)
 
 
+@pytest.mark.deep
 def test_a_missing_tokenizer_ends_the_start_while_the_engine_still_loads():
     with served("fake:hang", tokenizer_path="/nonexistent/model") as server:
         _, err = server.process.communicate(timeout=PATIENCE_S)

@@ -42,6 +42,7 @@ def test_a_stream_that_takes_too_long_is_ended_with_an_error():
         server.ends_with(0)
 
 
+@pytest.mark.deep
 def test_while_it_stops_new_requests_are_refused():
     with served("fake:slow", drain_s=1.0) as server:
         server.ready()
@@ -59,6 +60,7 @@ def test_while_it_stops_new_requests_are_refused():
         server.ends_with(0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("drain_delay_s", deep_but([0], [0, LONG_S]))
 def test_a_second_signal_ends_it_with_an_error_in_each_stream(drain_delay_s):
     with served("fake:slow", drain_delay_s=drain_delay_s) as server:
@@ -109,6 +111,7 @@ def test_after_the_drain_delay_the_port_closes_and_streams_go_on():
         server.ends_with(0)
 
 
+@pytest.mark.deep
 def test_a_request_that_is_still_coming_is_answered_before_the_end():
     with served() as server:
         server.ready()

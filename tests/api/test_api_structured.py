@@ -123,6 +123,7 @@ def test_a_format_of_messages_that_cannot_be_kept_is_400_with_the_reason(server,
     assert "sound" in message
 
 
+@pytest.mark.deep
 def test_a_client_with_too_many_new_forms_gets_429_and_others_none():
     """The forms take seconds each; the clients leave, and the next form does not wait for them."""
     model = tiny_model("llama", max_position_embeddings=2048)
@@ -208,7 +209,12 @@ def test_completions_have_a_form_for_every_prompt_and_choice(server):
         # The library's own limit ends the first within 10 ms; the limit of 3 s ends the second,
         # which takes more than a minute.
         (schema(bomb("abcdefghij")), "response_format", "it is too complex"),
-        (schema(bomb("abcdefghijklmnopqrstuvw")), "response_format", "it is too complex"),
+        pytest.param(
+            schema(bomb("abcdefghijklmnopqrstuvw")),
+            "response_format",
+            "it is too complex",
+            marks=pytest.mark.deep,
+        ),
     ],
     ids=["regex", "grammar", "schema", "false", "format-false", "endless", "library", "time"],
 )

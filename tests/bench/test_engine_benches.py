@@ -51,6 +51,7 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_that_ends_a_measurement_ends_its_server(number):
     model = str(tiny_model("llama", dtype="bfloat16"))
@@ -294,6 +295,7 @@ def test_load_measures_start_and_memory(capsys, monkeypatch):
     assert 0 < found["besides_weights_and_kv"]["median"] < found["pss"]["median"]
 
 
+@pytest.mark.deep
 def test_latency_is_of_batches(capsys):
     sizes = ["--input-len", "16", "--output-len", "4", "--batch-size", "2"]
     found = bench(capsys, "latency", *sizes, "--num-iters", "2", "--num-iters-warmup", "0")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 
@@ -130,6 +131,7 @@ def test_a_line_can_be_edited_and_recalled(model, tmp_path):
         assert saved(chat, tmp_path / "2") == ["hello world", "hello world!"]
 
 
+@pytest.mark.deep
 def test_a_pasted_block_is_one_message(model, tmp_path):
     with chatting(model) as chat:
         chat.type("\x1b[200~one\ntwo\nthree\x1b[201~\r")
@@ -143,6 +145,7 @@ def test_ctrl_d_ends_the_chat_on_a_line_of_its_own(model):
         assert chat.shown.replace("\r", "").endswith("\n") or "\r\n" in chat.shown
 
 
+@pytest.mark.deep
 def test_ctrl_c_twice_at_the_prompt_ends_the_chat(model):
     with chatting(model) as chat:
         chat.type("unfinished\x03")
@@ -207,7 +210,7 @@ def has_used(process, cpu_s):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", deep_but(["serve", "chat", "doctor"], COMMANDS))
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 1.2])
 def test_ctrl_c_at_any_moment_shows_no_traceback(model, tmp_path, command, after_s):
     known = {"MODEL": model, "OUT": str(tmp_path / "out")}

@@ -26,13 +26,14 @@ from cpuserve.prepare import Prepared, kv_cache_bytes, model_facts, prepare
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.params import sampling_params
 from tests.helpers.adapter import adapter_of
+from tests.helpers.depth import deep_but
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
-from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_model
+from tests.helpers.tiny import ENCODERS, FAMILIES, SAMPLE, tiny_model
 
 KV_DTYPES = next(f.choices for f in FIELDS if f.name == "kv_cache_dtype")[1:]  # without "auto"
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+@pytest.mark.parametrize("family", deep_but(SAMPLE, [*FAMILIES, *ENCODERS]))
 def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     path = tiny_model(family)
     _, facts = model_facts(EngineOptions(), path)

@@ -63,6 +63,7 @@ def test_run_refuses_what_it_cannot_do_in_one_line(words, told):
     assert error.count("\n") == 1
 
 
+@pytest.mark.deep
 def test_run_chats_on_a_terminal_and_ctrl_c_stops_a_response_only(model):
     with terminal("run", model, *SMALL, "--max-tokens", "2") as chat:
         chat.until(READY)
@@ -94,6 +95,7 @@ def test_complete_at_a_server_sends_the_sampling_fields(server):
     assert body["max_tokens"] == 9
 
 
+@pytest.mark.deep
 def test_ctrl_c_stops_the_response_of_a_server_and_not_the_chat(server):
     server.add(reply("word " * 400, pace_s=0.2), "second")
     with terminal("chat", "--url", server.url) as chat:

@@ -173,6 +173,7 @@ WITHOUT_SYS = [
 ]
 
 
+@pytest.mark.deep
 def test_without_sys_a_model_runs_as_with_it_and_the_start_says_what_is_unknown(model):
     if subprocess.run([*WITHOUT_SYS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make a mount namespace")
@@ -238,6 +239,7 @@ def test_an_installation_without_the_extension_is_refused_in_one_line(installed,
     assert "reinstall cpuserve on this machine, or install torch" in line
 
 
+@pytest.mark.deep
 def test_an_extension_for_another_python_is_refused_in_one_line(installed, model):
     # As after copying an environment from Alpine, whose Python uses musl.
     (installed / "cpuserve/_C.cpython-311-x86_64-linux-musl.so").touch()

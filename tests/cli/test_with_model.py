@@ -247,12 +247,14 @@ def _answers(path):
 STREAMS = {"closed": "<&- >&- 2>&-", "banner-cut": "2>{stderr} > >(head -c 10 >/dev/null)"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("streams", deep_but(["closed"], STREAMS))
 def test_it_serves_whatever_its_standard_streams_are(streams, model, tmp_path):
     code, err = served_while(STREAMS[streams], model, tmp_path)
     assert (code, err) == (0, "")
 
 
+@pytest.mark.deep
 def test_an_answer_is_shown_in_any_encoding(model):
     command = [sys.executable, "-m", "cpuserve", "generate", model, *SMALL, "--prompt", "hi"]
     options = child_options(PYTHONIOENCODING="ascii")

@@ -20,7 +20,7 @@ AI = (
 )
 ANN = {"name": "Ann", "age": 7}
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.deep]
 
 
 @pytest.fixture(scope="module")

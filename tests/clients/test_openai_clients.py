@@ -154,6 +154,7 @@ def test_the_python_client_parses_a_sensible_answer(smollm):
     assert parsed(smollm, DEFAULT_MODEL, temperature=0).capital == "Paris"
 
 
+@pytest.mark.deep
 @pytest.mark.network
 def test_the_npm_client_streams_from_a_tiny_model(tiny, node_modules):
     check_npm_client(tiny, "tiny", node_modules)
@@ -164,6 +165,7 @@ def test_the_python_client_gets_a_sensible_answer(smollm):
     assert "Paris" in check_python_client(smollm, DEFAULT_MODEL)
 
 
+@pytest.mark.deep
 @pytest.mark.network
 def test_the_npm_client_gets_a_sensible_answer(smollm, node_modules):
     assert "Paris" in check_npm_client(smollm, DEFAULT_MODEL, node_modules)

@@ -84,6 +84,7 @@ def test_it_finds_the_port_in_the_environment_and_in_a_config_file(server, monke
     assert healthcheck.main(["an-init-of-somebody", "else"]) == 0
 
 
+@pytest.mark.deep
 def test_it_finds_a_unix_socket(tmp_path):
     with served(uds=str(tmp_path / "s")) as server:
         server.ready()

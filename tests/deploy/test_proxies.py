@@ -245,6 +245,7 @@ def prompt_tokens(backend):
     return metric(backend, "prompt_tokens_total")
 
 
+@pytest.mark.deep
 def test_a_streamed_chat_passes_event_by_event(proxy):
     connection, response = proxy.chat(stream=True, max_tokens=900)
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -12,6 +12,7 @@ from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.tokenizer.rendering.client import Renderer
 from tests.engine.test_grammars import Engine
 from tests.engine.test_process import MODULE
+from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 
 SHADOWS = ("json", "importlib", "socket", "argparse", "msgspec", "cpuserve")
@@ -58,7 +59,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", deep_but(["engine", "grammars"], USES))
 def test_files_of_the_working_directory_are_not_run(use, tmp_path, monkeypatch):
     """A model's directory may have them, and `cpuserve serve .` starts there."""
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -69,7 +70,7 @@ def test_files_of_the_working_directory_are_not_run(use, tmp_path, monkeypatch):
     assert not [*tmp_path.glob("*.ran")]
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", deep_but(["engine"], USES))
 def test_entries_of_the_path_that_are_no_text_are_left_out(use, tmp_path, monkeypatch):
     """Notebooks add a Path, which imports skip."""
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])

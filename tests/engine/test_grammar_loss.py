@@ -42,7 +42,7 @@ def send(engine, number):
     return pid
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("number", deep_but([signal.SIGKILL], SIGNALS), ids=lambda n: n.name)
 def test_streams_go_on_and_the_answer_continues_in_another_process(engine, number):
     bound = running(engine)
     free = engine.add(max_tokens=60, ignore_eos=True)
@@ -58,6 +58,7 @@ def test_streams_go_on_and_the_answer_continues_in_another_process(engine, numbe
     engine.check_idle()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", deep_but([signal.SIGSTOP], SIGNALS), ids=lambda n: n.name)
 def test_an_answer_alone_continues_too_and_one_that_has_not_begun_begins(engine, number):
     bound = running(engine)
@@ -178,6 +179,7 @@ def test_a_grammar_that_cannot_be_compiled_again_ends_its_answers_alone(engine, 
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_a_request_that_leaves_while_its_process_stands_still_holds_up_nothing(engine):
     bound = running(engine)
     send(engine, signal.SIGSTOP)
@@ -204,6 +206,7 @@ def test_preempted_and_waiting_answers_survive_too():
     engine.core.close()
 
 
+@pytest.mark.deep
 def test_the_stopped_process_is_gone(engine):
     running(engine)
     pid = send(engine, signal.SIGSTOP)

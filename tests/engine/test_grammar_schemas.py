@@ -456,7 +456,7 @@ PLACED = ("$", "definitions", "id", "x-guidance")
 ALONE = [s for k, v in KEPT.items() if not k.startswith(PLACED) for s in v if "$" not in str(s)]
 
 
-@pytest.mark.parametrize("seed", deep_but(range(3), range(8)))
+@pytest.mark.parametrize("seed", deep_but([0], range(8)))
 def test_texts_of_mixed_schemas_are_valid_or_the_schema_is_refused(walker, seed):
     rng, kept = random.Random(seed), 0
     for _ in range(60):

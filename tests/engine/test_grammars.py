@@ -253,6 +253,7 @@ def test_a_process_that_ends_while_it_compiles_is_an_error_and_is_replaced(engin
     jsonschema.validate(json.loads(engine.text(again)), SCHEMA)
 
 
+@pytest.mark.deep
 def test_preemption_does_not_change_an_answer():
     texts = []
     for kv_blocks in (600, 24):

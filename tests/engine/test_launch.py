@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import psutil
+import pytest
 
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
@@ -53,6 +54,7 @@ def test_the_next_engine_uses_the_spare_process():
     with_spare(body)
 
 
+@pytest.mark.deep
 def test_another_spare_starts_as_soon_as_one_is_taken_while_models_take_turns():
     async def body(spare, before):
         spare.keep = True

@@ -186,6 +186,7 @@ def test_a_long_step_is_no_hang(model):
     asyncio.run(body())
 
 
+@pytest.mark.deep
 def test_a_replica_that_hangs_gets_no_requests_and_is_replaced():
     limits = HangLimits(tick_s=0.02, suspect_s=0.2, end_s=1.5)
 

@@ -87,6 +87,7 @@ def test_closing_a_stream_aborts_it_and_a_refusal_costs_no_load():
     with_processes(body, "fake:slow")
 
 
+@pytest.mark.deep
 def test_a_replica_that_dies_while_it_starts_again_is_started_once_more():
     async def body(client):
         dead = engine_of(client, 1)
@@ -99,6 +100,7 @@ def test_a_replica_that_dies_while_it_starts_again_is_started_once_more():
     with_processes(body)
 
 
+@pytest.mark.deep
 def test_an_engine_started_again_may_use_the_cpus_the_first_one_might():
     allowed = os.sched_getaffinity(0)
 

@@ -4,7 +4,6 @@ import pytest
 
 from tests.fidelity.at_level import certain, check_answers, check_batch_invariance
 from tests.fidelity.passages import NUM_GREEDY, reference
-from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS
 from tests.helpers.served import default_model
 
@@ -15,8 +14,9 @@ FEW = 4
 VECTORS = [level for level in LEVELS if level != "scalar"]
 
 
+@pytest.mark.deep  # 4 s each
 @pytest.mark.network
-@pytest.mark.parametrize("isa", deep_but(VECTORS[-1:], VECTORS))  # 4 s each
+@pytest.mark.parametrize("isa", VECTORS)
 def test_answers_are_the_references_and_the_same_bits_among_others(isa):
     model = default_model()
     compared, alone, prompts = check_answers(model, isa, FEW)

@@ -63,6 +63,7 @@ def test_the_change_of_a_table_is_scaled_like_that_of_a_linear(scale):
     assert_likeliest(tokens, logits.logits[0, len(PROMPTS[2]) - 1 : -1], model_bound(model, 160))
 
 
+@pytest.mark.deep
 def test_the_torch_executor_gives_the_same_tokens():
     params, found = [greedy(0.5, logprobs=2), greedy(-1.5, logprobs=2)], []
     for executor in ("native", "torch"):

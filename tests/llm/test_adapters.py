@@ -10,6 +10,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, merged
 from tests.helpers.answers import exact_answers
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import transformers_of
 from tests.helpers.quantized import quantized_copy
 from tests.helpers.rounding import assert_likeliest, assert_same_choices, model_bound
@@ -46,7 +47,9 @@ def named(params, name):
 # Of phi3 and glm4 some matrices are parts of stored ones, in glm4 every other row of them; gpt2
 # stores their transposes.
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm4", "gpt2"])
+@pytest.mark.parametrize(
+    "family", deep_but(["llama", "gpt2"], ["llama", "qwen2", "qwen3", "phi3", "glm4", "gpt2"])
+)
 @pytest.mark.parametrize("name", ["all", "q"])
 def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, name):
     with make(family, **FP32) as llm:
@@ -59,7 +62,7 @@ def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, nam
         assert_likeliest(tokens, logits[len(prompt) - 1 : -1], model_bound(tiny_model(family), 160))
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("executor", deep_but(["native"], ["native", "torch"]))
 def test_adapters_of_the_table_of_words_give_the_tokens_of_merged_weights(executor):
     model = tiny_model("llama", tie_word_embeddings=False)
     given = {
@@ -79,6 +82,7 @@ def test_adapters_of_the_table_of_words_give_the_tokens_of_merged_weights(execut
         assert_likeliest(tokens, rows, model_bound(model, 160))
 
 
+@pytest.mark.deep
 def test_the_torch_executor_gives_the_same_tokens():
     params, found = named(msgspec.structs.replace(GREEDY, logprobs=2), "all"), []
     for executor in ("native", "torch"):

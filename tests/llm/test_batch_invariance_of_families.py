@@ -94,7 +94,7 @@ def block_bytes(kind):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", deep_but(["dense", "latent", "hybrid"], KINDS))
+@pytest.mark.parametrize("kind", deep_but(["dense"], KINDS))
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, threads):
     options = {"omp_num_threads": threads, "max_num_batched_tokens": (37, 64, 128)[threads % 3]}
@@ -105,6 +105,7 @@ def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, t
         assert llm._client.stats.prefix_hits > hits
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", deep_but(["dense"], KINDS))
 def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
     blocks = 26 if kind == "columns" else 24  # for one request, not for two
@@ -118,6 +119,7 @@ def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
         assert llm._client.stats.tiers["swap"].hits > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", deep_but(["latent"], KINDS))
 def test_two_ranks_and_a_restart_on_files(eager, patient_offload, alone, kind, tmp_path):
     ranks = {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 1}

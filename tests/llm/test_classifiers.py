@@ -9,6 +9,7 @@ import torch
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, StartupError
 from tests.helpers.classifiers import LABELS, PROMPTS, TEXTS, TOKENS, classifier, expected_logits
+from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model
 from tests.helpers.rounding import model_bound
 from tests.helpers.tiny import tiny_model
@@ -30,7 +31,7 @@ def rows(llm, prompts=PROMPTS, **more):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
-@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("kind", deep_but(["roberta", "modernbert", "qwen3"], TEXTS))
 def test_labels_of_texts_are_those_of_transformers(kind, executor):
     path = classifier(kind)
     with make(path, executor=executor, **FP32) as llm:
@@ -50,7 +51,7 @@ def test_labels_of_texts_are_those_of_transformers(kind, executor):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
-@pytest.mark.parametrize("kind", TOKENS)
+@pytest.mark.parametrize("kind", deep_but(["bert", "roberta", "qwen3"], TOKENS))
 def test_labels_of_tokens_are_those_of_transformers(kind, executor):
     path = classifier(kind, tokens=True)
     with make(path, executor=executor, **FP32) as llm:

@@ -9,6 +9,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.batch import decision_items
 from cpuserve.serving.decisions.call import GREEDY, decision_call
 from cpuserve.serving.decisions.questions import checked, questions_from
+from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model
 from tests.helpers.tiny import tiny_model
 
@@ -57,7 +58,7 @@ def label_logprobs(llm, state, questions):
     return found
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("executor", deep_but(["native"], ["native", "torch"]))
 def test_probabilities_are_those_of_the_labels_logprobs(executor):
     questions = {name: QUESTIONS[name] for name in ("team", "tone", "urgent")}
     with make(executor=executor, max_num_batched_tokens=512) as llm:
@@ -81,7 +82,7 @@ def alone():
     }
 
 
-@pytest.mark.parametrize("budget", [64, 128, 2048])
+@pytest.mark.parametrize("budget", deep_but([64], [64, 128, 2048]))
 def test_number_and_order_of_questions_change_no_bit(alone, budget):
     with make(max_num_batched_tokens=budget) as llm:
         for names in (list(QUESTIONS), list(QUESTIONS)[::-1], ["urgent", "letter"], ["team"]):
@@ -99,7 +100,7 @@ def test_many_equal_questions_beside_other_requests_change_no_bit(alone):
         assert found == alone[name.split()[0]][0]
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3-next"])
+@pytest.mark.parametrize("family", deep_but(["llama", "lfm2"], ["llama", "lfm2", "qwen3-next"]))
 def test_the_state_is_computed_once(family):
     with make(family, max_num_batched_tokens=256) as llm:
         done = llm.decide(STATE, QUESTIONS)

@@ -6,6 +6,7 @@ import pytest
 
 from cpuserve import SamplingParams
 from cpuserve.errors import InvalidRequest
+from tests.helpers.depth import deep_but
 from tests.llm.test_decide import QUESTIONS, STATE, make
 
 NAMES = ("refund the whole order", "refund", "send a new parcel", "do nothing at all")
@@ -44,7 +45,7 @@ def logprobs(llm, name):
     return found
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("executor", deep_but(["native"], ["native", "torch"]))
 def test_probabilities_are_those_of_the_tokens_of_the_texts(executor):
     with make(executor=executor) as llm:
         done = llm.decide(STATE, TEXTS, use_tqdm=False)
@@ -61,6 +62,7 @@ def test_probabilities_are_those_of_the_tokens_of_the_texts(executor):
     assert len(set(wanted["what"])) == len(NAMES)
 
 
+@pytest.mark.deep
 def test_a_result_has_the_same_bits_among_other_questions_and_with_any_cache():
     with make(enable_prefix_caching=False, max_num_seqs=1) as llm:
         alone = {name: llm.decide(STATE, {name: TEXTS[name]}).answers[name] for name in TEXTS}

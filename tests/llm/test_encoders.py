@@ -28,7 +28,9 @@ def vectors(llm, prompts):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize(
+    "family", deep_but(["bert", "modernbert", "nomic-bert", "embeddinggemma"], ENCODERS)
+)
 def test_vectors_are_those_of_transformers(family, pooling):
     with make(family, pooling, **FP32) as llm:
         got = vectors(llm, PROMPTS)
@@ -58,7 +60,7 @@ def test_vectors_in_bfloat16_are_close_to_those_of_transformers(family):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", deep_but(["bert", "modernbert", "embeddinggemma"], ENCODERS))
 def test_vectors_do_not_depend_on_neighbours_or_threads(family, types):
     with make(family, omp_threads_bind="0", **types) as llm:
         alone = [vectors(llm, [prompt])[0].tolist() for prompt in PROMPTS]
@@ -86,9 +88,9 @@ def test_dense_modules_follow_the_mean():
     ("arch", "pooling"),
     [
         ("bert", "first"),
-        ("bert-roberta", "mean"),
+        pytest.param("bert-roberta", "mean", marks=pytest.mark.deep),
         ("modern-bert", "first"),
-        ("nomic-bert", "mean"),
+        pytest.param("nomic-bert", "mean", marks=pytest.mark.deep),
         ("gemma-embedding", "mean"),
     ],
 )

@@ -9,6 +9,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
 from cpuserve.errors import ConfigError
 from tests.helpers.answers import exact
+from tests.helpers.depth import deep_but
 from tests.helpers.levels import each_level
 from tests.helpers.oracle import transformers_logits
 from tests.helpers.rounding import assert_same_choices, model_bound
@@ -55,6 +56,7 @@ def test_a_row_is_stored_once_as_the_memory_plan_says(monkeypatch, executor, kv,
     assert sizes == {32 * row}
 
 
+@pytest.mark.deep
 def test_speculation_and_ranks_change_no_bit(want):
     ngram = {"method": "ngram", "num_speculative_tokens": 4}
     with make(speculative_config=ngram) as llm:
@@ -72,7 +74,10 @@ def test_preempted_and_restored_requests_keep_their_bits(want):
             assert llm._client.stats.preemptions > 0
 
 
-@pytest.mark.parametrize(("executor", "dtype"), [("native", "bfloat16"), ("torch", "float32")])
+@pytest.mark.parametrize(
+    ("executor", "dtype"),
+    [("native", "bfloat16"), pytest.param("torch", "float32", marks=pytest.mark.deep)],
+)
 def test_a_restart_with_a_cache_directory_changes_no_answer(tmp_path, executor, dtype):
     """No bit from our kernels; torch's sums depend on the number of rows, which differs here."""
     options = {"executor": executor, "dtype": dtype, "prefix_cache_dir": str(tmp_path)}
@@ -89,7 +94,7 @@ def test_a_restart_with_a_cache_directory_changes_no_answer(tmp_path, executor, 
         assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", deep_but(["int4"], ["int8", "int4"]))
 def test_a_quantized_model_answers_alike_alone_and_together(quantization):
     with make(quantization=quantization) as llm:
         alone = [exact(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]

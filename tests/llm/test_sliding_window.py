@@ -161,7 +161,7 @@ def room(name, sequences):
     return {"kv_cache_memory": f"{size / 2**20:.6f}MiB"}
 
 
-@pytest.mark.parametrize("swap", [{}, {"swap_space": "4MiB"}], ids=str)
+@pytest.mark.parametrize("swap", deep_but([{}], [{}, {"swap_space": "4MiB"}]), ids=str)
 @pytest.mark.parametrize("name", deep_but(["gemma3"], ["qwen2", "gemma2", "gemma3"]))
 def test_preemption_changes_no_bit_of_a_mixed_model(patient_offload, want, name, swap):
     with make(path_of(name), **room(name, 2), **swap) as llm:
@@ -172,6 +172,7 @@ def test_preemption_changes_no_bit_of_a_mixed_model(patient_offload, want, name,
             assert llm._client.stats.tiers["swap"].hits > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", deep_but(["gemma3"], ["qwen2", "gemma3"]))
 def test_a_mixed_model_restores_what_it_needs_after_a_restart(
     patient_offload, want, name, tmp_path

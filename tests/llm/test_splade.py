@@ -8,6 +8,7 @@ import torch
 
 from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS
 from tests.helpers.splade import KINDS, expected_words, splade
 from tests.helpers.tiny import tiny_model
@@ -30,7 +31,7 @@ def words(llm, prompts):
     [
         *((kind, True, "native") for kind in KINDS),
         ("bert", False, "native"),
-        ("bert", True, "torch"),
+        pytest.param("bert", True, "torch", marks=pytest.mark.deep),
     ],
 )
 def test_sparse_embeddings_are_those_of_transformers(kind, tied, executor):
@@ -89,8 +90,8 @@ def with_pooling(path, settings, *, router=False):
     return path
 
 
-@pytest.mark.parametrize("router", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("router", deep_but([False], [False, True]))
+@pytest.mark.parametrize("activation", deep_but(["log1p_relu"], ["relu", "log1p_relu"]))
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_the_settings_of_sentence_transformers_are_honoured(tmp_path, strategy, activation, router):
     settings = {"pooling_strategy": strategy, "activation_function": activation}

@@ -19,6 +19,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.serving.events import floats_of
 from tests.helpers import jina_v3 as v3
 from tests.helpers.adapter import merged
+from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS, encoder_of, pooled, rows_of
 from tests.helpers.jina_v5 import SIZES, TASKS, base_of, jina_v5, task_adapter
 from tests.helpers.oracle import transformers_of
@@ -45,7 +46,7 @@ def expected(size, task, prompt):
         return pooled(model(torch.tensor([prompt])).last_hidden_state[0], "last")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", deep_but(["nano"], SIZES))
 def test_vectors_of_a_task_are_those_of_its_merged_adapter_in_any_batch(size):
     prompts = PROMPTS[:6]
     with make(jina_v5(size)) as llm:

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact_answers
+from tests.helpers.depth import deep_but
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in range(3)]
@@ -56,7 +57,7 @@ def published(family, architecture, outer, to, *, prefix, stacked=False):
     return to
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", deep_but([True], [False, True]))
 def test_qwen35_with_experts(tmp_path, stacked):
     made = published(
         "qwen3.5-moe",
@@ -91,12 +92,37 @@ def test_qwen4_exp_with_experts_in_one_tensor_and_the_constants_of_its_hashes(tm
     ("family", "architecture", "prefix"),
     [
         ("qwen3.5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
-        ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
-        ("gemma3n", "Gemma3nForConditionalGeneration", "model.language_model."),
-        ("gemma4-moe", "Gemma4ForConditionalGeneration", "model.language_model."),
-        ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
+        pytest.param(
+            "gemma3",
+            "Gemma3ForConditionalGeneration",
+            "language_model.model.",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            "gemma3n",
+            "Gemma3nForConditionalGeneration",
+            "model.language_model.",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            "gemma4-moe",
+            "Gemma4ForConditionalGeneration",
+            "model.language_model.",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            "mistral",
+            "Mistral3ForConditionalGeneration",
+            "language_model.model.",
+            marks=pytest.mark.deep,
+        ),
         ("ministral3", "Mistral3ForConditionalGeneration", "model.language_model."),
-        ("glm5-next", "Glm5NextForConditionalGeneration", "model.language_model."),
+        pytest.param(
+            "glm5-next",
+            "Glm5NextForConditionalGeneration",
+            "model.language_model.",
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_other_models(tmp_path, family, architecture, prefix):

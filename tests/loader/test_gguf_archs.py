@@ -60,7 +60,7 @@ def test_transformers_has_the_models_whose_safetensors_are_asked_for(kind):
     assert transformers_knows({"model_type": kind})
 
 
-@pytest.mark.parametrize("arch", deep_but([*gguf_archs.ARCHS][::4], gguf_archs.ARCHS))
+@pytest.mark.parametrize("arch", deep_but([*gguf_archs.ARCHS][::8], gguf_archs.ARCHS))
 def test_the_logits_are_those_of_the_safetensors(files, arch):
     checkpoint = open_checkpoint(files(arch))
     program = build_program(spec_from_config(checkpoint.config))
@@ -97,7 +97,10 @@ def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, arch, dtype):
     executors_agree(path)
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "qwen3next", "qwen3next-fused"])
+@pytest.mark.parametrize(
+    "arch",
+    deep_but(["qwen35", "qwen3next"], ["qwen35", "qwen35moe", "qwen3next", "qwen3next-fused"]),
+)
 def test_value_heads_in_the_order_of_files(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("attn_qkv", "Q8_0"), ("attn_gate", "Q4_1"), ("ssm_in", "Q8_0"), ("ssm_out", "Q4_0")]
@@ -105,14 +108,16 @@ def test_value_heads_in_the_order_of_files(tmp_path, arch):
     executors_agree(path)
 
 
-@pytest.mark.parametrize("arch", ["gptneox", "falcon", "falcon-40b"])
+@pytest.mark.parametrize("arch", deep_but(["falcon"], ["gptneox", "falcon", "falcon-40b"]))
 def test_quantized_rows_of_heads(tmp_path, arch):
     path = tmp_path / "m.gguf"
     gguf_convert.convert(arch, path, types=[("attn_qkv.weight", "Q8_0")])
     executors_agree(path)
 
 
-@pytest.mark.parametrize("arch", ["gemma3n", "gemma4", "gemma4-moe", "gpt2", "olmo3"])
+@pytest.mark.parametrize(
+    "arch", deep_but(["gemma4-moe", "gpt2"], ["gemma3n", "gemma4", "gemma4-moe", "gpt2", "olmo3"])
+)
 def test_quantized_matrices_of_other_layers(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("attn_k.weight", "Q8_0"), ("attn_qkv.weight", "Q4_1"), ("ffn_up.weight", "Q4_0")]
@@ -150,7 +155,9 @@ def test_wrong_cutoffs_of_gates_are_one_line(tmp_path, cutoffs):
         spec_from_config(open_checkpoint(path).config)
 
 
-@pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined", "kimi-linear"])
+@pytest.mark.parametrize(
+    "arch", deep_but(["deepseek2"], ["deepseek2", "deepseek2-joined", "kimi-linear"])
+)
 def test_quantized_parts_of_latent_attention(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("attn_k_b", "Q8_0"), ("attn_v_b", "Q4_1"), ("attn_kv_b", "Q5_0")]
@@ -173,7 +180,12 @@ def test_latent_attention_that_is_not_supported_is_refused(tmp_path, key, value,
         open_checkpoint(path)
 
 
-@pytest.mark.parametrize("arch", ["granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe"])
+@pytest.mark.parametrize(
+    "arch",
+    deep_but(
+        ["granitehybrid", "lfm2"], ["granitehybrid", "granitehybrid-dense", "lfm2", "lfm2moe"]
+    ),
+)
 def test_quantized_matrices_of_recurrent_layers(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("ssm_in", "Q8_0"), ("ssm_out", "Q4_1"), ("in_proj", "Q4_0"), ("out_proj", "Q8_0")]

@@ -23,6 +23,7 @@ from cpuserve.quant import dequantize
 from cpuserve.quant.compress import Form, compress, form_of
 from cpuserve.quant.online import OnlineWeights, kind_of, quantize, quantize_int4, quantize_zeros
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
+from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.quantized import quantized_copy
 from tests.helpers.tiny import tiny_model
@@ -321,7 +322,7 @@ def stacked(tensors, transposed):
     return found
 
 
-@pytest.mark.parametrize("family", ["qwen3.5-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", deep_but(["gpt-oss"], ["qwen3.5-moe", "gpt-oss"]))
 def test_experts_that_are_one_tensor_are_written_one_by_one(family, tmp_path):
     one_by_one = written(tiny_model(family), tmp_path / "one", "int4_mixed")
     model = shutil.copytree(tiny_model(family), tmp_path / "model")
@@ -383,7 +384,9 @@ def command(capsys, *argv):
     return code, out, err
 
 
-@pytest.mark.parametrize("scheme", ["int8", "w8a8", "int4", "int4_mixed"])
+@pytest.mark.parametrize(
+    "scheme", deep_but(["int8", "int4_mixed"], ["int8", "w8a8", "int4", "int4_mixed"])
+)
 def test_the_command_writes_what_both_executors_serve(capsys, scheme, tmp_path):
     out = tmp_path / "out"
     out.mkdir()  # an empty directory is replaced

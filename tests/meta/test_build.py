@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.depth import deep_but
+
 ROOT = Path(__file__).parents[2]
 # The packages that pip installs put their programs beside Python's.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -37,7 +39,7 @@ def configure(build, *options, **environment):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("version", ["9.4", "11.1.0"])
+@pytest.mark.parametrize("version", deep_but(["9.4"], ["9.4", "11.1.0"]))
 def test_an_old_compiler_is_refused_with_what_is_needed(tmp_path, version):
     result = configure(tmp_path, f"-DCPUSERVE_FAKE_COMPILER_VERSION={version}")
     assert result.returncode != 0

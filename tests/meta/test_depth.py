@@ -23,6 +23,11 @@ def test_long(): pass
 @pytest.mark.parametrize("b", "xyz")
 @pytest.mark.parametrize("c", [len, max])
 def test_matrix(a, b, c): pass
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("a", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("b", "xy")
+def test_partly(a, b): pass
 """
 
 
@@ -32,15 +37,18 @@ def collected(folder, *options):
     return re.findall(r"test_it\.py::(\S+)", output)
 
 
+@pytest.mark.deep
 def test_the_two_parts_of_the_suite_are_all_of_it(tmp_path):
     (tmp_path / "test_it.py").write_text(SUITE)
     alone, deep = collected(tmp_path), collected(tmp_path, "-m", "deep")
     everything = collected(tmp_path, "-m", "deep or not deep")
-    assert len(everything) == 2 + 5 * 3 * 2
+    assert len(everything) == 2 + 5 * 3 * 2 + 2 * 2
     assert sorted(alone + deep) == sorted(everything)
     assert "test_plain" in alone
     assert "test_long" in deep
-    assert len(alone) == 1 + 5, "five cases have all values of three parameters"
+    matrix, partly = ([name for name in alone if word in name] for word in ("matrix", "partly"))
+    assert len(matrix) == 5, "five cases have all values of three parameters"
+    assert sorted(partly) == ["test_partly[x-1]", "test_partly[y-1]"], "what is deep covers nothing"
     named = collected(tmp_path, str(tmp_path / "test_it.py"))
     assert sorted(set(named)) == sorted(everything), "who names a file means all of it"
 

@@ -110,6 +110,7 @@ def test_the_source_distribution_has_the_files_of_a_build_and_no_others(sdist):
     check_sdist(sdist)
 
 
+@pytest.mark.deep
 def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
     if subprocess.run([*OFFLINE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not make a network namespace")

@@ -460,6 +460,7 @@ def test_every_node_computes_when_nothing_holds_it_back(host, tp):
         assert all(len(rank.nodes) == 1 for rank in placement.ranks)
 
 
+@pytest.mark.deep
 @given(hosts(), st.integers(1, 4), st.data())
 def test_visible_nodes_are_all_used_in_their_order_and_no_others(host, tp, data):
     cores = [msgspec.structs.replace(cpu, capacity=1024) for cpu in host.cpus]

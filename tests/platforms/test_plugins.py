@@ -65,6 +65,7 @@ def decisions(done):
     return {row["field"]: row for row in json.loads(done.stdout)}
 
 
+@pytest.mark.deep
 def test_an_installed_platform_wins_over_the_floor_and_says_so(sample, model):
     done = run("config", model, "--json", sites=[sample])
     rows = decisions(done)
@@ -74,7 +75,7 @@ def test_an_installed_platform_wins_over_the_floor_and_says_so(sample, model):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("by", ["flag", "variable"])
+@pytest.mark.parametrize("by", deep_but(["flag"], ["flag", "variable"]))
 @pytest.mark.parametrize("name", ["cpu", "sample"])
 def test_a_platform_is_forced_by_name(sample, model, name, by):
     flag = (f"--platform={name}",) if by == "flag" else ()
@@ -154,6 +155,7 @@ def test_a_bad_platform_gives_its_line_and_the_floor_serves(model, tmp_path, how
     assert line in done.stderr
 
 
+@pytest.mark.deep
 def test_a_broken_neighbour_does_not_disturb_a_platform_that_was_named(sample, model, tmp_path):
     site = package(
         tmp_path, "bad", {"cpuserve.platforms": {"bad": "bad:P"}}, "raise RuntimeError('x')"
@@ -176,6 +178,7 @@ def sample_model(model, tmp_path_factory):
     return str(copy)
 
 
+@pytest.mark.deep
 def test_a_model_family_of_a_package_is_served(sample, sample_model):
     arguments = ("--platform=cpu", "--prompt=a", "--max-tokens=1", *SMALL)
     done = run("generate", sample_model, *arguments, sites=[sample])
@@ -207,6 +210,7 @@ def test_a_model_family_claimed_twice_names_both(sample, sample_model, tmp_path)
     assert "cpuserve-sample-platform 1.0 and twin 2.0 both claim" in done.stderr
 
 
+@pytest.mark.deep
 def test_a_model_family_that_shadows_a_built_in_is_refused_and_the_built_in_serves(model, tmp_path):
     site = package(tmp_path, "bad", {"cpuserve.models": {"LlamaForCausalLM": "bad:Model"}})
     done = run("config", model, "--json", sites=[site])

@@ -155,7 +155,7 @@ def test_ngrams_separated_by_ends_of_texts_agree():
         assert compare(executor, oracle, arrays, executor.lowered.source_op) is None
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", deep_but(["float32"], ["bfloat16", "float32"]))
 def test_every_op_of_a_mixture_of_many_tasks_agrees_whose_rows_are_added_in_parts(dtype):
     model = tiny_model("qwen3-moe", hidden_size=608, moe_intermediate_size=640)
     checkpoint = open_checkpoint(model)

@@ -13,8 +13,9 @@ from cpuserve.program.barriers import num_barriers
 from cpuserve.program.lower import Lowering
 from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
+from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS
-from tests.helpers.tiny import tiny_config, tiny_model
+from tests.helpers.tiny import SAMPLE, tiny_config, tiny_model
 
 # Barriers of the last layer: in a step of one token, and in one of several. In the first, the last
 # thread at a barrier does what has one row, so what remains are the operations that threads share:
@@ -83,7 +84,7 @@ def one_more_layer(family):
     return deeper
 
 
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", deep_but(SAMPLE, LAYERS))
 def test_barriers_of_a_layer(family):
     """What one more layer adds."""
     deeper = one_more_layer(family)

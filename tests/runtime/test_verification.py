@@ -18,6 +18,7 @@ from cpuserve.runtime.executor import StepArrays
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import precise_torch
 from tests.helpers.rounding import UNIT32
@@ -71,7 +72,7 @@ def answer(executor, params, truth, drafts, wrong):
     return found[:20]
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", deep_but(PARAMS[1:], PARAMS), ids=["greedy", "sampled"])
 def test_torch_verifies_with_the_state_that_single_tokens_would_have(executor, params):
     truth = answer(executor, params, [], 0, 0)
     for drafts, wrong in ((1, 0), (6, 0), (6, 4), (5, 1)):

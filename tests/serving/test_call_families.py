@@ -13,6 +13,7 @@ from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import REASONING, family, hinted
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.use import tool_use
+from tests.helpers.depth import deep_but
 
 DSML, D, B = "\uff5cDSML\uff5c", "<\uff5ctool\u2581", "\uff5c>"
 ONE = '{"city": "Paris", "days": 3}'
@@ -107,7 +108,7 @@ def test_the_calls_of_a_family_are_read(name, whole):
 
 
 @pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
-@pytest.mark.parametrize("schema", [SCHEMA, None], ids=["schema", "free"])
+@pytest.mark.parametrize("schema", deep_but([SCHEMA], [SCHEMA, None]), ids=["schema", "free"])
 def test_forced_calls_are_what_the_family_writes_or_are_refused(name, schema, allows):
     found = family(name)
     functions = [{"name": "f", **({"parameters": schema} if schema else {})}, {"name": "g"}]

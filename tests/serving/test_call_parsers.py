@@ -13,6 +13,7 @@ from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.serving.tools.thoughts import THINK, Around, ThinkTags, begins_thought
+from tests.helpers.depth import deep_but
 
 CALL = {
     HERMES: '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>',
@@ -177,6 +178,7 @@ ATOMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
 @every
 @settings(max_examples=200, deadline=None)
 @given(
@@ -225,7 +227,7 @@ ENDLESS = {
 
 
 @every
-@pytest.mark.parametrize("begun", ["", "call", "half", "marker"])
+@pytest.mark.parametrize("begun", deep_but(["", "marker"], ["", "call", "half", "marker"]))
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
 def test_little_is_held_back_so_that_time_is_linear(found, text, begun):
     """Each push looks at what is held, so that its time is bounded if that is."""

@@ -14,6 +14,7 @@ from cpuserve.serving.tools.plain import PLAIN
 from cpuserve.serving.tools.thoughts import THINK, Around
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
+from tests.helpers.depth import deep_but
 from tests.helpers.family_templates import LEARNED, template
 from tests.helpers.fuzzed_answers import changed, cuts
 from tests.helpers.turn_templates import ALL as HEADED
@@ -23,7 +24,7 @@ from tests.serving.test_layouts import SCHEMAS, TOOLS, call
 CHANNELS = WRITTEN["openai"]
 NAMES = [f"table {name}" for name in TOOL_CALL_PARSERS]
 NAMES += [f"learned {name}" for name in (*LEARNED, *HEADED)] + ["plain", "channels without calls"]
-parsers = pytest.mark.parametrize("name", NAMES)
+parsers = pytest.mark.parametrize("name", deep_but(NAMES[::3], NAMES))
 _made = {}
 
 

@@ -34,6 +34,7 @@ def output_of(code):
     return done.stdout
 
 
+@pytest.mark.deep
 def test_the_script_of_the_page_runs():
     (example,) = examples("python", "with scripted(")
     output_of(example)

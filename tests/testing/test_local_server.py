@@ -59,6 +59,7 @@ def test_a_model_that_cannot_start_is_an_error_with_the_output(tmp_path):
     assert "Traceback" not in str(error.value)
 
 
+@pytest.mark.deep
 def test_a_server_ends_with_the_process_that_started_it():
     code = (
         "import sys, time\nfrom cpuserve.testing import serve\n"

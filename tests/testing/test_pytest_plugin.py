@@ -123,7 +123,12 @@ def test_it(request):
 
 
 @pytest.mark.parametrize(
-    ("options", "starts"), [([], 1), (["-k", "it"], 0), (["test_it.py::test_it"], 0)]
+    ("options", "starts"),
+    [
+        ([], 1),
+        pytest.param(["-k", "it"], 0, marks=pytest.mark.deep),
+        pytest.param(["test_it.py::test_it"], 0, marks=pytest.mark.deep),
+    ],
 )
 def test_the_server_starts_before_a_module_that_names_it_unless_tests_are_selected(
     project, options, starts
@@ -133,6 +138,7 @@ def test_the_server_starts_before_a_module_that_names_it_unless_tests_are_select
     assert code == 0, output
 
 
+@pytest.mark.deep
 @pytest.mark.network
 def test_the_example_project_passes(project):
     default_model()

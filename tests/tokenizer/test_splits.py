@@ -113,7 +113,7 @@ def test_rules_that_differ_from_llama_cpp_are_those_of_the_original(name, text, 
     assert cut(name, text) == pieces
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@pytest.mark.parametrize("name", deep_but([*PRE_TOKENIZERS][::4], PRE_TOKENIZERS))
 def test_no_rule_drops_a_character_or_takes_forever(name):
     text = "".join(TEXTS) + " \n" * 2000 + "1" * 4000 + "Aa" * 2000 + "e\u0301" * 2000 + "!" * 4000
     joined = "".join(cut(name, text))

@@ -307,6 +307,7 @@ def test_a_restart_of_the_server_is_survived(browser):
         browser.until(f"{LAST}?.innerText.includes('word399') && {IDLE}")
 
 
+@pytest.mark.deep
 def test_the_machine_tab_is_live_under_load(page):
     page.run("location.hash = '#machine'")
     page.until("document.querySelectorAll('.core').length > 0")
