@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.sources import nodes, parsed
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,18 +79,17 @@ def is_typing_block(node: ast.AST) -> bool:
     )  # fmt: skip
 
 
-def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node that can run."""
-    left = [node]
-    while left:
-        found = [n for n in ast.iter_child_nodes(left.pop()) if not is_typing_block(n)]
-        yield from found
-        left += found
+@functools.cache
+def running(source: str) -> list[ast.AST]:
+    """Every node of `source` that can run."""
+    blocks = [node for node in nodes(source) if is_typing_block(node)]
+    typing = {id(node) for block in blocks for node in ast.walk(block)}
+    return [node for node in nodes(source) if id(node) not in typing]
 
 
-def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
-    """(line, module) of everything that `nodes` import; `from a import b` counts as a.b."""
-    for node in nodes:
+def imports(found: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, module) of everything that nodes import; `from a import b` counts as a.b."""
+    for node in found:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -112,16 +113,16 @@ def may_use_torch(path: str, *, first: bool) -> bool:
     return path in TORCH or (path.startswith(OPERATIONS) and not first)
 
 
-def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
+def import_faults(path: str, source: str) -> Iterator[str]:
     """What `path` (inside cpuserve/) imports and may not."""
-    running = set(imports(walk(tree)))
-    first = set(imports(ast.iter_child_nodes(tree)))  # those that run when the module is imported
-    for line, module in imports(ast.walk(tree)):
+    run = set(imports(running(source)))
+    first = set(imports(parsed(source).body))  # those that run when the module is imported
+    for line, module in imports(nodes(source)):
         top, _, rest = module.partition(".")
         target = rest.split(".")[0]
         if not top:
             yield f"{path}:{line}: relative import"
-        elif top != "cpuserve" and (line, module) not in running:
+        elif top != "cpuserve" and (line, module) not in run:
             continue  # other packages may be named for the type checker
         elif top in BANNED_MODULES:
             yield f"{path}:{line}: {top} runs what it reads"
@@ -136,9 +137,9 @@ def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{line}: {package_of(path)} may not import {target}"
 
 
-def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
+def call_faults(path: str, source: str) -> Iterator[str]:
     """What `path` does and nothing here may."""
-    for node in walk(tree):
+    for node in running(source):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
                 yield f"{path}:{node.lineno}: {node.func.id}()"
@@ -153,14 +154,11 @@ def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {name} outside config/env.py"
 
 
-parsed = functools.cache(ast.parse)
-
-
 def graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """The modules of cpuserve that each module imports, anywhere in it."""
     edges: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        for _, module in imports(ast.walk(parsed(source))):
+        for _, module in imports(nodes(source)):
             # `from cpuserve.a import b` imports the module b, or a name of the module a.
             target = module if module in sources else module.rpartition(".")[0]
             if target in sources and target != name:
@@ -186,8 +184,7 @@ def module_of(path: Path) -> str:
 
 
 def faults(path: str, source: str) -> list[str]:
-    tree = parsed(source)
-    return [*import_faults(path, tree), *call_faults(path, tree)]
+    return [*import_faults(path, source), *call_faults(path, source)]
 
 
 def include_faults(path: str, source: str) -> list[str]:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.sources import nodes, parsed
+
 ROOT = Path(__file__).parents[2]
 
 
-def classes(tree: ast.AST) -> Iterator[str]:
-    return (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+def classes(source: str) -> Iterator[str]:
+    return (node.name for node in nodes(source) if isinstance(node, ast.ClassDef))
 
 
 def aliases(tree: ast.Module) -> Iterator[str]:
@@ -34,10 +36,9 @@ def shared_names(sources: dict[str, str]) -> dict[str, list[str]]:
     by_class: dict[str, list[str]] = defaultdict(list)
     by_alias: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
-        tree = ast.parse(source)
-        for name in classes(tree):
+        for name in classes(source):
             by_class[name].append(path)
-        for name in aliases(tree):
+        for name in aliases(parsed(source)):
             by_alias[name].append(path)
     found = {name: [*paths, *by_alias.get(name, ())] for name, paths in by_class.items()}
     return {name: paths for name, paths in found.items() if len(paths) > 1}

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.sources import nodes
+
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".h", ".cpp", ".cc", ".c", ".md"}
 SKIPPED = ("tests/", "build/")
@@ -77,7 +79,7 @@ def python_lines(source: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
     documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield from enumerate(map(str.strip, text.splitlines()), node.body[0].lineno)
 

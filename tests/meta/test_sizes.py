@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.sources import nodes
+
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -21,12 +23,11 @@ def sources(folder):
 
 def functions(text):
     """Return (name, lines) of each function, with its decorators and docstring."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(text))
+    return [
+        (node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for node in nodes(text)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    return [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in nodes]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
