@@ -156,7 +156,7 @@ def to_call(request: CountRequest) -> GenerateCall:
     elif thinking.get("budget_tokens") is not None:
         call.reasoning_budget = _budget(thinking["budget_tokens"])
     if isinstance(request, MessagesRequest):
-        user = (request.metadata or {}).get("user_id")  # agents send the id of their session in it
+        user = (request.metadata or {}).get("user_id")  # agents send their session id here
         call.session = user if isinstance(user, str) else None
         call.max_tokens = _max_tokens(request.max_tokens)
         call.stop = request.stop_sequences

@@ -34,7 +34,7 @@ async def read_upload(
       UnsupportedMediaType: the body is not multipart/form-data.
       PayloadTooLarge: the body has more bytes than `most`.
       RequestTimeout: the client paused too long.
-      InvalidRequest: the body is malformed, has no file or several files, or invalid UTF-8.
+      InvalidRequest: the body is malformed or not UTF-8, or has no file or several files.
       ClientGone: the client closed the connection.
     """
     parts = _Parts(_boundary(request), path)

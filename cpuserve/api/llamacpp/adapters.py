@@ -54,7 +54,8 @@ def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[s
     """Return (name, scale) of the adapter with a scale other than 0; ("", 1) if there is none.
 
     Raises:
-      InvalidRequest: an id does not exist, several adapters have a scale, or it is out of range.
+      InvalidRequest: an id does not exist, a scale is out of range,
+        or several adapters have a scale other than 0.
     """
     names, used = list(context.adapters), {}
     for item in scales:

@@ -24,7 +24,8 @@ class AllowedHosts:
     """Responds with 403 unless the Host header has an IP address, a local name or a given name.
 
     The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding).
-    The browser then treats this server as part of that page, and only the Host header differs.
+    The browser then treats this server as the page's own server; only the Host header,
+    which still has the page's domain name, shows that it is not.
     All IP addresses are allowed, because no page can have an IP address as its domain name.
     """
 

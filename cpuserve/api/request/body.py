@@ -125,8 +125,9 @@ def refuse_web_page(request: Request) -> None:
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    Without a CORS preflight request, any web page may post certain other types to 127.0.0.1, or a
-    body without a type (a Blob). So a body of another type is never parsed as JSON.
+    Without a CORS preflight request, any web page may post certain other types to 127.0.0.1
+    ("simple requests"), or a body without a type (a Blob). So a body of another type
+    is never parsed as JSON.
     Some clients, such as LiteLLM for Ollama, declare no type. A body without a type,
     or with the default type of curl, is parsed only if no browser can have sent it.
     """

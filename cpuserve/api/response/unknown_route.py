@@ -90,8 +90,9 @@ def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
 def _near(path: str, known: Sequence[str]) -> str | None:
     """Return the route that `path` probably means, or None.
 
-    Three searches are tried in order: a route that, without /v1, is a suffix of `path`;
-    a route that begins with `path`; a route with a similar spelling.
+    Three searches are tried in order: a route that, without /v1, is a suffix of `path`
+    (the client has a wrong base URL); a route that begins with `path`;
+    a route with a similar spelling.
     """
     lowered = path.lower()
     others = [route for route in known if route not in _NOT_MEANT]

@@ -1,4 +1,4 @@
-"""Class labels of the tokens of texts, as token-classification of Hugging Face clients needs."""
+"""Class labels of tokens, for clients of token-classification pipelines of Hugging Face."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class ResponseWriter:
             self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
-                if event.text or event.logprobs:  # without text: a stop string may have begun
+                if event.text or event.logprobs:  # else: held-back text, or a thought
                     out += self._text(event)
             elif isinstance(event, Thought):
                 out += self._think(event)
