@@ -262,7 +262,7 @@ class LLM(PoolingMethods):
 
         state: a text, or JSON.
         questions: {id: {"type", "instructions", "criteria"}}, as in POST /v1/systemone.
-          The ids are the caller's. The criteria of a "choice" are {option: description or None},
+          The caller chooses the ids. The criteria of a "choice" are {option: description or None},
           of a "score" a list of levels, and of a "noul" (yes or no) nothing or {"true", "false"}.
           With "as_texts": True the options are scored as texts of any length.
         instructions: a system message. For the other arguments see `chat`.

@@ -43,7 +43,7 @@ class Capacity:
     blocks: the number of KV blocks.
     use: computes how many KV blocks a sequence takes.
     budget: the maximum number of tokens in a step.
-    chunk: the maximum number of prompt tokens in a step, without a limit on time.
+    chunk: the maximum number of prompt tokens in a step, if time does not limit them further.
     """
 
     batch: int

@@ -50,8 +50,9 @@ class ServerProcess:
 
     key: the random API key of this server. When the server is ready, `url` is its address,
     and `ready_s` is the time from process start to banner in seconds.
-    The server has then finished its roofline probes, which could disturb a measurement. SIGTERM
-    and SIGHUP stop the server, which would otherwise keep its memory, before this process.
+    The server has then finished its roofline probes, which could disturb a measurement.
+    SIGTERM and SIGHUP stop the server before they end this process;
+    otherwise the server would keep its memory and cores.
     """
 
     def __init__(self, arguments: Sequence[str], module: str = "cpuserve.cli.main") -> None:

@@ -97,7 +97,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def weights_of(args: argparse.Namespace) -> ModelWeights:
-    """Count the weights of MODEL; ModelError if its architecture is not known."""
+    """Count the weights of MODEL; ModelError if its architecture has no Program."""
     from cpuserve.loader.hub import resolve_config
     from cpuserve.loader.load import read_config
     from cpuserve.models import build_program

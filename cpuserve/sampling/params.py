@@ -182,7 +182,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
 
     @property
     def scale_key(self) -> str:
-        """The suffix of the adapter's key, `scale_key` of its scale."""
+        """The suffix of the adapter's key, which `scale_key` makes from the scale."""
         return scale_key(self.adapter_scale)
 
     @property

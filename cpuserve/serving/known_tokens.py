@@ -2,8 +2,9 @@
 
 A client sends the model's response back as a message, and the chat template writes it again.
 The text may then be tokenized in another way than the model wrote it, and the arguments
-of calls may have other white space, so all tokens after that would have to be computed again.
-If the text of the prompt has the same content as the response, it gets the generated tokens.
+of calls may have other white space. All tokens after the first difference would then have to be
+computed again. So if the text of the prompt has the same content as the response, the prompt
+gets the generated tokens.
 """
 
 from __future__ import annotations

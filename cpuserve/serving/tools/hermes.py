@@ -6,7 +6,7 @@
 
 The parser reports the arguments as they are written, as soon as the name is known.
 Text after the first marker that is not such an object is reported as text, with its marker.
-A call without its last `}` is complete, because models forget it after nested arguments.
+A call without its last `}` counts as complete, because models forget it after nested arguments.
 """
 
 from __future__ import annotations

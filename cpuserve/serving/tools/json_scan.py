@@ -38,7 +38,7 @@ class ObjectScanner:
         return self._expects == "value" and bool(self._value) and not inside
 
     def read(self, text: str) -> int:
-        """Read up to the object's end or an invalid character; return the number of characters."""
+        """Read up to the object's end or an invalid character; return how many are valid."""
         # The text is read by single characters, so that the result does not depend on its pieces.
         for at, char in enumerate(text):
             self.push(char)
