@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The key in ASGI scopes for the response headers that return the request id to the client.
+# The key in ASGI scopes for the response headers that return the request id to the client
+# (ErrorFormat.id_headers).
 ID_HEADERS = "cpuserve.id_headers"
 
 

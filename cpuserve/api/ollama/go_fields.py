@@ -108,7 +108,8 @@ _THINK = r"""
 {%- set Think = IsThinkSet and enable_thinking -%}
 {%- set ThinkLevel = (reasoning_effort if reasoning_effort is defined else "") or "" -%}
 """
-# Jinja code that sets the top-level fields for a template that is rendered once per conversation.
+# Jinja code that sets the top-level fields (TOP) for a template that is rendered once
+# per conversation. Variables are members of `names`.
 ONCE = rf"""{_JSON}{_TOOLS}{_MERGED}{_THINK}
 {{%- set System = found.system | join("\n\n") -%}}
 {{%- set Messages, Tools, names = found.turns, go.tools, namespace() -%}}

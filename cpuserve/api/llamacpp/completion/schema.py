@@ -102,8 +102,8 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The response of POST /completion for one prompt; `response_fields` selects its members.
 
     For several prompts the body is a list of such objects.
-    A chunk of a stream has the members up to `stop`, with only the new tokens,
-    and probabilities or progress if the request asks for them.
+    A chunk of a stream has the members up to `stop`, with only the new tokens, and
+    `completion_probabilities` or `prompt_progress` if the request asks for them.
     """
 
     index: int
