@@ -43,7 +43,8 @@ class Backlog:
         self._slots = slots
         # The next three attributes describe the time since the backlog was last empty.
         # `_since`: when the latest sequence started to run; while none has (`_started` is False),
-        # when the first sequence began to wait. `_gap_s`: the average time between two starts.
+        # when the first sequence began to wait. `_gap_s`: the moving average of the seconds
+        # between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0

@@ -168,7 +168,7 @@ class TextProcessor:
     def find_calls(
         self, parser: ToolParser, shown_ids: frozenset[int], *, tells_thoughts: bool = True
     ) -> None:
-        """Find thoughts and tool calls in the text; parser.most_calls calls end the sequence.
+        """Find thoughts and tool calls in the text; the sequence ends after parser.most_calls.
 
         shown_ids: special tokens that the parser must see as text.
         tells_thoughts: False = no events for thoughts, but their tokens are counted.
