@@ -23,6 +23,7 @@
 #include "kernels/generic/norm.h"
 #include "kernels/generic/short_conv.h"
 #include "kernels/table/attention.h"
+#include "kernels/table/index_keys.h"
 #include "kernels/table/linear.h"
 #include "kernels/table/recurrent.h"
 #include "kernels/table/rows.h"
@@ -44,6 +45,7 @@ enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
   CPUSERVE_ADD_KERNELS(X)        \
   CPUSERVE_ACTIVATION_KERNELS(X) \
   CPUSERVE_STORE_KERNELS(X)      \
+  CPUSERVE_INDEX_KERNELS(X)      \
   CPUSERVE_RECURRENT_KERNELS(X)  \
   CPUSERVE_SHORT_CONV_KERNELS(X) \
   CPUSERVE_GATED_NORM_KERNELS(X) \
