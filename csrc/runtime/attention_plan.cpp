@@ -82,6 +82,7 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
   if (threads_ == 1) return 0;
   const auto chunks_of = [&](int64_t keys) {
     const int64_t sides = geometry_.causal ? 1 : 2;
+    if (geometry_.most > 0) keys = std::min<int64_t>(keys, geometry_.most);
     const int64_t seen = geometry_.window > 0 ? std::min(keys, sides * geometry_.window) : keys;
     return ceil_div(seen, kChunk) + 1;
   };
@@ -146,8 +147,10 @@ int64_t AttentionPlan::end_of_keys(int64_t position, int64_t keys) const noexcep
 
 void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                                  int32_t heads_a_unit) noexcept {
-  const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
-  const int64_t pos0 = in.kv_len[seq] - queries, rows = queries * geometry_.group();
+  int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
+  const int64_t pos0 = in.kv_len[seq] - queries;
+  if (geometry_.most > 0) queries = std::clamp<int64_t>(geometry_.most - pos0, 0, queries);
+  const int64_t rows = queries * geometry_.group();
   // Tiles are made from the last rows to the first. The last rows see the most keys, so long tiles
   // come first, and short tiles at the end let all threads finish at about the same time.
   for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {

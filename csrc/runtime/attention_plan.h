@@ -24,10 +24,11 @@ namespace cpuserve {
 struct AttentionGeometry {
   int32_t q_heads, kv_heads, hd_pad, window;
   bool causal = true;
+  int32_t most = 0;  // if not 0, rows that see more keys are not in the plan (SelectKeysOp)
   int32_t group() const { return q_heads / kv_heads; }
   bool operator==(const AttentionGeometry& o) const {
     return q_heads == o.q_heads && kv_heads == o.kv_heads && hd_pad == o.hd_pad &&
-           window == o.window && causal == o.causal;
+           window == o.window && causal == o.causal && most == o.most;
   }
 };
 

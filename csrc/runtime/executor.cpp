@@ -12,15 +12,19 @@
 namespace cpuserve {
 namespace {
 
+// There is memory for the index scores of this number of tokens of the longest sequences. A
+// batch of tokens ends with two barriers, so a batch of fewer tokens would cost time in long steps.
+constexpr int64_t kTokensOfScores = 8;
+
 size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const CacheLayer& s : program.kv_layers()) {  // attention: its kernel, then the values
-    if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
-  }
   for (const Value& v : program.values()) {  // norms and activations need a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   for (const Op& op : program.ops()) {
+    if (const auto* a = std::get_if<AttentionOp>(&op)) {
+      bytes = std::max(bytes, attention_scratch(*a, program, type));
+    }
     bytes = std::max(bytes, std::visit([](const auto& o) { return scratch_bytes(o); }, op));
   }
   for (const Matrix& m : program.matrices()) {  // EmbedOp packs one panel of a gathered matrix
@@ -29,6 +33,20 @@ size_t most_scratch_bytes(const Program& program, KvType type) {
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
   bytes = std::max(bytes, sampling);
   return bytes;
+}
+
+// Returns the number of floats for the scores of index keys: of several tokens that see as many
+// keys as a sequence can have. If the sequences of a step are shorter, the memory serves more
+// tokens.
+int64_t index_score_floats(const Program& program, int64_t num_blocks) {
+  int64_t most = 0;
+  for (const Op& op : program.ops()) {
+    const auto* select = std::get_if<SelectKeysOp>(&op);
+    if (!select) continue;
+    const int64_t keys = std::min(num_blocks * kBlock, program.max_positions());
+    most = std::max(most, round_up(keys / select->pool + 1, kChunk));
+  }
+  return kTokensOfScores * most;
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top,
@@ -117,9 +135,10 @@ void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
-                     t.latent_store && attention.attend && t.attention_merge && t.recurrent &&
-                     t.short_conv && t.gated_norm && t.scale_logits && t.sample_scan &&
-                     t.sample_weigh && t.sample && t.probe_read &&
+                     t.latent_store && attention.attend && t.attention_merge && t.store_index &&
+                     t.pool_index && t.score_index && t.recurrent && t.short_conv && t.gated_norm &&
+                     t.scale_logits && t.sample_scan && t.sample_weigh && t.sample &&
+                     t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");
@@ -142,7 +161,9 @@ void Executor::plan_attention() {
     const auto* a = std::get_if<AttentionOp>(&op);
     if (!a) continue;
     const CacheLayer& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
-    const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad, a->window, a->causal};
+    const int64_t most = a->selection == kNone ? 0 : program_->value(a->selection).width;
+    const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad,
+                                     a->window,  a->causal,   static_cast<int32_t>(most)};
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {
@@ -161,6 +182,7 @@ void Executor::carve_work_memory() {
   const int64_t vocab = program_->vocab();
   int64_t partials = 0;  // layers run in turn and share one buffer of partial results
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
+  index_floats_ = index_score_floats(*program_, kv_.num_blocks());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
   logit_rows_ = std::clamp(program_->max_seqs(), kLeastLogitRows, kMostLogitRows);
 
@@ -177,6 +199,7 @@ void Executor::carve_work_memory() {
     logits_ = {c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_stride)), logit_stride,
                vocab, ActFormat::f32};
     partials_ = c.take<float>(partials);
+    index_scores_ = c.take<float>(index_floats_);
   };
   Carver sizes(nullptr);
   carve(sizes);

@@ -210,6 +210,8 @@ class Executor {
   int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
+  float* index_scores_ = nullptr;
+  int64_t index_floats_ = 0;  // number of floats of index_scores_
   WorkQueue queue_;
   int queue_threads_ = 0;  // number of threads that claimed tasks in the last call of the team
   int64_t phase_ = 0;

@@ -100,6 +100,9 @@ struct Worker {
     return e.plans_[static_cast<size_t>(e.plan_of_op_[op])];
   }
   float* partials() const noexcept { return e.partials_; }  // partial results of attention
+  // Memory for the scores of index keys, which holds the scores of one token at least.
+  float* index_scores() const noexcept { return e.index_scores_; }
+  int64_t index_floats() const noexcept { return e.index_floats_; }
   StateCache& states() const noexcept { return e.states_; }
   // state_slot returns the state slot for the block of a token. state_before returns the slot
   // of the last checkpointed state before the tokens of a sequence in this step (-1: none).

@@ -3,15 +3,40 @@
 
 #include "base/check.h"
 #include "runtime/operations/checks.h"
+#include "runtime/selection.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
 
-void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
-  const StepInput& in = w.input();
+// The rows of a late token (selection.h) are divided into tasks if there are fewer than this number
+// of tasks per thread. A task of fewer rows takes longer to copy its keys than to multiply them.
+constexpr int64_t kTasksPerThread = 2, kLeastSelectedRows = 8;
+
+// Returns the offset in the scratch of copies of selected keys: after the scratch of the kernel and
+// the values of a chunk in a latent layer.
+size_t copies_at(bool latent, KvType type, int32_t hd_pad) {
+  return kAttentionScratch + (latent ? kv_chunk_bytes(type, hd_pad) : 0);
+}
+
+// Sets the arguments that all units of the operation have in common.
+AttentionArgs common_args(const AttentionOp& op, Worker& w) noexcept {
   AttentionArgs args{};
   args.q = w.value(op.q);
+  args.scale = op.scale;
+  args.softcap = op.softcap;
+  args.slopes = w.vector(op.slopes);
+  args.sinks = w.vector(op.sinks);
+  args.out = w.value(op.out);
+  args.scratch = w.scratch;
+  args.scratch_bytes = w.work_sizes().attention_bytes;
+  args.values = w.scratch + kAttentionScratch;
+  return args;
+}
+
+void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  AttentionArgs args = common_args(op, w);
   args.kv = w.kv().heads(op.layer)[u.kv_head];
   args.kv_head = u.kv_head;
   args.heads = u.heads;
@@ -25,16 +50,8 @@ void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
   args.chunk1 = u.chunk1;
   args.window = op.window;
   args.keys = op.causal ? 0 : in.kv_len[u.seq];
-  args.scale = op.scale;
-  args.softcap = op.softcap;
-  args.slopes = w.vector(op.slopes);
-  args.sinks = w.vector(op.sinks);
-  args.out = w.value(op.out);
   args.partial = u.partial < 0 ? nullptr : w.partials() + u.partial;
   args.partial_stride = u.partial_stride;
-  args.scratch = w.scratch;
-  args.scratch_bytes = w.work_sizes().attention_bytes;
-  args.values = w.scratch + kAttentionScratch;
   w.kernels().attention[static_cast<int>(args.kv.type)](args);
 }
 
@@ -56,7 +73,70 @@ void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
   w.kernels().attention_merge(args);
 }
 
+// The attention of late tokens, which read only the selected keys. A task is one token, one KV head
+// and some of its query heads.
+class SelectedTasks {
+ public:
+  SelectedTasks(const AttentionOp& op, Worker& w) noexcept
+      : op_(op),
+        w_(w),
+        most_(op.selection == kNone ? INT32_MAX : w.value(op.selection).width),
+        late_(w.input(), most_),
+        kv_heads_(w.kv().heads(op.layer)->kv_heads),
+        group_(op.q_heads / kv_heads_) {
+    const int64_t wanted = ceil_div(kTasksPerThread * w.threads, late_.count() * kv_heads_ + 1);
+    parts_ = std::clamp<int64_t>(wanted, 1, ceil_div(group_, kLeastSelectedRows));
+  }
+
+  int64_t count() const noexcept { return late_.count() * kv_heads_ * parts_; }
+
+  // Copies the selected keys to the scratch, where they are a sequence of their own, and computes
+  // the rows as if they belonged to its last token.
+  void run(int64_t task) const noexcept {
+    const auto head = static_cast<int32_t>(task / parts_ % kv_heads_);
+    const Range rows = split(group_, static_cast<int>(task % parts_), static_cast<int>(parts_));
+    const SequenceToken at = late_[task / parts_ / kv_heads_];
+    const float* positions = floats_of(w_.value(op_.selection), at.token);
+    int64_t n = most_;
+    while (n > 1 && positions[n - 1] < 0) n--;
+    const KvLayer& kv = w_.kv().heads(op_.layer)[head];
+    const SelectedKeys keys =
+        copy_selected(kv, head, w_.block_table(at.seq, op_.layer), positions, n,
+                      w_.scratch + copies_at(kv.value_offset == 0, kv.type, kv.hd_pad));
+    AttentionArgs args = common_args(op_, w_);
+    args.kv = keys.layer;
+    args.kv_head = head;
+    args.group = group_;
+    args.row0 = rows.begin;
+    args.rows = rows.size();
+    args.t0 = at.token;
+    args.pos0 = static_cast<int32_t>(n) - 1;
+    args.block_table = keys.block_table;
+    args.chunk1 = static_cast<int32_t>(ceil_div(n, kChunk));
+    w_.kernels().attention[static_cast<int>(kv.type)](args);
+  }
+
+ private:
+  const AttentionOp& op_;
+  Worker& w_;
+  const int64_t most_;
+  const LateTokens late_;
+  const int32_t kv_heads_, group_;
+  int64_t parts_;  // tasks of a token and KV head
+};
+
 }  // namespace
+
+size_t attention_scratch(const AttentionOp& op, const Program& p, KvType type) {
+  const CacheLayer& kv = p.kv_layer(op.layer);
+  const size_t before = copies_at(kv.latent, type, kv.hd_pad);
+  if (op.selection == kNone) return before;
+  KvLayer layer{};
+  layer.value_offset = kv.latent ? 0 : 1;
+  layer.hd_pad = kv.hd_pad;
+  layer.type = type;
+  return before + selected_bytes(layer, p.value(op.selection).width);
+}
 
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin) {
   const int64_t half = rotary / 2, count = p.vector(cos).count;
@@ -128,6 +208,11 @@ void prepare(const AttentionOp& op, const Program& p) {
   check_argument(op.window >= 0, "attention: window must be at least 0, not ", op.window);
   p.check_vector(op.slopes, op.q_heads, "ALiBi slopes");
   p.check_vector(op.sinks, op.q_heads, "attention sinks");
+  if (op.selection == kNone) return;
+  p.check_tokens("attention", {op.selection});
+  p.f32_value(op.selection, "attention selection");
+  check_argument(op.causal && op.window == 0 && op.slopes == kNone,
+                 "attention: selected keys need causal attention without window and ALiBi");
 }
 
 void run(const AttentionOp& op, Worker& w) noexcept {
@@ -142,10 +227,14 @@ void run(const AttentionOp& op, Worker& w) noexcept {
   const AttentionUnit* units = plan.units().data();
   w.drain_shares(w.peers, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i], w); });
   const auto& merges = plan.merges();
-  if (merges.empty()) return;
+  const SelectedTasks selected(op, w);
+  const auto parts = static_cast<int64_t>(merges.size());
+  if (parts + selected.count() == 0) return;
   w.barrier();
-  w.drain(w.everyone(), static_cast<int64_t>(merges.size()), 1,
-          [&](int64_t i, int64_t) { merge(op, merges[static_cast<size_t>(i)], w); });
+  w.drain(w.everyone(), selected.count() + parts, 1, [&](int64_t i, int64_t) {
+    const int64_t part = i - selected.count();
+    part < 0 ? selected.run(i) : merge(op, merges[static_cast<size_t>(part)], w);
+  });
 }
 
 void prepare(const ScaleQueriesOp& op, Program& p) {

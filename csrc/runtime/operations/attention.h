@@ -40,6 +40,9 @@ struct AttentionOp {
   float softcap;
   Id slopes, sinks;
   bool causal = true;
+  // The positions of the keys that each row reads, from SelectKeysOp. A row that sees no more keys
+  // than a row of the selection holds reads all of them.
+  Id selection = kNone;
 
   static constexpr auto fields() {
     return std::make_tuple(
@@ -47,13 +50,18 @@ struct AttentionOp {
         field("layer", &AttentionOp::layer), field("q_heads", &AttentionOp::q_heads),
         field("scale", &AttentionOp::scale), field("window", &AttentionOp::window),
         field("softcap", &AttentionOp::softcap), field("slopes", &AttentionOp::slopes),
-        field("sinks", &AttentionOp::sinks), optional("causal", &AttentionOp::causal));
+        field("sinks", &AttentionOp::sinks), optional("causal", &AttentionOp::causal),
+        optional("selection", &AttentionOp::selection));
   }
 };
 void prepare(const AttentionOp& op, const Program& p);
 void run(const AttentionOp& op, Worker& w) noexcept;
+// Returns the bytes of scratch: the scratch of the kernel, then the values of a chunk in a latent
+// layer, then copies of selected keys and values.
+size_t attention_scratch(const AttentionOp& op, const Program& p, KvType type);
 inline Accesses accesses(const AttentionOp& op, const Program&) {
-  return claimed({any(op.q), any(kCache)}, {any(op.out)});
+  return claimed(with({any(op.q), any(kCache)}, op.selection != kNone, any(op.selection)),
+                 {any(op.out)});
 }
 
 // Multiplies the first `width` columns of each row of x by the element of the vector `factors`

@@ -48,6 +48,7 @@ constexpr Field<Op, T, true> optional(const char* name, T Op::*member) {
 constexpr Id kRouting = -2;  // the order of the routed rows (Routing)
 constexpr Id kCache = -3;    // keys and values
 constexpr Id kQueue = -4;    // the queue of tasks, which serves one operation between two barriers
+constexpr Id kIndexCache = -5;  // index keys
 
 // A value (or other data) that an operation reads or writes.
 // `rows` is the number of rows of the value for each token,

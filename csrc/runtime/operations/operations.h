@@ -7,6 +7,7 @@
 #include "runtime/operations/columns.h"
 #include "runtime/operations/dense.h"
 #include "runtime/operations/experts.h"
+#include "runtime/operations/indexer.h"
 #include "runtime/operations/latent.h"
 #include "runtime/operations/logits.h"
 #include "runtime/operations/norms.h"
@@ -23,7 +24,7 @@ auto joined(Family<A...>, Family<B...>, More... more) {
   return joined(Family<A..., B...>{}, more...);
 }
 using Op = decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{},
-                           RecurrentOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
+                           IndexerOps{}, RecurrentOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
 
 inline const char* op_name(const Op& op) {
   return std::visit([](const auto& o) { return o.kName; }, op);

@@ -1,0 +1,80 @@
+// The operations of indexers, which select the keys that attention reads.
+#pragma once
+#include "kernels/table.h"
+#include "runtime/operations/operation.h"
+
+namespace cpuserve {
+
+// Rotates the first `rotary` dimensions of each row of x, and stores the rows in the latent KV
+// layer `layer`.
+struct StoreIndexOp {
+  static constexpr const char* kName = "store_index_keys";
+  Id x, layer;
+  int32_t rotary;
+  Id cos, sin;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &StoreIndexOp::x), field("layer", &StoreIndexOp::layer),
+                           field("rotary", &StoreIndexOp::rotary), field("cos", &StoreIndexOp::cos),
+                           field("sin", &StoreIndexOp::sin));
+  }
+};
+void prepare(const StoreIndexOp& op, Program& p);
+void run(const StoreIndexOp& op, Worker& w) noexcept;
+inline Accesses accesses(const StoreIndexOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.x), any(kIndexCache)}};
+}
+
+// Stores the index keys of the pools that the tokens of the step complete, in layer `to`. A pool is
+// `pool` tokens. Their rows in layer `raw` are keys of `width` columns and gates. The key of a pool
+// is the mean of its keys, weighted by the softmax of gate + ape. x is the value that was stored.
+struct PoolIndexOp {
+  static constexpr const char* kName = "pool_index_keys";
+  Id x, raw, to;
+  int32_t width, pool;
+  Id ape;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &PoolIndexOp::x), field("raw", &PoolIndexOp::raw),
+                           field("to", &PoolIndexOp::to), field("width", &PoolIndexOp::width),
+                           field("pool", &PoolIndexOp::pool), field("ape", &PoolIndexOp::ape));
+  }
+};
+void prepare(const PoolIndexOp& op, const Program& p);
+void run(const PoolIndexOp& op, Worker& w) noexcept;
+inline size_t scratch_bytes(const PoolIndexOp& op) {
+  return pool_index_scratch(2 * op.width, op.pool);
+}
+inline Accesses accesses(const PoolIndexOp& op, const Program&) {
+  return {{own(op.x), any(kIndexCache)}, {own(op.x), any(kIndexCache)}};
+}
+
+// Writes to each row of out the positions of the keys that attention reads, in ascending order, and
+// then -1. These are the tokens of the `keep` index keys with the highest scores, and the tokens
+// after the last whole pool. A row that sees at most `out.width` keys selects all of them. An index
+// key belongs to `pool` tokens. Its score is the sum over heads of weight * max(0, query . key). Of
+// equal scores, those at lower positions are selected.
+struct SelectKeysOp {
+  static constexpr const char* kName = "select_keys";
+  Id q, weights, out, layer;
+  int32_t heads, keep, pool;
+  int32_t width = 0;  // columns of an index key, which follow from q
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("q", &SelectKeysOp::q), field("weights", &SelectKeysOp::weights),
+                           field("out", &SelectKeysOp::out), field("layer", &SelectKeysOp::layer),
+                           field("heads", &SelectKeysOp::heads), field("keep", &SelectKeysOp::keep),
+                           field("pool", &SelectKeysOp::pool));
+  }
+  int64_t most() const { return (int64_t{keep} + 1) * pool - 1; }  // the width of out
+};
+void prepare(SelectKeysOp& op, const Program& p);
+void run(const SelectKeysOp& op, Worker& w) noexcept;
+size_t scratch_bytes(const SelectKeysOp& op);
+inline Accesses accesses(const SelectKeysOp& op, const Program&) {
+  return claimed({any(op.q), any(op.weights), any(kIndexCache)}, {any(op.out)});
+}
+
+using IndexerOps = Family<StoreIndexOp, PoolIndexOp, SelectKeysOp>;
+
+}  // namespace cpuserve

@@ -1,0 +1,58 @@
+// Selections of keys (SelectKeysOp): the tokens of a step that have one, the choice of the highest
+// scores, and copies of the selected keys and values for attention.
+#pragma once
+#include <cstdint>
+
+#include "kernels/table.h"
+#include "runtime/step_input.h"
+
+namespace cpuserve {
+
+// A token of a step, and its sequence.
+struct SequenceToken {
+  int64_t seq, token;
+};
+
+// The tokens of a step that see more than `most` keys. The other tokens of a sequence come before
+// them, because positions ascend.
+class LateTokens {
+ public:
+  LateTokens(const StepInput& in, int64_t most) noexcept;
+  int64_t count() const { return count_; }
+  int64_t longest() const { return longest_; }  // the most keys that one of them sees
+  SequenceToken operator[](int64_t i) const noexcept;
+
+ private:
+  int64_t first_of(int64_t seq) const noexcept;
+
+  const StepInput& in_;
+  int64_t most_, count_ = 0, longest_ = 0;
+};
+
+constexpr size_t kSelectScratch = 2048 * sizeof(int32_t);  // bytes of scratch of select_highest
+
+// Writes to `out` the positions of the `keep` highest of n scores, in ascending order: the
+// positions [i * pool, (i + 1) * pool) of score i. Of equal scores, those with lower indices are
+// selected. `keep` must be less than n. Each of three passes counts the scores with each value of
+// 11 bits, the highest bits first, and so finds the lowest score that is selected.
+void select_highest(const float* scores, int64_t n, int64_t keep, int32_t pool, float* out,
+                    void* scratch) noexcept;
+
+// The number of blocks of 32 keys that `keys` selected keys take.
+inline int64_t selected_blocks(int64_t keys) { return (keys + kBlock - 1) / kBlock; }
+
+// Returns the bytes of memory for copies of `keys` keys and values of one head, and for their block
+// table.
+size_t selected_bytes(const KvLayer& kv, int64_t keys);
+
+// Copies the keys and values of one head at n ascending `positions` of a sequence to `to`, where
+// they are a sequence of n tokens. Returns its KV layer, in which all heads are at one place, and
+// its block table.
+struct SelectedKeys {
+  KvLayer layer;
+  const int32_t* block_table;
+};
+SelectedKeys copy_selected(const KvLayer& kv, int head, const int32_t* block_table,
+                           const float* positions, int64_t n, uint8_t* to) noexcept;
+
+}  // namespace cpuserve
