@@ -580,7 +580,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=48,
         routed_scaling_factor=1.7,
         swiglu_limit=0.9,
-        index_topk=512,
+        index_topk=64,
+        index_n_heads=16,
+        index_head_dim=32,
+        index_kpool=4,
     ),
     "tiny-qwen4-exp": _decoder(
         "Qwen4Exp",
@@ -872,8 +875,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=96,
         first_k_dense_replace=1,
         routed_scaling_factor=2.5,
-        index_topk=256,
-        index_n_heads=4,
+        index_topk=64,  # the tests have longer texts
+        index_n_heads=16,
         index_head_dim=64,
     ),
     "tiny-hunyuan": _decoder(

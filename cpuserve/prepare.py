@@ -232,6 +232,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         vocab=0 if spec.pooled or program is None else spec.vocab,
         barriers=num_barriers(program) if program else 0,
         activation_width=_activation_width(spec),
+        selected_floats=_selected_floats(program) if program else 0,
         has_program=has_program,
         matrix_weights=matrix_weights,
         expert_weights=expert_weights,
@@ -526,11 +527,22 @@ def expert_weights_of(program: Program) -> tuple[int, int]:
     return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
 
 
+def _selected_floats(program: Program) -> int:
+    """Return the floats of the keys and values of a head that a token reads in selected layers."""
+    from cpuserve.program.operations.attention import Attention
+
+    attentions = [op for op in program.ops if isinstance(op, Attention)]
+    halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
+    sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
+    return max(sizes, default=0)
+
+
 def _activation_width(spec: ModelSpec) -> int:
     """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward.
 
     In a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
     attention has further values for each head: the products of its matrix with queries and output.
+    An indexer has queries, keys and the positions of the selected keys.
     Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
     Gemma 3n has several residual streams, and as many values again for their copies.
     """
@@ -540,5 +552,9 @@ def _activation_width(spec: ModelSpec) -> int:
     routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
     inputs = 2 * spec.layers * cast("int", spec.extra.get("input_width", 0))
     streams = 2 * cast("int", spec.extra.get("streams", 0)) * spec.width
+    indexer = cast("dict[str, int]", spec.extra.get("indexer", {}))
+    if indexer:
+        inputs += (indexer["heads"] + 6) * indexer["width"]
+        inputs += (indexer["keep"] + 1) * indexer["pool"]
     words = 3 * spec.vocab * spec.lexical  # logits, results, and the copy that Python pools
     return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs + streams + words

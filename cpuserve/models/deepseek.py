@@ -22,7 +22,7 @@ from cpuserve.models.experts import (
     read_first_dense,
     read_groups,
 )
-from cpuserve.models.indexers import leave_indexer, without_indexer
+from cpuserve.models.indexers import LATENT_INDEXER, leave_indexer, read_indexer, select_latent
 from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
 from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
@@ -85,23 +85,16 @@ class DeepseekV3:
         build_latent(b, s, score="sigmoid")
 
 
-# The tensors of an indexer, a small attention that chooses the keys of each query.
-INDEXER = ("wq_b.weight", "wk.weight", "weights_proj.weight", "k_norm.weight", "k_norm.bias")
-
-
 @register_model("DeepseekV32ForCausalLM")
 class DeepseekV32:
-    """V3.2, for requests of at most index_topk tokens, where its indexer keeps all keys.
+    """V3.2: V3 with an indexer, which selects the keys that a query reads.
 
     Source: transformers modeling_deepseek_v32.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a DeepSeek V3.2 config.
-
-        With more than index_topk keys, an indexer would drop some keys. cpuserve has no indexer.
-        """
+        """Return the hyperparameters in a DeepSeek V3.2 config."""
         first = read_int(config, "first_k_dense_replace", 3, low=0)
         spec = _read_v3(
             {**config, "rope_interleave": True},
@@ -110,13 +103,14 @@ class DeepseekV32:
             dense=read_dense_layers(config, first=first),
             groups=read_groups(config, (8, 4), best=2),
         )
-        return without_indexer(spec, read_int(config, "index_topk", 2048))
+        return read_indexer(spec, config)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
-        for layer in range(s.layers):
-            leave_indexer(b, f"model.layers.{layer}.self_attn", INDEXER)
+        if "indexer" not in s.extra:
+            for layer in range(s.layers):
+                leave_indexer(b, f"model.layers.{layer}.self_attn", LATENT_INDEXER)
         build_latent(b, s, score="sigmoid")
 
 
@@ -254,31 +248,26 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
     build_decoder(b, s, attention=add_latent, mlp=mlp)
 
 
-def add_latent(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, cache: int | None = None
-) -> None:
-    """Add the latent attention of h to x. cache: as in `latent_output`."""
-    out = latent_output(b, s, layer, h, cache=cache)
+def add_latent(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the latent attention of h to x."""
+    out = latent_output(b, s, layer, h)
     b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 
-def latent_output(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, *, cache: int | None = None
-) -> ValueId:
-    """Return the latent attention of h, before the output matrix.
-
-    cache: the number of the layer's KV cache; it differs from `layer` if some layers have none.
-    """
+def latent_output(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the latent attention of h, before the output matrix."""
     at, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank, q_rank = (
         cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
     )
     wide, eps = s.q_heads * (nope + rope.rotary), cast("float", s.extra["latent_eps"])
+    selection = None
     if q_rank:
         low = b.linear(h, f"{at}.q_a_proj", features=q_rank, bias=s.qkv_bias)
         low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
+        selection = select_latent(b, s, at, h, low)
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
     scale_queries(b, s, q, wide)
@@ -288,7 +277,6 @@ def latent_output(
         q,
         kv,
         split if s.extra["split"] else f"{at}.kv_b_proj",
-        layer=layer if cache is None else cache,
         nope=nope,
         rope=rope,
         values=values,
@@ -296,4 +284,5 @@ def latent_output(
         scale=cast("float", s.extra["scale"]),
         eps=eps,
         interleaved=cast("bool", s.extra["interleaved"]),
+        selection=selection,
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
-from cpuserve.models.deepseek import INDEXER, latent_output, read_latent
+from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
-from cpuserve.models.indexers import leave_indexer, without_indexer
+from cpuserve.models.indexers import LATENT_INDEXER, POOLS, leave_indexer, read_indexer
 from cpuserve.models.kimi_linear import read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
@@ -19,12 +19,11 @@ from cpuserve.program.operations.streams import MOST_STREAMS
 from cpuserve.program.ops import ValueId
 
 KINDS = ("linear_attention", "indexed_attention", "full_attention")
-POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 
 
 @register_model("Glm5NextForCausalLM")
 class Glm5Next:
-    """GLM-5.3-Flash, for requests so short that its indexers keep all keys.
+    """GLM-5.3-Flash (text), with indexers that select pools of tokens.
 
     Source: transformers modeling_glm5_next.
     Keys of ModelSpec.extra in addition to the keys of DeepSeek and Kimi Linear:
@@ -67,7 +66,7 @@ class Glm5Next:
             "rounds": read_int(config, "hc_sinkhorn_iters", 20, high=1000),
             "floor": read_float(config, "hc_eps", 1e-6),
         }
-        return _limited(replace(spec, extra=extra), config)
+        return _with_indexer(replace(spec, extra=extra), config, kinds)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -95,18 +94,35 @@ def _read_bound(config: Mapping[str, Any]) -> float:
     return float(bound)
 
 
-def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec with only as many positions as the indexers keep.
-
-    A query reads index_topk tokens in whole pools, and the tokens after the last whole pool.
-    """
-    most, pool = read_int(config, "index_topk", 2048), read_int(config, "index_kpool", 16)
-    if most % pool:
-        refuse("index_topk", most, f"a multiple of index_kpool ({pool})")
+def _with_indexer(spec: ModelSpec, config: Mapping[str, Any], kinds: Sequence[str]) -> ModelSpec:
+    """Return the spec with the indexer of a config, which selects whole pools of tokens."""
+    pool = read_int(config, "index_kpool", 16)
     if pool > 1 and not read_bool(config, "index_kpool_always_select_tail", True):
-        want = "true: cpuserve has no indexer, and without these tokens some keys are left out"
+        want = "true, since tokens also read those after the last whole pool"
         refuse("index_kpool_always_select_tail", False, want)
-    return without_indexer(spec, most, block=pool)
+    spec = read_indexer(spec, config, heads=32, pool=pool)
+    types = _read_types(config)
+    shared = [
+        i for i, kind in enumerate(kinds) if kind != "linear_attention" and types[i] != "full"
+    ]
+    if "indexer" in spec.extra and shared:
+        want = f"full in layer {shared[0]}, since layers cannot share the keys that they select"
+        refuse("indexer_types", types[shared[0]], want)
+    return spec
+
+
+def _read_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return whether each layer has an indexer ("full") or the keys of another layer ("shared")."""
+    pattern = config.get("index_topk_pattern")
+    if isinstance(pattern, str) and config.get("indexer_types") is None:
+        names = {"F": "full", "S": "shared"}
+        config = {**config, "indexer_types": [names.get(letter, letter) for letter in pattern]}
+    every = read_int(config, "index_topk_freq", 1)
+    offset = read_int(config, "index_skip_topk_offset", 2, low=0)
+    types = ("shared", "full")
+    return read_kinds(
+        config, "indexer_types", types, lambda i: types[max(i - offset + 1, 0) % every == 0]
+    )
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
@@ -143,8 +159,9 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         bound = cast("float", s.extra["bound"])
         out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
         return b.linear(out, f"{at}.o_proj", features=s.width)
-    leave_indexer(b, at, (*INDEXER, *POOLS))
-    out = latent_output(b, s, layer, h, cache=sum(attends[:layer]))
+    if "indexer" not in s.extra:
+        leave_indexer(b, at, (*LATENT_INDEXER, *POOLS))
+    out = latent_output(b, s, layer, h)
     return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
 
 

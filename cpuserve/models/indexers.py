@@ -1,14 +1,25 @@
-"""Models with indexers, for requests that are so short that the indexers keep all keys."""
+"""Models with indexers, which select the keys that a query reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any, TypedDict, cast
 
+from cpuserve.models.config import read_int, refuse
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
 
-_WHY = "cpuserve has no indexer, which longer requests need to choose their keys"
+# The tensors of an indexer beside latent attention.
+LATENT_INDEXER = (
+    *("wq_b.weight", "wk.weight", "weights_proj.weight"),
+    *("k_norm.weight", "k_norm.bias"),
+)
+# The further tensors of an indexer with keys of pools of tokens.
+POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
+
+_WHY = "cpuserve does not have its indexer, which longer requests need to choose their keys"
 
 
 def without_indexer(spec: ModelSpec, most: int, *, block: int = 1) -> ModelSpec:
@@ -30,3 +41,65 @@ def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
     """
     for name in names:
         b.leave(f"{at}.indexer.{n}" for n in (name, name.replace(".weight", ".weight_scale_inv")))
+
+
+class Indexer(TypedDict):
+    """The sizes of an indexer: its heads, their width, and how many index keys it selects.
+
+    An index key belongs to `pool` tokens. ModelSpec.extra has them as "indexer".
+    """
+
+    heads: int
+    width: int
+    keep: int
+    pool: int
+
+
+def read_indexer(
+    spec: ModelSpec, config: Mapping[str, Any], *, heads: int = 64, pool: int = 1
+) -> ModelSpec:
+    """Return the spec with the indexer of a config, if it could ever leave out a key.
+
+    heads: the default of index_n_heads; pool: the number of tokens of an index key.
+
+    Raises ModelError if queries have no low rank, since an indexer makes its own queries of it.
+    """
+    most = read_int(config, "index_topk", 2048)
+    if most % pool:
+        refuse("index_topk", most, f"a multiple of index_kpool ({pool})")
+    if most + pool - 1 >= spec.max_position:
+        return spec
+    if not spec.extra["q_rank"]:
+        refuse("q_lora_rank", None, "a number, since the indexer makes queries of the low rank")
+    indexer = Indexer(
+        heads=read_int(config, "index_n_heads", heads, high=1024),
+        width=read_int(config, "index_head_dim", 128, high=512),
+        keep=most // pool,
+        pool=pool,
+    )
+    return replace(spec, extra={**spec.extra, "indexer": indexer})
+
+
+def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
+    """Return the positions that the latent attention `at` reads; None if it reads all.
+
+    h: the input of attention; low: its queries of low rank.
+    """
+    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    if indexer is None:
+        return None
+    heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
+    rope = s.rope if s.rope is not None and s.rope.rotary else None
+    keys = b.linear(h, f"{at}.indexer.wk", features=width)
+    keys = b.layer_norm(keys, f"{at}.indexer.k_norm", eps=1e-6)
+    if pool > 1:
+        gates = b.linear(h, f"{at}.indexer.{POOLS[1]}", features=width, bare=True)
+        keys = b.columns(keys, width, more=gates)
+    layer = b.store_index_keys(keys, rope=rope)
+    if pool > 1:
+        layer = b.pool_index_keys(keys, f"{at}.indexer.{POOLS[0]}", layer=layer, pool=pool)
+    queries = b.linear(low, f"{at}.indexer.wq_b", features=heads * width)
+    if rope is not None:
+        b.rotate(queries, heads=heads, rope=rope, head_dim=width)
+    weights = b.linear(h, f"{at}.indexer.weights_proj", features=heads)
+    return b.select_keys(queries, weights, layer=layer, keep=indexer["keep"], pool=pool)

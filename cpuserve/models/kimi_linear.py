@@ -119,7 +119,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the latent attention or the delta net of h to x, whichever the layer has."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
-        add_latent(b, s, layer, h, x, cache=sum(attends[:layer]))
+        add_latent(b, s, layer, h, x)
     else:
         at = f"model.layers.{layer}.self_attn"
         heads = cast("dict[str, int]", s.extra["delta"])["heads"]

@@ -44,6 +44,7 @@ class ModelFacts:
     expert_weights: number of weights in all experts of a mixture.
     chosen_weights: number of weights in the experts that one token is routed to.
     activation_width: floats of scratch memory for each token of a step.
+    selected_floats: floats of the keys and values that a thread copies, if tokens read only some.
     has_program: whether cpuserve implements the architecture.
     generation: sampling parameters that the model recommends.
     generation_why: the source of this recommendation.
@@ -78,6 +79,7 @@ class ModelFacts:
     chosen_weights: int = 0
     fixed_positions: bool = False
     length_limit: str = ""
+    selected_floats: int = 0
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
     adapters: Mapping[str, str] = field(default_factory=dict)

@@ -236,7 +236,7 @@ def plan_memory(
     block = block_bytes(groups, sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    other += logit_bytes(facts, max_num_seqs)
+    other += logit_bytes(facts, max_num_seqs) + 4 * threads * facts.selected_floats
     other += _written_bytes(options, max(block, state))
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK)

@@ -240,9 +240,13 @@ class Interpreter:
 
     # -- for the references of ops -----------------------------------------------------------
 
-    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Write k and v [T, heads, d] of the step's tokens to the cache of a layer."""
-        scales, slots = self._scales[layer], self._slots[self._group_of[layer]]
+    def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor | None = None) -> None:
+        """Write k and v [T, heads, d] to the cache of a layer.
+
+        slots: the KV slot of each row; None = those of the step's tokens.
+        """
+        scales = self._scales[layer]
+        slots = self._slots[self._group_of[layer]] if slots is None else slots
         at = slots // BLOCK, slots % BLOCK
         for half, x in enumerate((k, v)[: self._cache[layer].shape[1]]):
             if scales is None:
@@ -252,6 +256,11 @@ class Interpreter:
                 self._cache[layer][:, half][at] = codes.view(self._kv_dtype)
                 scales[:, half][at] = scale
 
+    def slots_of(self, layer: int, seq: int) -> Tensor:
+        """Return the KV slots of all keys of a sequence in a layer, in order of position."""
+        slots = key_slots(self.step, seq, BLOCK, self._group_of[layer])
+        return torch.from_numpy(slots).long()
+
     def stored(self, layer: int, seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (keys, values, scales) of a sequence.
 
@@ -259,7 +268,7 @@ class Interpreter:
 
         scales [number of keys, heads]: factors that are not yet applied to the values, or None.
         """
-        slots = torch.from_numpy(key_slots(self.step, seq, BLOCK, self._group_of[layer])).long()
+        slots = self.slots_of(layer, seq)
         blocks, tokens = slots // BLOCK, slots % BLOCK
         stored = self._cache[layer][blocks, :, tokens]
         stored = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float()

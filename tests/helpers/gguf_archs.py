@@ -302,6 +302,13 @@ NAMES = {
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["kimi-linear"] = KIMI
+NAMES["deepseek32"] = {
+    **LLAMA,
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
+}
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["mixtral"]
 FULL = ["full_attention"] * 4
@@ -654,7 +661,9 @@ ARCHS = {
             "expert_weights_norm": True,
             "attention.key_length_mla": 96,
             "attention.value_length_mla": 32,
-            "attention.indexer.top_k": 256,
+            "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 64,
             "expert_gating_func": 2,
             "expert_group_count": 4,
             "expert_group_used_count": 2,

@@ -7,7 +7,6 @@ import torch
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
-from cpuserve.errors import ConfigError
 from tests.helpers.answers import exact
 from tests.helpers.depth import deep_but
 from tests.helpers.levels import each_level
@@ -138,10 +137,3 @@ def test_heads_may_have_other_widths_than_groups(isa, widths):
     want = scored(half, executor="torch", dtype="float32")
     native = scored(half, executor="native", dtype="bfloat16", isa=isa)
     assert (native - want).abs().max() < 0.1
-
-
-def test_deepseek_v32_refuses_requests_that_its_indexer_would_cut(monkeypatch):
-    monkeypatch.setenv("CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN", "1")
-    path = str(tiny_model("deepseek-v3.2", index_topk=64))
-    with pytest.raises(ConfigError, match="give at most 64, because cpuserve has no indexer"):
-        LLM(path, max_model_len=65)

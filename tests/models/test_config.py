@@ -237,10 +237,25 @@ BAD = {
         {"qk_nope_head_dim": 40},
         "nope is 40, but must be a multiple of 32, or at most the 16 rotated dims below one",
     ),
+    "an-indexer-without-low-rank": (
+        "deepseek-v3.2",
+        {"q_lora_rank": None},
+        "q_lora_rank is None, but it must be a number, since the indexer makes queries of the low",
+    ),
+    "index-keys-in-part-of-a-group": (
+        "deepseek-v3.2",
+        {"index_head_dim": 40},
+        "index keys have 40 columns, but must have a multiple of 16",
+    ),
+    "narrow-index-keys": (
+        "deepseek-v3.2",
+        {"index_head_dim": 16},
+        "at least as large a head_dim (got head_dim 16)",
+    ),
     "a-tail-that-is-not-read": (
         "glm5-next",
         {"index_kpool_always_select_tail": False},
-        "index_kpool_always_select_tail is False, but it must be true: cpuserve has no indexer",
+        "index_kpool_always_select_tail is False, but it must be true, since tokens also read",
     ),
     "rotated-columns": (
         "glm5-next",
@@ -259,8 +274,18 @@ BAD = {
     ),
     "keys-in-part-of-a-pool": (
         "glm5-next",
-        {"index_topk": 500},
-        "index_topk is 500, but it must be a multiple of index_kpool (16)",
+        {"index_topk": 66},
+        "index_topk is 66, but it must be a multiple of index_kpool (4)",
+    ),
+    "pools-across-blocks": (
+        "glm5-next",
+        {"index_kpool": 64},
+        "index keys of 32 columns cannot be divided among pools of 64 tokens",
+    ),
+    "keys-that-layers-share": (
+        "glm5-next",
+        {"index_topk_pattern": "FFFS"},
+        "indexer_types is 'shared', but it must be full in layer 3, since layers cannot share",
     ),
     "n-grams-of-attention": (
         "qwen4-exp",
@@ -419,27 +444,35 @@ def text_spec(outer, **text):
     )
 
 
-def test_requests_of_deepseek_v32_are_short_enough_for_its_indexer_to_keep_all_keys():
-    spec = spec_from_config(tiny_config("deepseek-v3.2", index_topk=64))
-    assert spec.max_position == 64
-    assert "no indexer" in spec.extra["length_limit"]
-    assert (
-        "length_limit" not in spec_from_config(tiny_config("deepseek-v3.2", index_topk=512)).extra
-    )
+def test_an_indexer_that_keeps_all_keys_of_every_request_is_left_out():
+    def program(keys):
+        return build_program(spec_from_config(tiny_config("deepseek-v3.2", index_topk=keys)))
+
+    def operations(keys):
+        return {type(op).__name__ for op in program(keys).ops}
+
+    assert {"StoreIndexKeys", "SelectKeys"} <= operations(511)
+    assert not program(511).unread
+    assert not {"StoreIndexKeys", "SelectKeys"} & operations(512)
+    assert "model.layers.2.self_attn.indexer.wk.weight" in program(512).unread
 
 
-@pytest.mark.parametrize(
-    ("family", "budget", "block"),
-    [
-        ("glm5-next", "index_topk", "index_kpool"),
-        ("qwen4-exp", "indexer_budget", "indexer_compress_ratio"),
-    ],
-)
-def test_indexers_of_blocks_also_keep_the_tokens_after_the_last_block(family, budget, block):
-    spec = spec_from_config(tiny_config(family, **{budget: 64, block: 16}))
+def test_an_indexer_of_pools_also_keeps_the_tokens_after_the_last_pool():
+    def sizes(keys, pool):
+        spec = spec_from_config(tiny_config("glm5-next", index_topk=keys, index_kpool=pool))
+        return spec.extra.get("indexer")
+
+    assert sizes(480, 16) == {"heads": 16, "width": 32, "keep": 30, "pool": 16}
+    assert sizes(496, 16) == {"heads": 16, "width": 32, "keep": 31, "pool": 16}  # 511 of 512 keys
+    assert sizes(480, 32) == {"heads": 16, "width": 32, "keep": 15, "pool": 32}
+    assert sizes(512, 16) is None
+
+
+def test_requests_of_qwen4_are_short_enough_for_its_indexer_to_keep_all_keys():
+    spec = spec_from_config(tiny_config("qwen4-exp", indexer_budget=64, indexer_compress_ratio=16))
     assert spec.max_position == 64 + 15
-    assert "no indexer" in spec.extra["length_limit"]
-    assert "length_limit" not in spec_from_config(tiny_config(family)).extra
+    assert "does not have its indexer" in spec.extra["length_limit"]
+    assert "length_limit" not in spec_from_config(tiny_config("qwen4-exp")).extra
 
 
 def test_a_null_bound_of_decays_is_none_unless_a_published_config_wants_the_default():

@@ -132,11 +132,17 @@ NUMBERS = {
 # What means something else there: a latent cache has one row for all heads.
 OTHERWISE = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "kimi-linear"),
+        (
+            "deepseek-v2",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "glm5-next",
+            "glm4-moe-lite",
+            "mistral4",
+            "kimi-linear",
+        ),
         ("kv_heads", "head_dim"),
     ),
-    # As many positions as the indexers keep.
-    **dict.fromkeys(("deepseek-v3.2", "glm5-next"), ("kv_heads", "head_dim", "max_position")),
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},

@@ -38,6 +38,7 @@ KINDS = [
 KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
 HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
+INDEXED = ("deepseek-v3.2", "glm5-next")  # tokens read 64 selected keys, or selected pools
 STREAMS = ("glm5-next", "qwen4-exp")  # hybrids with several residual streams
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
@@ -150,6 +151,14 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
     check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3], ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("family", INDEXED)
+@each_level
+def test_a_row_of_selected_keys_has_the_same_bits_however_it_is_computed(isa, family, kv, threads):
+    check_every_way(isa, "dense_bf16", 8, threads, kv, family=family)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS)))
 @each_level
@@ -199,6 +208,11 @@ def test_ranks_change_no_bit_of_a_mixture(kind, bits, ranks):
 @pytest.mark.parametrize(("kind", "bits"), [("dense_bf16", 8), ("dense_f32", 8), ("w4_g32", 16)])
 def test_ranks_change_no_bit_of_latent_attention(kind, bits, ranks):
     check_ranks(kind, bits, ranks, "deepseek-v2")
+
+
+@pytest.mark.parametrize("family", INDEXED)
+def test_ranks_change_no_bit_of_attention_to_selected_keys(family):
+    check_ranks("dense_bf16", 8, 2, family)
 
 
 @pytest.mark.parametrize("ranks", [2, 3], ids=lambda r: f"{r}-ranks")

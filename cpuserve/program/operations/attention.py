@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
@@ -101,6 +101,8 @@ class Attention(Op, frozen=True):
     out: [T, q_heads * head_dim].
     window: a query sees only keys less than `window` tokens away (0 = all keys).
     causal: False = a query also sees later keys, so a step must have whole sequences.
+    selection: the positions of the keys that each query reads [T, keep] (`SelectKeys`). A query
+      that sees at most `keep` keys reads all of them.
     softcap: a score s becomes softcap * tanh(s / softcap) (0 = no limit).
     sinks: a weight [q_heads], one more logit in the softmax of each head.
     alibi: whether the standard ALiBi biases for q_heads are added to the scores.
@@ -121,9 +123,15 @@ class Attention(Op, frozen=True):
     sinks: str | None = None
     alibi: bool = False
     causal: bool = True
+    selection: ValueId | None = None
+    keep: int = 0
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """The queries, and the selection of keys if there is one."""
+        return (self.qkv,) if self.selection is None else (self.qkv, self.selection)
 
     def lower(self, to: Lowering) -> None:
-        to.out.cache_reads.append((self.layer, self.window))
+        to.out.cache_reads.append((self.layer, self.keep or self.window))
         slopes = -1
         if self.alibi:
             slopes = to.vector(
@@ -131,7 +139,9 @@ class Attention(Op, frozen=True):
             )
         sinks = to.plain(self.sinks, self.q_heads)
         q, _ = to.queries[self.qkv]
-        more = {} if self.causal else {"causal": False}
+        more: dict[str, Any] = {} if self.causal else {"causal": False}
+        if self.selection is not None:
+            more["selection"] = to.value(self.selection)
         to.emit(
             lambda: to.native.attention(
                 q,
@@ -152,7 +162,7 @@ class Attention(Op, frozen=True):
         crosses = rows.startswith("q8g32") and self.head_dim % 32 != 0
         return rows not in WHOLE_ROW and not crosses
 
-    def reference(self, at: Interpreter, qkv: Tensor) -> Tensor:
+    def reference(self, at: Interpreter, qkv: Tensor, selection: Tensor | None = None) -> Tensor:
         import torch
 
         from cpuserve.program.reference.attention import QUERIES_AT_ONCE
@@ -168,10 +178,32 @@ class Attention(Op, frozen=True):
                 first = max(0, len(k) - (rows.stop - rows.start) - self.window + 1)
                 for read in (k, v) if v_scale is None else (k, v, v_scale):
                     read[:first] = 0.0
-            for start in range(rows.start, rows.stop, QUERIES_AT_ONCE):
-                some = slice(start, min(start + QUERIES_AT_ONCE, rows.stop))
+            stop = rows.stop
+            if selection is not None:
+                stop = rows.start + int((at.positions[rows] < self.keep).sum())
+                for row in range(stop, rows.stop):
+                    out[row] = self._attend_selected(at, q[row], k, v, selection[row], v_scale)
+            for start in range(rows.start, stop, QUERIES_AT_ONCE):
+                some = slice(start, min(start + QUERIES_AT_ONCE, stop))
                 out[some] = self._attend(at, q[some], k, v, at.positions[some], v_scale)
         return out.reshape(len(qkv), -1)
+
+    def _attend_selected(
+        self,
+        at: Interpreter,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        chosen: Tensor,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        """Attention of one row q [Hq, d] to the keys at the positions `chosen`, ended by -1."""
+        import torch
+
+        keys = chosen[chosen >= 0].long()
+        scale = None if v_scale is None else v_scale[keys]
+        last = torch.tensor([len(keys) - 1])
+        return self._attend(at, q[None], k[keys], v[keys], last, scale)[0]
 
     def _attend(
         self,
@@ -426,9 +458,9 @@ class AttentionBuilder(BaseBuilder):
         self._check_columns("scale_queries: x", x, 0, width)
         self._ops.append(ScaleQueries(x, width, beta, length))
 
-    def rotate(self, x: ValueId, *, heads: int, rope: Rope) -> None:
-        """Rotate the first `heads` heads of x, in place. Each head has the head_dim of the spec."""
-        d = self._spec.head_dim
+    def rotate(self, x: ValueId, *, heads: int, rope: Rope, head_dim: int | None = None) -> None:
+        """Rotate the first `heads` heads of x, in place. head_dim: by default as in the spec."""
+        d = head_dim or self._spec.head_dim
         self._check_columns("rotate: x", x, 0, heads * d)
         check_rope(rope, d)
         self._ops.append(Rotate(x, heads, d, rope))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
 from cpuserve.program.loads import HeadPart, MatrixLoad, OpWeights
-from cpuserve.program.operations.attention import Attention, AttentionBuilder, check_rope
+from cpuserve.program.operations.attention import Attention, check_rope
+from cpuserve.program.operations.indexer import IndexerBuilder
 from cpuserve.program.ops import Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer
 from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS
@@ -169,7 +170,7 @@ def _check_head(what: str, width: int, rotary: int) -> None:
         raise ModelError(msg)
 
 
-class LatentBuilder(AttentionBuilder):
+class LatentBuilder(IndexerBuilder):
     """Appends attention over compressed rows."""
 
     def latent_attention(
@@ -178,7 +179,6 @@ class LatentBuilder(AttentionBuilder):
         kv: ValueId,
         kv_b: str | tuple[str, str],
         *,
-        layer: int,
         nope: int,
         rope: Rope,
         values: int,
@@ -186,6 +186,7 @@ class LatentBuilder(AttentionBuilder):
         scale: float,
         eps: float | None = None,
         interleaved: bool = True,
+        selection: ValueId | None = None,
     ) -> ValueId:
         """Return attention over one compressed row of each token (MLA): [T, q_heads * values].
 
@@ -195,11 +196,12 @@ class LatentBuilder(AttentionBuilder):
         kv_b: the matrix [q_heads * (nope + values), rank] that makes keys and values from a row;
           or two matrices with a part for each head:
           [rank, nope] for keys (transposed), [values, rank] for values.
+        selection: the keys that each token reads (`select_keys`); None = all that it sees.
 
         The part of kv_b for keys multiplies the queries.
         The part for values multiplies the result of attention. So cached rows stay compressed.
         """
-        heads, rotary = self._spec.q_heads, rope.rotary
+        heads, rotary, layer = self._spec.q_heads, rope.rotary, len(self._cache)
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
         _check_head(f"layer {layer}: nope", nope, rotary)
@@ -207,7 +209,6 @@ class LatentBuilder(AttentionBuilder):
         if self._adapters is not None and kv_b in self._adapters.modules:
             msg = f"{kv_b}: adapters of this matrix are not supported"
             raise ModelError(msg)
-        self._check_layer(layer)
         if rotary:
             check_rope(rope, nope + rotary)
         of_keys, of_values = self._head_parts(kv_b, nope, values, rank)
@@ -226,7 +227,9 @@ class LatentBuilder(AttentionBuilder):
         width = store.head_dim
         self._cache.append(CacheLayer(1, width, width, latent=True))
         rows = self._value(f"{at}.attention", heads * width)
-        self._ops.append(Attention(queries, rows, layer, heads, 1, width, scale))
+        keep = 0 if selection is None else self._width(selection)
+        sizes = (layer, heads, 1, width, scale)
+        self._ops.append(Attention(queries, rows, *sizes, selection=selection, keep=keep))
         out = self._value(f"{at}.values", heads * values)
         self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
         return out

@@ -57,7 +57,12 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
 
 def _deepseek32(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
-    return {**latent_settings(keys), "index_topk": keys.count("attention.indexer.top_k")}
+    return {
+        **latent_settings(keys),
+        "index_n_heads": keys.count("attention.indexer.head_count"),
+        "index_head_dim": keys.count("attention.indexer.key_length"),
+        "index_topk": keys.count("attention.indexer.top_k"),
+    }
 
 
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
@@ -117,7 +122,7 @@ LATENT = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 
-# The tensors of the indexer of DeepSeek V3.2; no Program reads them.
+# The tensors of the indexer of DeepSeek V3.2.
 _INDEXER = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",

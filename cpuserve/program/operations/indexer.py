@@ -1,0 +1,227 @@
+"""Indexers (sparse attention of DeepSeek): they select the keys that attention reads.
+
+An indexer stores a small key of each token in a layer of the KV cache of its own. Its queries score
+all keys that a token sees, and attention reads only the keys with the highest scores.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.operations.attention import AttentionBuilder, check_rope
+from cpuserve.program.ops import Op, Rope, ValueId
+from cpuserve.program.program import CacheLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+# The kernels read index keys in whole vectors.
+INDEX_GROUP = 16
+BLOCK = 32  # tokens of a KV block, which pools must not cross: kBlock in csrc/kernels/table
+
+
+class StoreIndexKeys(Op, frozen=True):
+    """Rotate the first dims of x [T, width], in place, and store its rows in the KV cache.
+
+    rope: None = no rotation.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    layer: int
+    rope: Rope | None
+
+    def lower(self, to: Lowering) -> None:
+        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
+        x, rotary = to.value(self.x), self.rope.rotary if self.rope else 0
+        to.emit(lambda: to.native.store_index_keys(x, self.layer, rotary, cos, sin))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        from cpuserve.program.reference.rows import rotate
+
+        keys = x[:, None]
+        if self.rope is not None:
+            keys = rotate(keys, *at.turns(self.rope))
+        at.store(self.layer, keys, keys)
+        return keys[:, 0]
+
+
+class PoolIndexKeys(Op, frozen=True):
+    """Store the index keys of the pools that the tokens of the step complete.
+
+    A pool is `pool` consecutive tokens. Its key is the mean of the first `width` columns of their
+    rows in the cache layer `layer`, weighted, column by column, by the softmax over the tokens of
+    (the next `width` columns + ape [pool, width]). Token i of the pool keeps part i of the columns
+    in the layer after `layer`. x is the value that was stored, and does not change. Source:
+    transformers modeling_glm5_next.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    layer: int
+    width: int
+    pool: int
+    ape: str
+
+    def lower(self, to: Lowering) -> None:
+        x, count = to.value(self.x), self.pool * self.width
+        ape = to.vector(("flat", self.ape), count, lambda read: read(self.ape).reshape(-1))
+        sizes = self.layer, self.layer + 1, self.width, self.pool
+        to.emit(lambda: to.native.pool_index_keys(x, *sizes, ape))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        for seq in range(at.step.num_seqs):
+            rows = at.positions[at.step.queries(seq)]
+            first, end = int(rows[0]) // self.pool, (int(rows[-1]) + 1) // self.pool
+            some = slice(first * self.pool, end * self.pool)
+            stored = at.stored(self.layer, seq)[0][some, 0].reshape(
+                end - first, self.pool, 2 * self.width
+            )
+            keys, gates = stored[..., : self.width], stored[..., self.width :]
+            weights = (gates + at.vector(self.ape)).softmax(dim=1)
+            parts = (weights * keys).sum(dim=1).reshape(-1, 1, self.width // self.pool)
+            at.store(self.layer + 1, parts, parts, at.slots_of(self.layer + 1, seq)[some])
+        return x
+
+
+class SelectKeys(Op, frozen=True):
+    """Select the keys that attention reads: out [T, reads], positions in ascending order.
+
+    q [T, heads * width], weights [T, heads]. The score of an index key is the sum over heads of
+    weights[:, h] * max(0, q_h . key). The `keep` index keys with the highest scores are selected;
+    of equal scores, those at lower positions. -1 fills the rest of a row. Source: transformers
+    modeling_deepseek_v32 and modeling_glm5_next.
+
+    pool: an index key belongs to that many consecutive tokens. Their rows in the cache are its
+      parts. The tokens after the last whole pool are selected as well.
+    """
+
+    reads_of = ("q", "weights")
+    claimed = True
+
+    q: ValueId
+    weights: ValueId
+    out: ValueId
+    layer: int
+    heads: int
+    width: int
+    keep: int
+    pool: int = 1
+
+    @property
+    def reads_at_most(self) -> int:
+        """The most keys that a row selects; a row that sees no more keys selects all of them."""
+        return self.keep * self.pool + self.pool - 1
+
+    def lower(self, to: Lowering) -> None:
+        to.out.cache_reads.append((self.layer, 0))
+        q, weights, out = to.value(self.q), to.value(self.weights), to.value(self.out)
+        sizes = self.layer, self.heads, self.keep, self.pool
+        to.emit(lambda: to.native.select_keys(q, weights, out, *sizes))
+
+    def scores(self, at: Interpreter, seq: int, rows: slice, q: Tensor, weights: Tensor) -> Tensor:
+        """Return the scores [n, index keys] of n rows of sequence `seq`; -inf for unseen keys.
+
+        rows: the rows of the step that q and weights are.
+        """
+        import torch
+
+        stored, _, _ = at.stored(self.layer, seq)
+        count = len(stored) // self.pool
+        keys = stored[: count * self.pool].reshape(count, self.width)
+        heads = q.reshape(len(q), self.heads, self.width)
+        exact = self.pool > 1 or at.kv_type in ("f16", "f32")
+        if at.mode == "emulated" and not exact:
+            heads = heads.bfloat16().float()
+        products = torch.einsum("nhd,kd->nhk", heads, keys).relu()
+        scores = torch.einsum("nhk,nh->nk", products, weights)
+        seen = (torch.arange(count) + 1) * self.pool <= at.positions[rows, None] + 1
+        return scores.masked_fill(~seen, -torch.inf)
+
+    def reference(self, at: Interpreter, q: Tensor, weights: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.attention import QUERIES_AT_ONCE
+
+        out = torch.full((len(q), self.reads_at_most), -1.0)
+        for seq in range(at.step.num_seqs):
+            rows = at.step.queries(seq)
+            for start in range(rows.start, rows.stop, QUERIES_AT_ONCE):
+                some = slice(start, min(start + QUERIES_AT_ONCE, rows.stop))
+                scores = self.scores(at, seq, some, q[some], weights[some])
+                chosen = self._positions(scores, at.positions[some])
+                out[some, : chosen.shape[1]] = chosen.float()
+        return out
+
+    def _positions(self, scores: Tensor, positions: Tensor) -> Tensor:
+        """Return the selected positions [n, at most reads_at_most] in ascending order, then -1."""
+        import torch
+
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.keep]
+        known = scores.gather(1, best) > -torch.inf
+        inside = torch.arange(self.pool)
+        pools = (best[:, :, None] * self.pool + inside).masked_fill(~known[:, :, None], -1)
+        tail = ((positions + 1) // self.pool * self.pool)[:, None] + inside[:-1]
+        tail = tail.masked_fill(tail > positions[:, None], -1)
+        chosen = torch.cat([pools.flatten(1), tail], dim=1)
+        end = torch.iinfo(chosen.dtype).max
+        chosen = chosen.masked_fill(chosen < 0, end).sort(dim=1).values
+        return chosen.masked_fill(chosen == end, -1)
+
+
+class IndexerBuilder(AttentionBuilder):
+    """Appends the operations of indexers."""
+
+    def store_index_keys(self, x: ValueId, *, rope: Rope | None = None) -> int:
+        """Rotate x [T, width] in place and store its rows; return the number of the cache layer."""
+        width = self._width(x)
+        if width % INDEX_GROUP:
+            msg = f"index keys have {width} columns, but must have a multiple of {INDEX_GROUP}"
+            raise ModelError(msg)
+        if rope is not None:
+            check_rope(rope, width)
+        self._cache.append(CacheLayer(1, width, width, latent=True))
+        layer = len(self._cache) - 1
+        self._ops.append(StoreIndexKeys(x, layer, rope))
+        return layer
+
+    def pool_index_keys(self, x: ValueId, ape: str, *, layer: int, pool: int) -> int:
+        """Store the index keys of pools of `pool` tokens; return the number of their cache layer.
+
+        x [T, 2 * width] was stored in `layer`, the last one so far: keys, then gates. ape is the
+        name of a weight [pool, width].
+        """
+        width = self._width(x) // 2
+        if width % INDEX_GROUP or width % pool or BLOCK % pool:
+            msg = (
+                f"index keys of {width} columns cannot be divided among pools of {pool} tokens: "
+                f"both {width} and {BLOCK} must be multiples of {pool}"
+            )
+            raise ModelError(msg)
+        self._need(ape, (pool, width), "vector")
+        part = width // pool
+        self._cache.append(CacheLayer(1, part, part, latent=True))
+        self._ops.append(PoolIndexKeys(x, layer, width, pool, ape))
+        return layer + 1
+
+    def select_keys(
+        self, q: ValueId, weights: ValueId, *, layer: int, keep: int, pool: int = 1
+    ) -> ValueId:
+        """Return the positions of the keys that attention reads: [T, (keep + 1) * pool - 1].
+
+        q [T, heads * width] and weights [T, heads], for index keys of the cache layer `layer`. The
+        `keep` index keys with the highest scores are selected. Rows with fewer keys end with -1.
+
+        pool: an index key belongs to that many tokens; those after the last pool are selected too.
+        """
+        heads, width = self._width(weights), self._cache[layer].key_width * pool
+        self._check_width(f"layer {layer}: index queries", q, heads * width)
+        out = self._value(f"layers.{layer}.selection", (keep + 1) * pool - 1)
+        self._ops.append(SelectKeys(q, weights, out, layer, heads, width, keep, pool))
+        return out
