@@ -181,8 +181,8 @@ Residency Buffer::residency(const ResidencyOfProcess& process) const {
 }
 
 // Reads numa_maps, because containers that refuse the system call move_pages still have this file.
-// In "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4", an example of a line,
-// N0=12 says that 12 pages of the mapping at this address are on NUMA node 0.
+// A line is "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4": 12 pages of 4 KB
+// of the mapping at this address are on NUMA node 0, and 500 pages are on node 1.
 PagesOfProcess pages_of_process() {
   PagesOfProcess out;
   std::ifstream maps("/proc/self/numa_maps");

@@ -1,6 +1,6 @@
-// The exceptions of this library; kernels and running steps throw none. std::invalid_argument
-// (ValueError in Python) means a wrong argument,
-// and std::runtime_error (RuntimeError) that the operating system refuses a request.
+// The exceptions of this library; kernels and running steps throw none.
+// std::invalid_argument (ValueError in Python) means a wrong argument, and std::runtime_error
+// (RuntimeError) means that the operating system refuses a request.
 #pragma once
 #include <sstream>
 #include <stdexcept>

@@ -37,17 +37,17 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
-// How long a thread spins and yields before it sleeps.
-// `spin_ns` adapts between max_spin_ns / 4 and max_spin_ns. If a wait outlasts spinning
-// and yielding, the late thread probably does not run because its core is shared:
-// spinning would only take CPU time from it. spin_ns does not fall below max_spin_ns / 4.
-// With a lower limit and no yields, spin_ns could not rise again,
-// because even waits of some microseconds outlasted it, and steps took 1.25 times as long.
+// How long a thread spins and yields before it sleeps. `spin_ns` adapts between max_spin_ns / 4
+// and max_spin_ns. If a wait outlasts spinning and yielding, the late thread probably does not run
+// because its core is shared: spinning would only take CPU time from threads that could run there.
+// spin_ns does not fall below max_spin_ns / 4. With a lower limit and no yields,
+// spin_ns could not rise again, because even waits of some microseconds outlasted it,
+// and steps took 1.25 times as long.
 struct alignas(64) WaitState {
   int64_t max_spin_ns = 0;
   int64_t yield_ns = 0;
   int64_t spin_ns = 0;
-  int64_t waited_ns = 0;  // total time of waits longer than a few pauses, with asleep_ns
+  int64_t waited_ns = 0;  // total time of waits longer than a few pauses; includes asleep_ns
   int64_t asleep_ns = 0;
 
   void configure(int64_t max_spin, int64_t yield) noexcept {

@@ -19,14 +19,14 @@ struct Range {
 
 // Divides [0, items) into `parts` contiguous ranges, and returns range number `part`.
 // The sizes of the ranges differ by at most one, and larger and smaller ranges alternate evenly.
-// If there are fewer items
-// than threads, the items are therefore spread over all ranks and over all cores that share an L3.
+// If there are fewer items than threads, the items are therefore spread over all ranks
+// and over all cores that share an L3.
 inline Range split(int64_t items, int part, int parts) {
   return {items * part / parts, items * (part + 1) / parts};
 }
 
-// The relative speeds of the threads of a team, for CPUs with unequal cores (P
-// and E cores, big and little cores). Only work that threads do not claim is divided by speed:
+// The relative speeds of the threads of a team, for CPUs with unequal cores (P and E cores,
+// big and little cores). Only work that threads do not claim is divided by speed:
 // threads that claim tasks simply claim more of them on a fast core.
 class Speeds {
  public:
@@ -100,23 +100,23 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The threads that claim the same items: the threads of one rank
-// that take part in a call of the team, or the threads of all ranks as if they were one rank.
+// The threads that claim the same items: the threads of one rank that take part in a call
+// of the team, or the threads of all ranks as if they were one rank.
 // Their member numbers are `first` to first + size - 1.
 struct RankThreads {
   int rank, first, size;
 };
 
 // A queue of tasks with work stealing. Items are split into one contiguous share for each thread.
-// A thread first claims chunks of its own share,
-// so that it reads one contiguous stream of memory, which it touched first.
-// Then it claims chunks from the shares of the other threads of its rank,
-// so that no thread waits long for a thread that shares its core with another process.
+// A thread first claims chunks of its own share, so that it reads one contiguous stream of memory,
+// which it touched first. Then it claims chunks from the shares of the other threads of its rank.
+// So no thread waits long for a thread with a core that is busy with another process: other threads
+// of the rank compute its remaining items.
 //
 // A phase is the work between two barriers, and all threads number phases in the same way.
 // Each thread has three cursors, which count the items claimed from its share.
-// Claims in phase p use the cursors with index p % 3. At its start, each thread resets its cursor
-// with index (p + 1) % 3: no thread uses that one, because its last claims were in phase p - 2.
+// Claims in phase p use the cursors with index p % 3. At the start of phase p, each thread resets
+// its cursor with index (p + 1) % 3: no thread uses it, as its last claims were in phase p - 2.
 // The cursors of phase p - 1 keep their counts for claimed().
 class WorkQueue {
  public:
@@ -131,8 +131,8 @@ class WorkQueue {
     }
   }
 
-  // Every thread calls this function once at the start of every phase, even
-  // if no work is claimed in the phase.
+  // Every thread calls this function once at the start of every phase,
+  // even if no work is claimed in the phase.
   void enter(int thread, int64_t phase) noexcept {
     // relaxed: the barrier between the phases publishes this store
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
@@ -149,8 +149,8 @@ class WorkQueue {
         run);
   }
 
-  // Does the same as drain(),
-  // but for items of unequal cost. share(i) returns the range of items in the share of peer i.
+  // Does the same as drain(), but for items of unequal cost.
+  // share(i) returns the range of items in the share of peer i.
   template <class Share, class Run>
   void drain_shares(int thread, RankThreads peers, int64_t phase, const Share& share, int64_t chunk,
                     const Run& run) noexcept {

@@ -40,8 +40,8 @@ class Team {
 
   // Runs f(member, members) on every thread that takes part, including the caller,
   // and returns when all threads are done. Members are numbered from 0 to members() - 1.
-  // Only thread 0 inside run() may call this function, but a team
-  // of one thread works anywhere. f must not throw. Throws std::runtime_error in a forked child.
+  // Only thread 0 inside run() may call this function, but a team of one thread works anywhere.
+  // f must not throw. Throws std::runtime_error in a forked child.
   template <class F>
   void run_on_all(F&& f) {
     const auto function = [](void* context, int thread, int threads) noexcept {
@@ -54,8 +54,8 @@ class Team {
   void barrier(int member) noexcept {
     barrier(member, [] {});
   }
-  // Does the same as barrier(member),
-  // and the last member to arrive calls last() before any member returns.
+  // Does the same as barrier(member), and the last member to arrive calls last()
+  // before any member returns.
   template <class Last>
   void barrier(int member, const Last& last) noexcept {
     if (roster_.members().size() == 1) return last();

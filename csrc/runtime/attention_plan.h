@@ -39,7 +39,7 @@ struct AttentionUnit {
   // Where the first partial result of the unit is in the buffer of partial results, in floats.
   // A negative value means that the unit merges its chunks itself.
   int64_t partial;
-  int64_t partial_stride;  // partial results between the first ones of successive rows
+  int64_t partial_stride;  // number of partial results from one row to the next
   int32_t heads;           // the unit computes KV heads [kv_head, kv_head + heads)
   int32_t end_key;         // the last row of the unit sees only keys before this position
   // The number of keys that the unit visits.

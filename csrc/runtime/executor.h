@@ -35,8 +35,8 @@ namespace cpuserve {
 // of a batch as memory: 78 MB for 128 rows and a vocabulary of 152k.
 constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
-// The results of a step, one entry for each result row. tokens,
-// ranks and logprobs are [max_tokens], and top_ids and top_logprobs are [max_tokens, max_top].
+// The results of a step, one entry for each result row. tokens, ranks and logprobs
+// are [max_tokens], and top_ids and top_logprobs are [max_tokens, max_top].
 // A program with HiddenOp has only vectors [max_tokens, hidden_width].
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
@@ -102,12 +102,12 @@ class Executor {
   // Throws std::runtime_error if the step was cancelled: the step may then have written keys
   // and values of its tokens, and request slots with draft tokens have to be admitted again.
   int64_t step(Span<const int32_t> words, Span<const int32_t> masks = {});
-  // Runs a step like step(),
-  // and copies the unmodified logits [rows, vocab] to `logits`, which the caller has allocated.
+  // Runs a step like step(), and copies the unmodified logits [rows, vocab] to `logits`,
+  // which the caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
   // Runs the operations up to and including number `op`; returns the inputs and the output of `op`.
-  // After a call that tapped an earlier operation of the same step, it continues after that one.
+  // If the previous call tapped an earlier operation of this step, it continues after that one.
   // Nothing is sampled, but keys and values are stored in the cache.
   Tap tap(Span<const int32_t> words, int64_t op);
   // Copies KV blocks of a cache group to or from memory, between steps (KvCache::read_block).
@@ -134,7 +134,7 @@ class Executor {
 
   // Cancels the running step, or the next step if none runs. Any thread may call this function.
   // The step ends when each thread has finished the tasks that it has claimed (milliseconds).
-  // To cancel no step any more, call cancel(false) between steps.
+  // cancel(false) between steps revokes the request.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
   // Returns (number of phases of steps and probes so far, items claimed in the latest phases).
@@ -156,8 +156,8 @@ class Executor {
   double probe_bandwidth(double seconds);      // bytes per second of reading the packed weights
   double probe_dot(int kind, double seconds);  // operations/s of all threads; kind is a DotKind
   double probe_barrier(int64_t rounds);        // seconds per barrier
-  // Returns the seconds that `count` linears of the program, from number `first` on,
-  // take with `rows` rows of activations. The first linear follows the last one of the program.
+  // Returns the seconds that `count` linears of the program, from number `first` on, take
+  // with `rows` rows of activations. After the last linear it continues with the first one.
   // The contents of the rows do not matter, and the values of the program are overwritten.
   double probe_linears(int64_t rows, int64_t first, int64_t count);
   int64_t num_linears() const;
@@ -218,9 +218,9 @@ class Executor {
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
-  // For recurrent layers: state_slots_ has the state slot for the block
-  // of each token. state_before_ has for each sequence the slot of the last closed state
-  // before the first token of the step (-1: there is none).
+  // For recurrent layers: state_slots_ has the state slot for the block of each token.
+  // state_before_ has for each sequence the slot of the last closed state before the first token
+  // of the step (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
   Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
   std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last

@@ -23,8 +23,8 @@ struct Value {
   int32_t copies = 1;
 };
 
-// A packed weight matrix [n, k]. Without glu, its parts are successive tensors of the checkpoint.
-// With glu, it has two parts (gate and up projection)
+// A packed weight matrix [n, k] of one or more parts (tensors of the checkpoint). Without glu,
+// the rows of the parts follow one another. With glu, there are two parts (gate and up projection)
 // with equal numbers of rows, each padded to whole panels of 16 rows, and their panels alternate.
 // Threads and ranks divide the matrix in units of `grain` panels: a panel of the gate stays
 // with its panel of up, and panels stay together if their results share a quantization scale.

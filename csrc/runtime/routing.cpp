@@ -44,8 +44,8 @@ void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
 }
 
 // Writes the indices of the `chosen` largest of n scores to `out`, in descending order of scores
-// (the lower index first if scores are equal). `out` stays sorted, so most cost one comparison.
-// A NaN is chosen only if it is one of the first `chosen` scores.
+// (the lower index first if scores are equal). `out` stays sorted, so almost every score costs
+// one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
 void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
   const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
   float least = 0;  // the smallest score in `out`

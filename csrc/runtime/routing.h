@@ -10,10 +10,10 @@
 
 namespace cpuserve {
 
-// Writes the output row of RouteOp for one token to out[0 ..
-// 2 * chosen): the ids of the chosen experts, best first (the lower id first
-// if scores are equal), then their weights. `logits` has one float for each expert,
-// and `scratch` holds 3 * experts floats. NaN logits lead to NaN weights, but the ids stay valid.
+// Writes the output row of RouteOp for one token to out[0 .. 2 * chosen): the ids of the chosen
+// experts, best first (the lower id first if scores are equal), then their weights.
+// `logits` has one float for each expert, and `scratch` holds 3 * experts floats.
+// NaN logits lead to NaN weights, but the ids stay valid.
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
                float* scratch) noexcept;
 
@@ -25,8 +25,8 @@ class Routing {
         places_(static_cast<size_t>(max_rows)),
         first_(static_cast<size_t>(max_experts + 1)) {}
 
-  // Sorts the routed rows of a step. Row t of `ids` begins
-  // with the ids of the `chosen` experts of token t; an id of -1 adds no routed row.
+  // Sorts the routed rows of a step. Row t of `ids` begins with the ids of the `chosen` experts
+  // of token t; an id of -1 adds no routed row.
   void build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept;
 
   int64_t experts() const noexcept { return experts_; }

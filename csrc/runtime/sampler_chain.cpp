@@ -281,8 +281,8 @@ void SamplerChain::top_n_sigma() noexcept {
   keep_if([=](const Candidate& c) { return static_cast<double>(c.logit) >= least; });
 }
 
-// Keeps the most typical candidates
-// (with a surprise near the entropy) until their total probability exceeds p.
+// Keeps the most typical candidates (with a surprise near the entropy)
+// until their total probability exceeds p.
 void SamplerChain::typical(float p) noexcept {
   if (p >= 1) return;
   const double log_sum = weigh();
@@ -342,8 +342,8 @@ void SamplerChain::min_p(float p) noexcept {
   keep_if(enough);
 }
 
-// With a chance of xtc_probability, drops all candidates
-// that reach the threshold, except the least likely one of them.
+// With a chance of xtc_probability, drops all candidates that reach the threshold,
+// except the least likely one of them.
 void SamplerChain::xtc(const ChainRow& row) noexcept {
   const ChainSettings& s = settings_;
   if (s.xtc_probability <= 0 || s.xtc_threshold > 0.5f || candidates_.size() < 2) return;
@@ -477,8 +477,8 @@ void SamplerChain::mirostat() noexcept {
   weigh();
 }
 
-// Returns the first id
-// where the running sum of probabilities, in order of ids, exceeds u times their sum.
+// Returns the first id where the running sum of probabilities, in order of ids,
+// exceeds u times their sum.
 int32_t SamplerChain::draw(double u) noexcept {
   weigh();
   const auto lower = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };

@@ -1,7 +1,7 @@
-// The states of recurrent layers. Each rank has an arena [slot][layer][unit] { closed, open }.
-// A state slot holds the states of all layers of one sequence at the end of a KV block:
-// `closed` is the state after the last multiple of kStateChunk tokens,
-// and `open` has a row for each later token (table/recurrent.h).
+// The states of recurrent layers. Each rank has an arena [slot][layer][unit of the rank]
+// { closed, open }. A state slot holds the states of all layers of one sequence after the tokens
+// up to and including one KV block: `closed` is the state after the last multiple of kStateChunk
+// tokens, and `open` has a row for each later token (table/recurrent.h).
 // A slot is as large as hundreds of KV blocks, so slots have memory of their own.
 #pragma once
 #include <vector>
@@ -26,8 +26,8 @@ class StateCache {
     return closed(layer, unit, slot) + open_at_[static_cast<size_t>(layer)];
   }
   // A snapshot consists of the closed states of a slot in the order [layer][unit],
-  // for any number of ranks. It has no open rows,
-  // so it is complete only at the end of a KV block (or any multiple of kStateChunk tokens).
+  // for any number of ranks. It has no open rows, so it is complete only if the number of tokens
+  // is a multiple of kStateChunk, as at the end of a KV block.
   size_t snapshot_bytes() const { return snapshot_bytes_; }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);

@@ -1,5 +1,5 @@
-// Executor::tap: copies the inputs of one operation
-// before it runs and its output afterwards, as fp32.
+// Executor::tap: copies the inputs of one operation before it runs
+// and its output afterwards, as fp32.
 #include <algorithm>
 
 #include "base/check.h"

@@ -21,11 +21,11 @@ constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
 // Without bf16 products, 8 rows read 71-79 % of the bandwidth instead of 59-63 %.
 constexpr std::string_view kIntel = "GenuineIntel";
 constexpr int32_t kIntelPassRows = 6;
-// AMD cores, measured on Zen 4:
-// a pass over the weights reads at the rate of memory for up to 12 rows if it prefetches to L2.
-// 8 rows of bf16 then run at 81 % of the dot-product peak, and at 57 % with prefetches to L1.
-// K blocks need not stay in L1, because L2 feeds tiles fast enough, but with prefetches
-// to L1 24 rows of bf16 run at 91 to 92 % of the peak, and with prefetches to L2 at 82 to 85 %.
+// AMD cores, measured on Zen 4: a pass over the weights reads at the rate of memory for up to
+// 12 rows if it prefetches to L2. Then 8 rows of bf16 run at 81 % of the dot-product peak,
+// and at 57 % with prefetches to L1. K blocks need not stay in L1, because L2 feeds tiles fast
+// enough, but they have to be prefetched to L1: 24 rows of bf16 then run at 91 to 92 % of the peak,
+// and at 82 to 85 % with prefetches to L2.
 //
 // The vendor decides, because no cache size explains the difference. On Granite Rapids, blocks
 // for an L1 of 32 KB run at 0.99 to 1.03 times the rate of blocks for 48 KB,

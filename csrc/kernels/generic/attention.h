@@ -66,7 +66,7 @@ CPUSERVE_INLINE size_t query_width(int hd) {
 
 // Divides the scratch memory into scores, probabilities and the result of each tile, the running m
 // and l of the rows, and as many rows of q and o as fit in the remaining bytes.
-// With vector kernels, scores and probabilities take 24 KB, and the scratch a.scratch_bytes,
+// With vector kernels, scores and probabilities take 24 KB, and everything at most a.scratch_bytes,
 // to stay in L2 (256 KB are enough for 256 rows at hd 64, or 96 rows at hd 256).
 // With AMX tiles, scores and probabilities take 64 KB, widened keys and values take up to 256 KB,
 // and the whole scratch has at most kAttentionScratch bytes.

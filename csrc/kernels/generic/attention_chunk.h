@@ -78,7 +78,7 @@ static constexpr int step_lines(int vecs) {
 // A score times log2 e is called an exponent, because 2 to this power is a probability.
 template <class Kv>
 struct Tile {
-  const typename Kv::Left* q;  // queries [hd / side][R][side], side = kQuerySide; AMX: [R][hd]
+  const typename Kv::Left* q;  // [hd / side][R][side], side = kQuerySide; AMX: [R][hd padded to 32]
   float* s;                    // scores [R][kChunk], then kSlack floats of padding
   typename Kv::Left* p;        // probabilities, at the indexes that place_in_p returns
   float* o;                    // result: R rows of hd floats, ldo floats apart

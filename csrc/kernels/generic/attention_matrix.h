@@ -1,5 +1,5 @@
-// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16:
-// 8-bit codes are widened to bf16 once for all rows that use a chunk.
+// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16,
+// or 8-bit codes that are widened to bf16 once for all rows that use a chunk.
 // The header generic/attention.h explains the terms of attention kernels.
 //
 // Keys are multiplied in blocks of 32 at absolute positions, because 32 keys

@@ -2,11 +2,11 @@
 // Its result does not include earlier chunks. The header generic/attention.h explains the terms.
 //
 // QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK.
-// PV has one lane per output column and sums over keys, so it skips masked keys (may be stale).
-// PV multiplies the keys that every row of the tile sees with all R rows together.
-// The first and last keys, which only some rows see, are multiplied before and after the common
-// keys, together for neighbouring rows that see the same keys. Sums stay in memory unrounded
-// between these parts, so a row sums its own keys in ascending order, whatever the tile.
+// PV has one lane per output column and sums over keys, so it skips masked keys, because their
+// values may be stale. PV multiplies the keys that every row of the tile sees with all R rows
+// together. The first and last keys, which only some rows see, are multiplied before and after
+// the common keys, together for neighbouring rows that see the same keys. Between these parts sums
+// pass through memory, which is exact, so a row sums its keys in ascending order in any tile.
 //
 // Exponents, maxima and attention sinks are stored multiplied by log2 e,
 // so that exp2 computes probabilities without another multiplication.

@@ -66,8 +66,8 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// Multiplies some columns of a state
-// (W registers, from column c on) with R vectors, from vector `first` on.
+// Multiplies some columns of a state (W registers, from column c on)
+// with R vectors, from vector `first` on.
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {

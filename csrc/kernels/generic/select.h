@@ -1,13 +1,13 @@
-// Finds the ids that a sampling filter
-// (top_k, top_p) keeps in a row of logits, without sorting the row.
+// Finds the ids that a sampling filter (top_k, top_p) keeps in a row of logits,
+// without sorting the row.
 //
 // Ids are ordered by descending logits, and ids with equal logits by ascending id.
 // A filter keeps the first ids of this order, so its result is one Cut. The search narrows a band
 // (a range of logits) that contains the last kept id: for each of four thresholds,
 // a pass over the row sums the weights of the ids at or above the threshold,
-// and skips blocks with a maximum below all four thresholds. When the list of kBandIds has room
-// for the ids of the band, a quickselect finds the cut. Loops in plain C have fixed inner trip
-// counts and no early exits, so that the compiler can vectorize them.
+// and skips blocks with a maximum below all four thresholds. When the ids of the band fit a list
+// of kBandIds ids, a quickselect finds the cut. Loops in plain C have fixed inner trip counts
+// and no early exits, so that the compiler can vectorize them.
 #pragma once
 #include <float.h>
 

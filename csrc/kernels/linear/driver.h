@@ -6,7 +6,7 @@
 //   strip    4 panels
 //   line     64 bytes of a panel
 //   quad     4 elements of K of one column, the operand of an int8 dot product
-//   unit     the smallest part of K that a kind processes together: a pair, quad, group or block
+//   unit     the smallest part of K that a kind can process: a pair, quad, group or block
 //   tile     some rows by some columns, with their sums in registers
 //   pass     one read of all weights, for so few rows that memory is the limit
 //   K block  units of a strip that stay in a cache while all rows of a block are multiplied by them
@@ -117,7 +117,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
 constexpr int64_t kFinishTiles = 4;
 
 // A part of the product that is small enough for the caches: tiles multiply its rows by its panels
-// over units [u0, u1) of K. A unit is the smallest part of K that Kind computes together.
+// over units [u0, u1) of K. A unit is the smallest part of K that Kind can process.
 struct Block {
   int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
   int64_t panel0;
@@ -192,8 +192,8 @@ CPUSERVE_INLINE int panels_at_once(int left) {
 template <class Kind, int kRows, int kPanels>
 constexpr int64_t tiles_of(int64_t rows, int terms) {
   const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
-  // With two panels, there are at least two tiles,
-  // because a call prefetches only one panel of the next block.
+  // With two panels, there are at least two tiles, because a call prefetches
+  // only one panel of the next block.
   return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
 }
 
@@ -202,8 +202,8 @@ constexpr int64_t tiles_of(int64_t rows, int terms) {
 // so that tiles of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
-// Returns the smallest number of int8 rows that a tile
-// has when the rows of a block are divided into tiles. Smaller tiles are not compiled.
+// Returns the smallest number of int8 rows of a tile when the rows of a block are divided
+// into tiles. Smaller tiles are not compiled.
 template <class Kind, int kRows, int kPanels>
 constexpr int least_tile_rows() {
   static_assert(Kind::kSizesCutPasses || Kind::kStreamRows < kLeastBlockRows,

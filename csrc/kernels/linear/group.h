@@ -264,8 +264,8 @@ struct Grouped {
                                 : W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4
                                                                                  : 3;
   // With at most kInRegisters sums, the fp32 sums are in registers together with the integer sums.
-  // Otherwise the fp32 sums are in `c`,
-  // which stays in L1, with one load and one store for the 8 products of a group of 32.
+  // With more sums they are in `c`, which stays in L1: one load and one store for the 8 products
+  // of a group of 32.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
   // In one pass over the weights, a tile has one panel, because a core reads one stream

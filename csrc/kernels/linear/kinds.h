@@ -1,6 +1,6 @@
 // The families of weight kinds. A family is a class with the kernels that a translation unit
-// (one ISA level) has for a kind;
-// CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family of each kind. A family has
+// (one ISA level) has for a kind. CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family
+// of each kind. A family has
 //   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
 //   vectors()    the kernel on vectors

@@ -4,9 +4,9 @@
 // for 8 bits, scale (q - 128 - zero), so that zero points from 0 to 255 fit in a signed byte.
 //
 // A zero point is computed as a minimum of -zero * scale, which is exact in fp32
-// (8 bits times 11 bits of fp16). Rows of activations have a scale for every 32 elements
-// of K in all of these kinds. With one scale for 128 elements, kinds with groups
-// of 128 would be faster on AMX tiles, but lose the accuracy that users want from 8 bits.
+// (8 bits times 11 bits of fp16). In all of these kinds, rows of activations have a scale for every
+// 32 elements of K. With a scale for every 128, the kinds with groups of 128 would be faster
+// on AMX tiles, but lose the accuracy that users want from 8 bits.
 #pragma once
 #include "kernels/linear/group.h"
 

@@ -58,8 +58,8 @@ constexpr bool rows_stay_in_l2(int64_t rows, size_t x_stride, const WorkSizes& s
 
 struct LinearKernel {
   ActFormat act;
-  // panel_bytes, pack and row are null in an ISA unit
-  // that uses the packed panels of the level below.
+  // panel_bytes, pack and row are null in an ISA unit that uses the packed panels
+  // of the level below.
   size_t (*panel_bytes)(int64_t k) noexcept;
   void (*pack)(const PackArgs&) noexcept;
   void (*product)(const LinearArgs&) noexcept;

@@ -7,8 +7,8 @@
 
 namespace cpuserve {
 
-// The kinds of packed weights of linears. A weight matrix W[n, k]
-// (a row of W is an output column, as in checkpoints) is packed into panels of 16 output columns.
+// The kinds of packed weights of linears. A weight matrix W[n, k] (a row of W is an output column,
+// as in checkpoints) is packed into panels of 16 output columns.
 // K is contiguous inside a panel, and padded with zeros to whole pairs or groups.
 // `act` is the format of the rows that a kind multiplies, s the scale, and q a code.
 //   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
@@ -38,8 +38,8 @@ namespace cpuserve {
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
 //     w = s * (q - zero), with codes in planes of bits as in the GGUF types.
-// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j)
-// of q[..][16][4] holds k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
+// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j) of q[..][16][4]
+// holds k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
 // w8_g32, w4_g32 and w4m_g32 take as many bytes as in a GGUF file: 34, 18 and 20 for 32 weights.
 // In these layouts 4 bytes of a column are adjacent. At levels with the matrix products of Arm,
 // 8 bytes of a column are adjacent (LinearKernel::column_bytes), and 8-bit codes are signed:
@@ -64,11 +64,11 @@ namespace cpuserve {
 // The enums, block shapes and kernels are generated from this list.
 //   X(name, family)     a kind that can be packed from several types of source rows
 //   OWN(name, source, weights, bytes, family)
-//     a kind that is packed from one source type only and keeps the codes of it. A source row
+//     a kind that is packed from one source type only and keeps its codes. A source row
 //     consists of whole blocks of `weights` weights in `bytes` bytes.
 //     No other kind is packed from this source type.
-// family: the class with the kernels of the kind,
-// which only units of ISA levels have (kernels/linear/kinds.h).
+// family: the class with the kernels of the kind, which only units of ISA levels have
+// (kernels/linear/kinds.h).
 // clang-format off: so that a new line does not move the columns of the other lines
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
   X(dense_bf16, DenseFamily<Bf16Element>)                                      \

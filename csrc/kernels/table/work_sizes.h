@@ -26,8 +26,8 @@ struct WorkSizes {
   int32_t ahead_bytes = 8 << 10;
   // The most rows that float kinds multiply in one pass over the weights (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;
-  // The most rows of a pass that prefetches weights to L2,
-  // for float kinds and for int8 with one scale per column. A pass with more rows prefetches to L1:
+  // The most rows of a pass that prefetches weights to L2, for float kinds and for int8
+  // with one scale per column. A pass with more rows prefetches to L1:
   // on Granite Rapids, passes of 4 rows of bf16 at AVX2 then read 4 to 10 % more bytes a second.
   int32_t far_pass_rows = 3;
   // If 1, K blocks of linears with few rows, and of int8 weights with one scale per column,

@@ -1,8 +1,8 @@
 // AMX tiles: eight registers of up to 16 rows of 64 bytes, and products of whole tiles.
 //
 // A product adds A [rows][64 bytes] times B [16 lines][64 bytes] to C [rows][16 sums of 32 bits].
-// Line i of B holds, for each of 16 columns, the 4 bytes
-// (2 bf16 or 4 int8) that are multiplied by bytes 4 i to 4 i + 3 of a row of A.
+// Line i of B holds, for each of 16 columns, the 4 bytes (2 bf16 or 4 int8) that are multiplied
+// by bytes 4 i to 4 i + 3 of a row of A.
 // Packed panels of weights have this layout in memory (kernels/table/weights.h).
 //
 // The functions below use inline assembly, because the intrinsics of gcc 12 do not say

@@ -70,8 +70,8 @@ void prepare(const AddOp& op, const Program& p);
 void run(const AddOp& op, Worker& w) noexcept;
 inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
-// Multiplies x by the vector `factor`,
-// which has one element for all columns or one for each column.
+// Multiplies x by the vector `factor`, which has one element for all columns,
+// or one for each column.
 struct ScaleOp {
   static constexpr const char* kName = "scale";
   Id x, factor;

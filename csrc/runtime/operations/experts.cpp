@@ -37,9 +37,9 @@ Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
   return first;
 }
 
-// Asks the system to read the chosen experts' weights of this step, if a file is mapped.
-// The requests are in the order of the computation: while threads compute the first experts,
-// the system reads the other experts. Threads share the calls,
+// Asks the system to read the weights of the chosen experts of this step, if they are mapped from
+// a file. The requests are in the order of the computation: while threads compute the first
+// experts, the system reads the other experts. Threads share the calls,
 // because a call looks up every page of a matrix, even if the matrix is in memory.
 void fetch_experts(Worker& w) noexcept {
   const std::vector<Op>& ops = w.program().ops();

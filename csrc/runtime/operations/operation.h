@@ -93,8 +93,8 @@ inline AccessList with(AccessList list, bool more, Access one) {
 }
 
 // Returns the bytes of scratch that an operation needs on each thread.
-// A family overloads this function for operations
-// that need more than the minimum of all operations (most_scratch_bytes in executor.cpp).
+// A family overloads this function for operations that need more than the common minimum
+// (most_scratch_bytes in executor.cpp).
 template <class Op>
 size_t scratch_bytes(const Op&) {
   return 0;

@@ -95,7 +95,7 @@ struct ShortConvOp {
                            optional("dilation", &ShortConvOp::dilation));
   }
 
-  int64_t kept() const { return int64_t{taps - 1} * dilation; }  // tokens before the first
+  int64_t kept() const { return int64_t{taps - 1} * dilation; }  // earlier tokens that are read
   StateLayer layer() const { return {units, kept() * channels, kStateChunk * channels}; }
 };
 void prepare(ShortConvOp& op, Program& p);

@@ -34,7 +34,7 @@ inline Accesses accesses(const StreamWeightsOp& op, const Program&) {
   return changes({own(op.x)}, op.weights);
 }
 
-// Writes out = scale * (the sum over i of weights[i] * stream i of x). No `weights`: each is 1.
+// out = scale * (sum over i of weights[i] * stream i of x). Without `weights`, all weights are 1.
 struct MergeStreamsOp {
   static constexpr const char* kName = "merge_streams";
   Id x, weights, out;

@@ -76,8 +76,8 @@ template <>
 struct ChannelProduct<false> : S8S8Product {};
 
 // w8_channel_g128: a panel has no scales between its lines, and the last group may be incomplete.
-// With kStored, tiles read the packed lines in place,
-// as bytes where 128 represents 0, and the zero point is subtracted from the sums.
+// With kStored, tiles read the packed lines in place, as bytes where 128 represents 0,
+// and the zero point is subtracted from the sums.
 // Up to 32 rows read each weight only once, so unpacking it first would take half of the time.
 template <bool kStored>
 struct RawChannel {
