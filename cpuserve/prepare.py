@@ -1,7 +1,7 @@
 """Turns requested options into a resolved configuration, for `serve`, `config` and `LLM`.
 
-No tensor is read here, so a wrong flag, a missing model
-or too little memory is reported within a second.
+No tensor is read here, so a wrong flag, a missing model or too little memory is reported
+within a second.
 """
 
 from __future__ import annotations

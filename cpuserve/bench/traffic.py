@@ -82,8 +82,8 @@ async def drive(
     talks = await _in_its_form(target, talks)
     for _ in range(warm_ups):
         first = talks[0][0]
-        # The warm-up prompt is reversed,
-        # so that the first measured request does not find its own prompt in a prefix cache.
+        # The warm-up prompt is reversed, so that the first measured request does not find
+        # its own prompt in a prefix cache.
         prompt = first.prompt if isinstance(first.prompt, str) else first.prompt[::-1]
         await complete(target, prompt, min(first.answer, WARM_UP_TOKENS), **more)
     run = Run()

@@ -78,9 +78,10 @@ def chat_items(
 def decision_items(
     context: ModelContext, call: GenerateCall, params: SamplingParams, priority: int = 0
 ) -> tuple[list[BatchItem], list[BatchItem]]:
-    """Return the item of the beginning that all prompts share, and the items of the questions.
+    """Return ([the item of the beginning that all prompts share], the items of the questions).
 
-    The first item must have ended before the items of the questions run.
+    The first list is empty if the prompts have no such beginning. Otherwise its item must have
+    ended before the items of the questions run.
 
     Raises:
         InvalidRequest: the call is invalid, or this model cannot serve it.

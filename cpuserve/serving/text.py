@@ -336,9 +336,9 @@ class TextProcessor:
         if parser is None:
             return self._told(stops.push(text), event)
         pieces: list[Piece] = []
-        # The text is read by single characters,
-        # so that the result does not depend on where it is cut.
-        # For most tokens, one step for the whole text has the same result in a third of the time.
+        # The text is read by single characters, so that the result does not depend on where
+        # it is cut. For most tokens, one step for the whole text has the same result
+        # in a third of the time.
         alike = parser.most_calls is None and parser.stops_alike(text)
         for part in (text,) if alike and (parser.in_thought or not stops.holds) else text:
             pieces += parser.push(stops.push(part) if parser.may_stop(part) else part)

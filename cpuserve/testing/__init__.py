@@ -5,8 +5,8 @@
 * `scripted` runs the front end of the server with an engine that returns the replies of a script.
   It needs no model and no network, and supports every API dialect.
 
-pytest_plugin.py has fixtures for pytest.
-Heavy modules are imported only when they are used. docs/testing-your-code.md is the guide.
+pytest_plugin.py has fixtures for pytest. Heavy modules are imported only when they are used.
+docs/testing-your-code.md is the guide.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 4. `engines.py` starts the engine processes, which load the model.
 5. `front_end.py` imports FastAPI meanwhile: `model_context.py` makes the model's context,
    `app.py` the application, and `http/server.py` its HTTP server.
-6. The startup server hands over the port.
-   The front end loads the tokenizer in a thread while it waits for the engines, and then is ready.
+6. The startup server hands over the port. The front end loads the tokenizer in a thread
+   while it waits for the engines, and then is ready.
 7. The front end watches the engines and the signals (`signals.py`). The first signal drains
    the server, a second one ends the running requests, and a third one ends the process.
 

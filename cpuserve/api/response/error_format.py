@@ -1,7 +1,7 @@
 """The format of error responses, which depends on the dialect of the request path.
 
-This module imports no web framework,
-because the startup server uses it while a model is downloaded, before FastAPI is imported.
+This module imports no web framework, because the startup server uses it while a model
+is downloaded, before FastAPI is imported.
 """
 
 from __future__ import annotations

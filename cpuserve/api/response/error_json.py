@@ -1,7 +1,7 @@
 """Errors as JSON, in the OpenAI format {"error": {"message", "type", "param", "code"}}.
 
-This module imports no web framework,
-because the startup server uses it while a model is downloaded, before FastAPI is imported.
+This module imports no web framework, because the startup server uses it while a model
+is downloaded, before FastAPI is imported.
 """
 
 from __future__ import annotations

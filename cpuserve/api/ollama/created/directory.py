@@ -1,9 +1,9 @@
 """ModelDirectory: the files and manifests of created models in one directory on disk.
 
-DIR/blobs has each file under its SHA-256.
-DIR/models has the manifest of each model. DIR/weights has a folder for each set of files,
-with links to the blobs under the names that clients sent. Manifests are replaced atomically,
-after all files are there, so a server that was killed leaves no broken model.
+DIR/blobs has each file under its SHA-256. DIR/models has the manifest of each model.
+DIR/weights has a folder for each set of files, with links to the blobs under the names
+that clients sent. Manifests are replaced atomically, after all files are there,
+so a server that was killed leaves no broken model.
 """
 
 from __future__ import annotations
