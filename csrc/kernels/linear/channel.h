@@ -1,16 +1,16 @@
 // w8_channel and w8_channel_g128: int8 weights with one scale per output column,
 // multiplied by int8 rows with one scale per row or per 128 elements of K.
 //
-//   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
-//   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
+//   w8_channel:       f = float(sum_k q_w q_x - 128 sum_x) * (s_w s_x), integers over the whole row
+//   w8_channel_g128:  f = fma(float(sum_k q_w q_x - 128 sum_x), s_x, f) per group, then f * s_w
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows,
+// f is a sum, q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows,
 // and sum_x is the sum of q_x over the same elements (table/weights.h).
 //
 // A tile keeps the int32 sums of MR rows x NP panels in registers and processes one quad
-// (4 elements of K) at a time. With one scale per row, the loop contains only products.
-// With one scale per group, the fp32 sums are in registers as well if there are enough registers;
-// otherwise they are in the buffer `c`, which is in L1.
+// (4 elements of K) at a time. If a row has one scale, the loop over K has only products.
+// If a row has a scale for each group, there are fp32 sums, too: in registers if these suffice,
+// otherwise in the buffer `c`, which stays in L1.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -19,14 +19,14 @@ namespace {
 
 constexpr size_t kChannelScales = kPanel * sizeof(float);  // bytes of scales at the end of a panel
 
-// The addresses that a channel tile has reached along K: x in its first row,
-// w in its first panel, and `ahead` in the data to prefetch.
+// The addresses that a tile has reached along K: x in its first row, w in its first panel,
+// and `ahead` in the weights to prefetch.
 struct ChannelAt {
   const uint8_t *x, *w, *ahead;
 };
 
-// Adds the products of the next `quads` quads of K (4 elements each) to the integer sums,
-// and prefetches lines of NPF panels.
+// Adds the products of the next `quads` quads of K (4 elements each) to the integer sums `acc`,
+// and prefetches with each quad one cache line of each of NPF panels.
 template <int NPF, int MR, int NV>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                       const LinearTile& t) {
@@ -56,8 +56,8 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
   }
 }
 
-// Does the same as channel_products for a tile over a K block,
-// which prefetches some lines of the next K block (LinearTile::fetch_every).
+// Does the same as channel_products for a tile over a K block. Such a tile prefetches
+// cache lines of the next K block after every t.fetch_every quads.
 template <int MR, int NV>
 CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                    const LinearTile& t) {
@@ -75,7 +75,7 @@ CPUSERVE_INLINE F channel_scale(const LinearTile& t, int v) {
   return load(reinterpret_cast<const float*>(scales) + v % kVecs * kLanes);
 }
 
-// kGroupQuads: the number of quads of K with one scale of a row; 0: a row has a single scale.
+// kGroupQuads: the quads (4 elements of K) of a row that share one scale; 0: the whole row does.
 template <int64_t kGroupQuads>
 struct Channel {
   static constexpr ActFormat kAct = kGroupQuads ? ActFormat::q8g128 : ActFormat::q8row;
@@ -84,32 +84,32 @@ struct Channel {
   static constexpr bool kSharesHeaders = false, kWidens = false;
   // K blocks stay in L1. The loop of a tile has little more than products,
   // so reading rows and weights from L2 would limit its speed,
-  // especially while the next block is fetched from memory.
-  // On Granite Rapids, 16 to 32 rows run at 1.1 times the rate that they have with K blocks in L2.
+  // especially while the next K block is prefetched from memory.
+  // On Granite Rapids, 16 to 32 rows run 1.1 times as fast with K blocks in L1 as in L2.
   static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
   static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
-  // With one scale per group, the tile has half as many sums, so that the fp32 sums stay
-  // in registers. There are too few registers for the fp32 sums of a 6 x 4 tile, and loading
-  // and storing these sums would be a third of the cost of a group, apart from its products.
+  // With one scale per group, a tile has half as many sums, so that its fp32 sums stay
+  // in registers. A 6 x 4 tile would have too many fp32 sums for the registers, and loading
+  // and storing them would be a third of the cost of a group, besides the cost of its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // One pass takes at most 12 rows: with 16 rows and one panel, nearly every product would load
-  // its operand, and the rate would be 0.9 times the rate of tiles over a strip.
+  // One pass over the weights takes at most 12 rows: a tile of 16 rows and one panel would load
+  // an operand for nearly every product, and run at 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
-  // A tile has two panels even if there are registers for three. A task has up to four panels,
-  // and the fourth panel alone would have too few sums to hide the latency of a product:
-  // with 8 rows, 27 GB/s instead of 32 GB/s would be read.
+  // A tile has two panels even if registers suffice for three. A task has up to four panels,
+  // and a tile of the fourth panel alone would have too few sums to hide the latency of a product:
+  // with 8 rows, it would read 27 GB/s instead of 32 GB/s.
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n == 3 ? 2 : n;
   }
   static int64_t units(int64_t k) { return (k + 3) / 4; }
 
-  // Returns the addresses of tile `t` at unit u of K (a unit is 4 elements).
-  // `ahead` is the address to prefetch from at unit t.u0, the first unit of the tile.
+  // Returns the addresses of tile `t` at unit u of K (a unit is 4 elements of K).
+  // The argument `ahead` is the address that the first unit of the tile, t.u0, prefetches.
   static ChannelAt from(const LinearTile& t, int64_t u, const uint8_t* ahead) {
     return {t.x + u * 4, t.w + u * kUnitBytes, ahead + (u - t.u0) * kUnitBytes};
   }
@@ -199,8 +199,8 @@ struct Channel {
     const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4, end = t.u1;
     ChannelAt at = from(t, t.u0, t.ahead0);
     for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
-      // Groups of K from unit `split` on prefetch from ahead1, which is the data after this tile.
-      // The group that contains `split` may prefetch from ahead0 or ahead1.
+      // Groups of K from unit `split` on prefetch from ahead1: weights of the next panels.
+      // The group that contains `split` may prefetch from ahead0 or from ahead1.
       if (kNear && u >= t.split) at.ahead = t.ahead1 + (u - t.u0) * kUnitBytes;
       I acc[MR][NV];
       start(acc, scales + to_sums, x_stride);
@@ -245,8 +245,8 @@ inline size_t channel_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + 3) / 4 * 64) + kChannelScales;
 }
 
-// Returns the scale of one source row: the scale that is stored in the row,
-// or the largest magnitude of its elements divided by 127.
+// Returns the scale of one source row: the scale that the row stores (s8_channel),
+// or the largest magnitude of the row's elements divided by 127.
 inline float channel_scale_of(const PackArgs& a, int row) {
   if (!a.rows[row]) return 0.0f;
   if (a.source == SourceType::s8_channel) return read_as<float>(a.rows[row]);
@@ -262,8 +262,8 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Writes elements [k0, k0 + n) of a row as int8 codes plus kZero (128 or 0),
-// so that the byte kZero represents 0. The bytes from n up to kChunk64 represent 0 as well.
+// Writes elements [k0, k0 + n) of a source row as int8 codes plus kZero (128 or 0),
+// so that the byte kZero represents 0. The bytes from n up to kChunk64 become kZero.
 template <int kZero>
 void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, uint8_t* out) {
   alignas(64) int8_t q[kChunk64] = {};
@@ -278,9 +278,9 @@ void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, u
   for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] + kZero);
 }
 
-// Packs a panel.
+// Packs a panel from 16 source rows, which become the columns of the panel.
 //   kSide  the number of adjacent bytes of a column in the packed layout
-//   kZero  the byte that represents 0
+//   kZero  the byte that represents a weight of 0
 template <int kSide = 4, int kZero = 128>
 void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];

@@ -1,4 +1,4 @@
-// Kinds of float codes with a scale for a group of K: FP8, and 4 bits with a table of values.
+// Weight kinds with float codes and a scale for each group of K: FP8, and 4-bit codes with a table.
 //
 // The codes of a group are widened to bf16 lines (the layout of dense_bf16)
 // in scratch that stays in the caches, and the tiles of dense_bf16 multiply these lines.
@@ -6,7 +6,7 @@
 //
 //   f = fma(sum, scale, f)      per group in ascending order
 //
-// A kind C defines
+// A weight kind is a class C that defines
 //   kGroup                 elements of a group, a multiple of 32; the last group may have fewer
 //   bytes(n)               the bytes that a group of n elements has in a panel
 //   scale(group, column)   the scales of columns [column, column + kLanes)
@@ -22,14 +22,14 @@ namespace CPUSERVE_NS {
 namespace {
 
 constexpr int kLineCodes = 2 * kPanel;  // codes of a line: two elements of K for each of 16 columns
-constexpr int kWideLine = kLineCodes * 2;  // bytes of the line in bf16
+constexpr int kWideLine = kLineCodes * 2;  // bytes of a line that is widened to bf16
 
 template <bool kFetch>
 CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
   if constexpr (kFetch) prefetch(p + ahead);
 }
 
-// e4m3_g128: { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value,
+// e4m3_g128: { fp32 scale[16]; u8 q[n / 2][16][2] }. widen() writes 1/256 of the value of a code,
 // so the packed scale is 256 times the scale of the checkpoint.
 struct F8Codes {
   static constexpr int kGroup = kF8Group, kScales = kPanel * 4;
@@ -59,7 +59,7 @@ struct F8Codes {
   }
 };
 
-// nf4_g64, fp4_g64: { fp16 scale[16]; u8 q[32][16] }. The low nibble is k, the high nibble k + 1.
+// nf4_g64, fp4_g64: { fp16 scale[16]; u8 q[32][16] }; q[i] has k = 2 i (low nibble) and 2 i + 1.
 template <class Table>
 struct TableCodes64 {
   static constexpr int kGroup = 64, kScales = kPanel * 2;
@@ -93,7 +93,7 @@ struct TableCodes64 {
 };
 
 // nvfp4: { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }.
-// The product of a code and s has 6 significant bits, so it is exact in bf16.
+// The product of a code's value and s has at most 6 significant bits, so it is exact in bf16.
 struct Nvfp4Codes {
   static constexpr int kGroup = 256, kScales = kPanel * 4, kSmall = 16;
   static constexpr int64_t kSmallBytes = kPanel + kSmall / 2 * kPanel;
@@ -141,7 +141,7 @@ struct Nvfp4Codes {
 using WideTiles = Dense<Bf16Element>;
 constexpr int kMostCodedGroup = 256;
 constexpr int kWideApart = 16;  // floats between two widened rows, so that they share no sets of L1
-constexpr int64_t kMostWideLines = 1024;  // widened lines of a panel; a strip (4 panels) has 256 KB
+constexpr int64_t kMostWideLines = 1024;  // most widened lines of a panel: 256 KB for a strip
 // The scratch memory of a call of run_coded.
 struct CodedScratch {
   float sums[kSumsFloats];
@@ -161,8 +161,8 @@ CPUSERVE_INLINE int64_t group_size(int64_t k, int64_t g) {
   return left < C::kGroup ? left : int64_t{C::kGroup};
 }
 
-// Returns the number of groups in a K block for many rows.
-// The widened lines of a K block take as many bytes as a K block of a strip of dense_bf16.
+// Returns the number of groups of a K block, in linears with many rows.
+// The widened lines of such a K block take about as many bytes as a K block of dense_bf16.
 template <class C>
 CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   const int64_t given = sizes.strip_bytes / (kStripPanels * kWideLine);
@@ -172,15 +172,15 @@ CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   return (all + blocks - 1) / blocks;
 }
 
-// Groups [g0, g1) of K in some panels. Their widened lines are in CodedScratch::lines.
+// Groups [g0, g1) of K in some panels. CodedScratch::lines has the widened lines of these groups.
 struct CodedPart {
   int64_t panel0;
   int panels;
   int64_t g0, g1;
 };
 
-// Multiplies the sums `part` of group g by the scales of the columns,
-// and adds them to the fp32 sums of a tile at `f`.
+// Multiplies the sums at `part`, which belong to group g, by the scales of the columns,
+// and adds the products to the fp32 sums of a tile at `f`.
 template <class C>
 CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t g, int rows,
                                const float* part, float* f) {
@@ -201,7 +201,7 @@ CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t 
 }
 
 // Runs the tiles of rows [row, row + rows). A tile has at most kRows rows and kPanels panels.
-// `f` points to the fp32 sums of these rows.
+// `f` points to the fp32 sums of rows [row, row + rows).
 template <class C, int kRows, int kPanels>
 CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const CodedPart& b,
                                  int64_t row, int64_t rows, float* f) {
@@ -259,7 +259,7 @@ void run_coded(const LinearArgs& a) noexcept {
   auto& s = *static_cast<CodedScratch*>(a.scratch);
   const bool plain = plain_f32(a.ep);
   const int64_t groups = groups_of<C>(w.k);
-  // For few rows, a K block is one group, so that its widened lines are used while they are in L1.
+  // For few rows, a K block is one group: tiles use its widened lines while these are still in L1.
   const int64_t step = a.m <= WideTiles::kRows ? 1 : block_groups<C>(w.k, a.sizes);
   for (int64_t row0 = 0; row0 < a.m; row0 += a.sizes.rows) {
     const int64_t rows = a.m - row0 < a.sizes.rows ? a.m - row0 : a.sizes.rows;

@@ -1,10 +1,10 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
 // A tile keeps the fp32 sums of several rows and up to 4 panels of 16 columns in registers.
-// The header linear/driver.h explains the terms. Each step along K loads the weights of all columns
-// once, and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
+// linear/driver.h explains the terms. Each step along K loads the weights of all its columns once
+// and broadcasts an element (a pair in bf16) of each row. On AVX-512, a tile of 6 rows x 64 columns
 // uses 29 of 32 registers: 24 for sums, 4 for weights and 1 for the broadcast element.
-// A step has 10 loads (4 of weights, 6 of elements) for 24 products.
+// A step has 10 loads (4 of weights, 6 of elements of rows) for 24 products (6 rows x 4 vectors).
 // A core can do two loads and two products in a cycle, so the products are the limit.
 #pragma once
 #include "kernels/linear/driver.h"
@@ -14,8 +14,8 @@ namespace CPUSERVE_NS {
 namespace {
 
 // A step of K has kPhases products for each output element. Without a bf16 dot product there
-// are two products: first with the even element of a pair, then with the odd element, as dot2 does.
-// In this case, many rows are widened to fp32 before tiles read them (driver.h),
+// are two: first the product of the even elements of a pair, then of the odd ones, as dot2 does.
+// In this case, linears of many rows widen the rows to fp32 before tiles read them (driver.h),
 // because widening them in the tile would take an operation for every one to four products.
 // Few rows are widened in the tile, because tiles of few rows wait for memory anyway.
 struct Bf16Element {
@@ -59,9 +59,9 @@ struct F32Element {
   static float to_float(float x) { return x; }
 };
 
-// weight_of returns vector v of the weights in the line of a step, for one phase (with two phases:
-// the even or the odd elements of K). act_of returns the operand of a row of activations,
-// and product returns a sum after a product is added.
+// weight_of returns vector v of the weights at `line`: one element or pair of K, or of a pair only
+// the even (kPhase 0) or the odd element (kPhase 1). act_of returns the same elements of the row
+// of activations at x in every lane. product returns `sum` plus the product of a and w.
 template <class E, int kPhase>
 CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
   if constexpr (sizeof(typename E::Packed) == 4) {
@@ -121,7 +121,7 @@ struct Dense {
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // Widening rows in the tile needs more registers: with 16 registers,
+  // Widening rows in the tile needs more registers: on a CPU with 16 registers,
   // tiles of 6 x 2 sums would keep operands on the stack, which halves their rate.
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
@@ -134,7 +134,7 @@ struct Dense {
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = true, kLineUnits = true;
-  // Rows are widened in whole vectors of 32 elements, which is the unit of their padding.
+  // Rows are widened 32 elements (16 units of K) at a time; their padding ends at such a multiple.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;
 
@@ -156,8 +156,8 @@ struct Dense {
     const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
-    // Each iteration of this loop prefetches from one address on. In a pass over the weights,
-    // there are two iterations: the units before `split`, and the units from `split` on.
+    // An iteration prefetches from one address on. In a pass over the weights (kNear), there are
+    // two iterations: the units of K before `split`, and the units from `split` on.
     // A tile over a K block has one iteration for each line of the next block that it prefetches.
     for (int64_t u = t.u0; u < t.u1;) {
       int64_t end = kNear && u < t.split ? t.split : t.u1;
@@ -209,7 +209,7 @@ inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typenam
   E::from_floats(x, out, kChunk64);
 }
 
-// Packs a panel. kSide: the number of adjacent elements of a column in the packed layout.
+// Packs a panel from 16 source rows. kSide: the adjacent elements of a column in the panel.
 template <class E, int kSide = E::kPerStep>
 void pack_dense(const PackArgs& a) noexcept {
   using T = typename E::Packed;

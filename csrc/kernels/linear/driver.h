@@ -8,34 +8,34 @@
 //   quad     4 elements of K of one column, the operand of an int8 dot product
 //   unit     the smallest part of K that a kind can process: a pair, quad, group or block
 //   tile     some rows by some columns, with their sums in registers
-//   pass     one read of all weights, for so few rows that memory is the limit
-//   K block  units of a strip that stay in a cache while all rows of a block are multiplied by them
+//   pass     one read of all weights of a matrix, for so few rows that memory is the limit
+//   K block  the units of a strip that stay in a cache while many rows are multiplied by them
 //   terms    the int8 rows, one or two, that add up to a row of activations (table/rows.h)
 //
-// A weight kind defines its units and its tile:
+// A weight kind is a class that defines its units of K and its tiles:
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of a unit (pair, element, group) in one panel
-//     static constexpr bool kSharesHeaders  units share headers, so kUnitBytes is the largest size
+//     static constexpr bool kSharesHeaders  units share headers; kUnitBytes counts a whole header
 //     static int64_t units(int64_t k)       number of units of K
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
-//     static constexpr bool kNearBlocks     a K block and its part of the rows stay in L1
-//     static constexpr int kStreamRows      up to this many rows take one pass over the weights
+//     static constexpr bool kNearBlocks     a K block and the rows' elements of it stay in L1
+//     static constexpr int kStreamRows      the most rows that one pass over the weights computes
 //     static constexpr bool kSizesCutPasses whether float_pass_rows (WorkSizes) limits kStreamRows
 //     static constexpr int stream_panels(int rows)         panels of a tile in one pass
-//     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
-//     static constexpr int kHalfRows        rows of a tile if it has only two panels
+//     static constexpr int kRows, kPanels   size of the tile for more than kStreamRows rows
+//     static constexpr int kHalfRows        rows of a tile that has only two panels
 //     static constexpr bool kLineUnits      a unit has 32 or 64 bytes in a panel: at most a line
-//     static constexpr int kTurns           if a block has at most kTurns / 2 calls for each panel,
-//                                           share_units prefetches its panels in turn
-//                                           (not used with kLineUnits)
+//     static constexpr int kTurns           with at most kTurns / 2 tiles a panel in a block,
+//                                           share_units prefetches the panels in turn
+//                                           (kTurns is not used with kLineUnits)
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels.
-// With kNear, the tile belongs to a single pass over the weights. A tile starts from zero,
+// A tile has MR int8 or float rows and NP panels, and prefetches cache lines of NPF panels.
+// With kNear, the tile belongs to one pass over the weights. Its sums start from zero,
 // or from the sums of the previous K block in `c`. Each output element is one chain of additions
 // over ascending K, so the shapes of tiles and the K blocks never change a bit.
 #pragma once
@@ -51,8 +51,8 @@ CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
   if constexpr (MR > kLeast) call_tile<Kind, kNear, NP, NPF, MR - 1, kLeast>(rows, t);
 }
-// Calls the tile for one pass over the weights that is compiled for `rows` rows,
-// with as many panels as fit its registers.
+// Calls the tile function for one pass over the weights that is compiled for `rows` rows.
+// The tile has as many panels as fit in the registers.
 template <class Kind, int MR>
 CPUSERVE_INLINE void call_stream_tile(int rows, const LinearTile& t) {
   if (rows == MR) {
@@ -68,8 +68,8 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// Computes a linear for few rows: one pass over the weights, limited by memory.
-// Every cache line is prefetched before its use, even if it is in the next panel.
+// Computes a linear for few rows: in one pass over the weights, limited by memory.
+// Every cache line of the weights is prefetched before its use, also across the end of a panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -111,38 +111,38 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   }
 }
 
-// The number of tiles of rows that the epilogue processes together.
-// Activations and quantization are long chains of dependent operations,
+// The number of finished tiles that the epilogue processes together, one below another.
+// Activation functions and quantization are long chains of dependent operations,
 // so a core is busy only if it computes several rows in parallel.
 constexpr int64_t kFinishTiles = 4;
 
-// A part of the product that is small enough for the caches: tiles multiply its rows by its panels
+// A part of a product that is small enough for the caches: tiles multiply its rows by its panels
 // over units [u0, u1) of K. A unit is the smallest part of K that Kind can process.
 struct Block {
-  int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
+  int64_t row0, rows;  // rows of activations; each consists of LinearArgs::terms int8 rows
   int64_t panel0;
   int panels;
   int64_t u0, u1;
-  const uint8_t* next;  // where to prefetch the next block from, or nullptr
-  bool keep;            // with several K blocks: the sums [rows][64] stay in c between blocks
+  const uint8_t* next;  // the weights of the next block, to prefetch; or nullptr
+  bool keep;            // there are several K blocks: the sums [rows][64] stay in c between them
   bool last;            // whether the block contains the end of K
 };
 
-// A block is computed in `calls` calls of tile functions.
-// This function sets the part (share) of the next block that call number `i` prefetches into L2.
-// All shares have the same size, so memory is never idle while tiles compute from the caches,
+// A block is computed in `calls` calls of tile functions. The function share_units
+// sets the part (share) of the next block's weights that call number `i` prefetches into L2.
+// All shares have the same size: memory is never idle while tiles compute from the caches,
 // and never gets more requests than it can serve. A waiting request occupies one of the few miss
-// buffers of the core, and loads that miss only L1 then wait for a free buffer.
+// buffers of the core, and loads that miss L1 but not L2 would wait for a free buffer.
 // With equal shares, 64 rows of w8_channel run at 76 % of the dot-product peak of Granite Rapids;
 // they ran at 64 % when each of the first four calls prefetched a whole panel.
 //
 // The next block is divided in one of two ways. If a block has few rows (at most Kind::kTurns / 2
-// calls for each panel), a call has much to prefetch. It prefetches a unit of each panel in turn,
-// nearly in the reading order of tiles, so the hardware prefetcher sees several streams
+// calls for each panel), a call has much to prefetch: a unit of K of each panel in turn,
+// nearly in the reading order of tiles, so that the hardware prefetcher sees several streams
 // and runs ahead in each of them. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in this way,
 // and 20 GB/s if a call prefetches one panel from end to end. With more calls, prefetching in turn
-// gains nothing and costs up to 5 %, so each call prefetches a part of a single panel. If that part
-// has fewer units than the tile, some lines are prefetched several times, which costs nothing.
+// gains nothing and costs up to 5 %, so each call prefetches a part of one panel. If this part has
+// fewer cache lines than the call has units, lines are prefetched repeatedly, which costs nothing.
 template <class Kind>
 CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0, panels = b.panels;
@@ -169,7 +169,7 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
 }
 
 // Sets the share of the next block that call number `i` prefetches, for kinds with kLineUnits.
-// Lines are prefetched in the reading order of tiles: a line of each panel in turn.
+// Cache lines are prefetched in the order in which tiles read them: a line of each panel in turn.
 // The hardware prefetcher then sees one stream for each panel, and runs ahead of the prefetches.
 // With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 %
 // of the dot-product peak; if lines are prefetched panel by panel, it reaches 70 % and 73 %.
@@ -181,7 +181,7 @@ CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64
   t.ahead0 = (b.next ? b.next : t.w) + (b.u0 + i * n / calls) * Kind::kUnitBytes;
 }
 
-// Returns the number of panels for the next call of a tile, if `left` panels of a block remain.
+// Returns the number of panels of the next tile, if `left` panels of the block remain.
 template <int kPanels>
 CPUSERVE_INLINE int panels_at_once(int left) {
   return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
@@ -192,18 +192,18 @@ CPUSERVE_INLINE int panels_at_once(int left) {
 template <class Kind, int kRows, int kPanels>
 constexpr int64_t tiles_of(int64_t rows, int terms) {
   const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
-  // With two panels, there are at least two tiles, because a call prefetches
-  // only one panel of the next block.
+  // A block of two panels has at least two tiles of rows,
+  // because a call of a tile prefetches only one panel of the next block.
   return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
 }
 
-// The smallest number of rows of a block; no kind takes so many rows in one pass over the weights.
+// The smallest number of rows of a block. One pass over the weights takes fewer rows in every kind.
 // The blocks of a linear differ in their numbers of rows by at most a factor of 2,
 // so that tiles of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
-// Returns the smallest number of int8 rows of a tile when the rows of a block are divided
-// into tiles. Smaller tiles are not compiled.
+// Returns the smallest number of int8 rows of a tile, over all ways to divide
+// the rows of a block into tiles. Smaller tiles are not compiled.
 template <class Kind, int kRows, int kPanels>
 constexpr int least_tile_rows() {
   static_assert(Kind::kSizesCutPasses || Kind::kStreamRows < kLeastBlockRows,
@@ -221,7 +221,7 @@ constexpr int least_tile_rows() {
   return static_cast<int>(least);
 }
 
-// Runs a tile of NP panels, which is call number `i` of the `calls` calls of a block.
+// Runs a tile of NP panels: tile number `i` of the `calls` tiles of a block.
 template <class Kind, int NP, int kRows, int kLeast>
 CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i, int64_t calls) {
   if constexpr (Kind::kLineUnits) {
@@ -233,8 +233,8 @@ CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i
   }
 }
 
-// Sets t.x to `rows` rows of activations from `row` on. If the kind widens rows (kWidens),
-// first writes units [t.u0, t.u1) of these rows as fp32 to the scratch, and sets t.x to this copy.
+// Sets t.x to `rows` rows of activations from `row` on. If the kind widens bf16 rows (kWidens),
+// writes units [t.u0, t.u1) of these rows as fp32 to the scratch, and sets t.x to this copy.
 template <class Kind>
 CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, LinearTile& t) {
   t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride;
@@ -262,7 +262,7 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   constexpr int kWidth = sums_stride<false>();
   constexpr int kLeast = least_tile_rows<Kind, kRows, kPanels>();
   const int64_t tiles = tiles_of<Kind, kRows, kPanels>(b.rows, a.terms);
-  const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // tile heights differ by at most 1
+  const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // rows of a tile: base or base + 1
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
@@ -306,8 +306,8 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
 
 // Blocks of at most two panels (half a strip) use tiles with twice as many rows.
 // A tile of 6 x 2 sums would broadcast (and widen) every element of a row for 2 products instead
-// of 4, and runs at three quarters of the rate of a tile of 6 x 4 sums. Few rows of int8 use the
-// taller tiles as well if K blocks stay in L2, because 13 rows are then two tiles instead of three.
+// of 4, and runs at three quarters of the rate of a tile of 6 x 4 sums. Few int8 rows use the
+// taller tiles as well if K blocks stay in L2: 13 rows then take two tiles instead of three.
 // On Zen 4, 13, 14 and 16 rows of w8_channel run at 780, 801 and 840 billion operations a second
 // with taller tiles, and at 691, 782 and 821 billion with tiles of 6 x 4 sums.
 template <class Kind>
@@ -321,7 +321,7 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
 }
 
 // Returns the number of units of a K block, if K has `units` units. There are as few K blocks
-// as possible, all of about the same size. in_l1: K blocks stay in L1, unless near_blocks is 0.
+// as possible, all of about the same size. in_l1: K blocks fit L1, if WorkSizes::near_blocks is 1.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
@@ -342,9 +342,9 @@ CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows
-// of a block are multiplied by it. For few rows (if one pass over the weights would be slower),
-// K blocks stay in L1, because few rows have few products for each byte that they read.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a row block
+// are multiplied by it. For few rows (if one pass over the weights would be slower),
+// K blocks stay in L1, because few rows have few products for each byte that is read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;

@@ -1,5 +1,5 @@
-// The steps from the sums of a tile to its output. If rows have two terms (a quantized value
-// and its quantized error, table/rows.h), adds the sums of both terms. Then runs the epilogue.
+// Turns the sums of a tile into output rows. If a row of activations has two terms (int8 values
+// and their int8 rounding errors, table/rows.h), adds the sums of both, then runs the epilogue.
 #pragma once
 #include "kernels/generic/epilogue.h"
 #include "kernels/linear/linear_tile.h"
@@ -7,19 +7,19 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Whether the output is f32 without activation and glu, as for most linears of a model.
+// Returns whether the epilogue has f32 output and neither activation nor glu, as in most linears.
 CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
   return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
 }
 
-// Does the same as store_tile. It is not inlined, so that all kinds share one copy of the code.
+// Does the same as store_tile, but is not inlined, so that all weight kinds share one copy of it.
 static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t row0, int rows,
                                                   int64_t panel0, int panels, const float* c,
                                                   size_t stride) {
   store_tile(ep, row0, rows, panel0, panels, c, stride);
 }
 
-// Runs a plain_f32 epilogue for one row of `panels` panels, with sums at `c`.
+// Runs an epilogue that is plain_f32, for one row of `panels` panels with its sums at `c`.
 CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
                                   const float* c) {
   const int64_t column0 = panel0 * kPanel;
@@ -43,16 +43,16 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int ro
   }
 }
 
-// Adds the sums of the second term of a row,
-// which are `stride` floats after `c`, to the sums of its first term.
+// Adds the sums of the second term of a row of activations,
+// which are `stride` floats after `c`, to the sums of its first term at `c`.
 CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
     store(c + i, add(load(c + i), load(c + stride + i)));
   }
 }
 
-// Runs the epilogue for `rows` rows of sums.
-// If each row of activations has two terms, adds the sums of the two terms first.
+// Runs the epilogue for `rows` rows of sums. If a row of activations has two terms
+// (LinearArgs::terms), two rows of sums belong to it, and the function adds them first.
 static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
                                                    int rows, int64_t panel0, int panels, float* c,
                                                    int stride) {
@@ -63,8 +63,8 @@ static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool pla
          static_cast<size_t>(stride * a.terms));
 }
 
-// Prefetches the cache lines of the output that a tile will write
-// or add to, while the tile computes. These lines were last used a layer ago,
+// Prefetches the cache lines of the output that a tile will write or add to.
+// They arrive while the tile computes. These lines were last used a layer ago,
 // and waiting for them would take up to a fifth of the time of the tile.
 static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
                                                    int64_t panel0, int panels) {
@@ -95,7 +95,7 @@ static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t r
       case ActFormat::q8row:
       case ActFormat::q8g256:
       case ActFormat::q8g256x2:
-        break;  // tiles do not write these formats
+        break;  // the epilogue of a tile cannot write these formats
     }
   }
 }

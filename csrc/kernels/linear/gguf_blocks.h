@@ -1,9 +1,9 @@
 // Reads blocks of GGUF: k-quants, the 5-bit types, and the 4-bit types with a table of values.
 //
-// A block has kUnit weights. Every kSub weights share a scale and, with kMin, a minimum:
+// A block has kUnit weights w. Every kSub weights share a scale and, with kMin, a minimum:
 //   w = scale * value(code) + minimum
-// Blocks of 32 store the scale (and the minimum) directly. Blocks of 256 store them
-// as small integers, with an fp16 factor d for all scales and an fp16 factor m for all minima:
+// Blocks of 32 weights store the scale (and the minimum) directly. Blocks of 256 weights store
+// both as small integers, with an fp16 factor d for all scales and an fp16 factor m for all minima:
 //   scale = d * scales[j]      minimum = -(m * leasts[j])
 #pragma once
 #include "kernels/table.h"
@@ -33,11 +33,11 @@ inline uint16_t half_at(const uint8_t* p) {
   memcpy(&x, p, sizeof x);
   return x;
 }
-// Codes are written as words, because pack_column reads them as words:
+// Codes are written in words of 4 bytes or more, because pack_column reads them in words:
 // a CPU waits if it loads a word that was stored byte by byte.
 
-// Reads 2 n codes of 4 bits; n is a multiple of 8.
-// Codes i and i + n are the low and the high nibble of byte i, for i < n.
+// Reads 2 n codes of 4 bits, where n is a multiple of 8.
+// The low nibble of byte i is code i, and its high nibble is code i + n.
 inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
   for (int i = 0; i < n; i += 8) {
@@ -49,7 +49,7 @@ inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   }
 }
 
-// Returns four codes of kBits bits, which are in the lowest bits, as the four bytes of a word.
+// Returns the four codes in the lowest 4 * kBits bits of `bits` as the four bytes of a word.
 template <int kBits>
 inline uint32_t spread_codes(uint32_t bits) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
@@ -62,8 +62,8 @@ inline uint32_t spread_codes(uint32_t bits) {
          (bits >> 3 * kBits & kMask) << 24;
 }
 
-// Adds kBits bits of each code to the codes in q, shifted to bit kTo. The lowest bits of 32 bytes
-// belong to the first 32 codes, and each next run of 32 codes uses the bits above.
+// Adds kBits bits to each code in q, at bit kTo. Byte i of `from` (i < 32) has bits of the codes
+// i, 32 + i, 64 + i, ...: code i has its lowest kBits bits, code 32 + i the bits above, and so on.
 template <int kBits, int kTo>
 inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restrict q) {
   for (int s = 0; s < runs; s++, q += 32) {
@@ -73,7 +73,7 @@ inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restri
   }
 }
 
-// Adds bit 4 of 32 codes to the codes in q. For code i, it is bit i % 8 of byte i / 8.
+// Adds bit 4 to each of the 32 codes in q. Bit 4 of code i is bit i % 8 of byte i / 8 of `from`.
 inline void add_bits(const uint8_t* from, uint8_t* q) {
   uint32_t bits, codes[8];
   memcpy(&bits, from, sizeof bits);
@@ -82,7 +82,7 @@ inline void add_bits(const uint8_t* from, uint8_t* q) {
   memcpy(q, codes, sizeof codes);
 }
 
-// Reads eight scales and eight minima of 6 bits each from 12 bytes.
+// Reads eight small scales and eight small minima, of 6 bits each, from the 12 bytes at s.
 inline void take_scales6(const uint8_t* s, BlockCodes& c) {
   for (int j = 0; j < 4; j++) {
     c.scales[j] = s[j] & 63;
@@ -178,10 +178,10 @@ struct GgufQ5 {
   }
 };
 
-// The values of IQ4_NL, plus 128. Codes are indices of this table.
+// The values of the codes 0 to 15 in IQ4_NL and IQ4_XS, plus 128.
 constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                     129, 141, 153, 166, 181, 197, 217, 241};
-// The values of E2M1 codes (FP4), times 2, plus 128.
+// The values of the codes 0 to 15 in E2M1 (FP4), times 2, plus 128.
 constexpr uint8_t kFp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140,
                                     128, 127, 126, 125, 124, 122, 120, 116};
 
@@ -234,7 +234,7 @@ inline float factor_of(Factors form, uint16_t d) {
   return out[0];
 }
 
-// Writes the weights of a block as fp32, with the operations of the formulas in table/weights.h.
+// Writes the weights of a block as fp32: s * (value - zero) + min, as table/weights.h defines them.
 template <class G>
 inline void block_floats(const BlockCodes& c, float* out) {
   constexpr bool kScaled = has_small(G::kFactors), kZeros = G::kFactors == Factors::zero_points;
@@ -254,7 +254,7 @@ inline void block_floats(const BlockCodes& c, float* out) {
   }
 }
 
-// Writes elements [k0, k0 + n) of a row of blocks as fp32; k0 and n are multiples of 32.
+// Writes elements [k0, k0 + n) of a source row (GGUF blocks) as fp32; k0 and n: multiples of 32.
 template <class G>
 inline void read_blocks(const void* row, int64_t k0, int n, float* out) {
   for (int i = 0; i < n;) {

@@ -1,11 +1,11 @@
-// The tile of the grouped kinds: int8 rows (q8g32, q8g128) times weights in groups
-// of 32 or 128 elements of K. A group is the range of K that shares one scale of a row.
+// The tile of the group kinds: int8 rows (q8g32, q8g128) times weights in groups
+// of 32 or 128 elements of K. All elements of a row in one group have the same scale.
 //
-//   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
-//   f = fma(min, s_x float(sum_x), f)
+//   for each group:        f = fma(float(sum_k q_w q_x - kZero sum_x), s_w s_x, f)
+//   then, with a minimum:  f = fma(min, s_x float(sum_x), f)
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x
-// is the sum of q_x over the group (table/weights.h). linear/driver.h explains the other terms.
+// f is a sum. q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows,
+// and sum_x is the sum of q_x over the group. linear/driver.h explains the other terms.
 //
 // A unit of a panel is { header of 16 scales and minima; lines of one or several groups }.
 // A kind W defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes,
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kScaleBytes = kPanel * 2;
 
-// The layout of 8-bit codes in lines, and their products. A line is one quad of 16 columns.
+// The layout of 8-bit codes in lines, and their products. A line has one quad of each column.
 struct EightBits {
   static constexpr int kQuadsPerLine = 1;
   using Sum = I;
@@ -38,8 +38,8 @@ struct EightBits {
   }
 };
 // The layout and products of 4-bit codes.
-// A line is two quads of 16 columns, so that one mask and one shift extract both.
-// Byte (r, c, j) has k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
+// A line has two quads of each of 16 columns, so that one mask and one shift extract both quads.
+// Byte j of column c in line r has k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble.
 struct FourBits {
   static constexpr int kQuadsPerLine = 2;
   using Sum = S;
@@ -81,17 +81,17 @@ CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
   return izero();
 }
 
-// The addresses that a tile has reached in its rows and weights.
-// All pointers advance by one group at a time.
+// The addresses of the group that a tile computes next, in its rows and in its weights.
+// After each group, all pointers advance to the next group.
 struct GroupAt {
   const uint8_t *x, *scales, *sums;  // in the first row: codes, scale and sum of the group
   size_t x_stride;
-  const uint8_t* w;  // in the first panel: the lines of the group, minus the header size
+  const uint8_t* w;  // in the first panel: kHeader bytes before the lines of the group
   size_t panel_bytes;
   const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
 };
 
-// Prefetches a line of a later group of NPF panels.
+// Prefetches a cache line of a later group in each of NPF panels; `line` is the one in the first.
 // Lines are prefetched one at a time between products: prefetching all lines of a group together
 // would fill the miss buffers of the core, and later loads would wait. Lines are prefetched to L2,
 // even if memory is the limit, because a prefetch to L1 occupies one of the 10 to 16 miss buffers
@@ -108,14 +108,14 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, const uint8_t* line) {
   keep_here();
 }
 
-// Adds the products of a quad (4 elements of K) for MR rows x NV vectors.
-// It is the first quad (high = 0) or the second quad (high = 1) of the line at `lines`.
-// The first quad of a line prefetches the line at `ahead`.
+// Adds the products of a quad (4 elements of K) for MR rows x NV vectors of columns: the first quad
+// (high = 0) or the second quad (high = 1) of the line at `lines`.
+// For the first quad of a line, the function also prefetches the line at `ahead`.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at,
                                    const uint8_t* ahead, int high, const uint8_t* lines,
                                    const uint8_t* quads) {
-  // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
+  // Each quad has one base pointer; otherwise gcc keeps offsets for each quad and row on the stack.
   opaque(lines);
   opaque(quads);
   if (high == 0) fetch_line<NPF>(at, ahead);
@@ -135,7 +135,7 @@ CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt
   }
 }
 
-// Adds the products of eight quads from `quad0` on.
+// Adds the products of eight quads (32 elements of K) of a group, from quad number `quad0` on.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
   constexpr int kQuads = W::kQuadsPerLine;
@@ -162,7 +162,7 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
   }
 }
 
-// Computes the integer sums of one group for MR rows x NV vectors.
+// Computes the integer sums of one group for MR rows x NV vectors of columns.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
@@ -256,16 +256,16 @@ struct Grouped {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
-  // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes,
-  // but not to multiply, so prefetching panels in turn (share_units) pays off up to more rows.
-  // Emulated dot products take much longer than reading, so turns only cost time: on Cascade Lake
-  // at AVX-512, 8 to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without turns.
+  // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but as long
+  // to multiply, so prefetching panels in turn (share_units) is faster up to more rows.
+  // If dot products are emulated, multiplying takes much longer than reading. On Cascade Lake
+  // at AVX-512, 8 to 16 rows of 4-bit kinds then run 1.03 to 1.29 times as fast without such turns.
   static constexpr int kTurns = kEmulatesDots                                    ? 0
                                 : W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4
                                                                                  : 3;
-  // With at most kInRegisters sums, the fp32 sums are in registers together with the integer sums.
-  // With more sums they are in `c`, which stays in L1: one load and one store for the 8 products
-  // of a group of 32.
+  // A tile of at most kInRegisters sums keeps its fp32 sums and its integer sums in registers.
+  // Larger tiles keep the fp32 sums in the buffer `c`, which stays in L1:
+  // each sum is loaded and stored once for the 8 products of a group of 32.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
   // In one pass over the weights, a tile has one panel, because a core reads one stream
@@ -274,20 +274,20 @@ struct Grouped {
   // at a time, and 79 % with two panels side by side.
   static constexpr int stream_panels(int) { return 1; }
   // The rows of a tile with two panels. A tile of 12 rows uses each unpacked code for twice
-  // as many products as a tile of 6 rows, but it has too many fp32 sums for the registers,
-  // so they are in memory. With groups of 128, each sum is loaded and stored once for 32 products,
+  // as many products as a tile of 6 rows, but its fp32 sums do not fit in registers
+  // and are in memory. With groups of 128, each sum is loaded and stored once for 32 products,
   // and 12 rows are better: 24 to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak
   // of Granite Rapids, and at 62 to 65 % with tiles of 6 rows.
   // With groups of 32, each sum is loaded and stored once for 8 products, and 6 rows are better:
-  // 64 rows of w8_g32 run at 55 % of the peak, and at 53 % with tiles of 12 rows.
+  // 64 rows of w8_g32 run at 55 % of the dot-product peak, and at 53 % with tiles of 12 rows.
   static constexpr int kTall = W::kGroup == kWideGroup && kInMemory >= 24 ? 12 : 6;
-  // A tile has at least 2 rows, for the two terms of a row of activations,
-  // even if there are too few registers for their sums (at level scalar).
+  // A tile has at least 2 int8 rows, because a row of activations may consist of two (its terms),
+  // even at level scalar, where the registers are too few for the sums of two rows.
   static constexpr int kRows = kVecs == 1 ? kTall : kInMemory < 2 ? 2 : kInMemory;
   // Up to this many rows take one pass over the weights, with tiles of one panel.
   // With more rows, computing takes longer than reading. Several tiles that read a strip
   // from the cache are then faster than one tall tile with fp32 sums in memory.
-  // Measured with 12 rows of w4m: 17 GB/s with several tiles, and 15 GB/s with one.
+  // Measured with 12 rows of w4m: 17 GB/s with several tiles, and 15 GB/s with one tile.
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;

@@ -1,13 +1,13 @@
-// The families of weight kinds. A family is a class with the kernels that a translation unit
-// (one ISA level) has for a kind. CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family
-// of each kind. A family has
+// The families of weight kinds. A family is a class template with the kernels of similar kinds
+// at the ISA level of this translation unit.
+// CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family of each kind. A family has
 //   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
 //   vectors()    the kernel on vectors
 //   tiles()      the kernel on matrix tiles (AMX)
 //   products()   the kernel on matrix products of Arm
-//   read()       writes elements [k0, k0 + n) of a source row as fp32,
-//                if the kind has a source type of its own
+//   read()       writes elements [k0, k0 + n) of a source row as fp32;
+//                only in families with kinds that have a source type of their own
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -57,7 +57,7 @@ struct GroupFamily {
 #endif
 };
 
-// kGroupQuads: the number of quads of K with one scale of a row; 0: a row has a single scale.
+// kGroupQuads: the quads (4 elements of K) of a row that share one scale; 0: the whole row does.
 template <int kGroupQuads>
 struct ChannelFamily {
   static constexpr DotKind kDot = DotKind::int8;
@@ -105,8 +105,8 @@ struct CodedFamily {
 #endif
 };
 
-// Returns the kernel that this ISA unit defines for a family,
-// or an empty kernel if the level inherits the kernel from the level below.
+// Returns the kernel that this ISA unit (translation unit) defines for a family,
+// or an empty kernel if the ISA level inherits the kernel from the level below.
 template <class Family>
 constexpr LinearKernel linear_of() {
 #if defined(CPUSERVE_UNIT_ALL)

@@ -1,5 +1,5 @@
-// The parameters of a tile of a linear: its rows and weights, the data that it prefetches
-// while it computes, and the width of its sums. The header linear/driver.h explains the terms.
+// The parameters of a tile of a linear: its rows and weights, the weights that it prefetches
+// while it computes, and the width of its sums. linear/driver.h explains the terms, such as unit.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
@@ -8,15 +8,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 // The part of the next K block that a tile prefetches while it computes (share_units).
-// The tile computes in turns of `every` units. In a turn it prefetches a stretch of one panel of
-// the next block, `step` bytes with each unit. The stretch of the next turn is in the next panel.
+// The tile computes its units of K in turns of `every` units. In a turn it prefetches `every` times
+// `step` bytes of one panel of the next block: a stretch. The next turn takes the next panel.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the address of the first stretch to prefetch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
-  // A block has `calls` calls of tiles, which share its stretches equally,
-  // so only some turns prefetch. Each turn adds `panels` to the credit. If the credit is then
-  // at least `calls`, the turn prefetches, and `calls` is subtracted from the credit.
+  // A block is computed in `calls` calls of tiles, which share the stretches of the next block
+  // equally, so only some turns prefetch. Each turn adds `panels` to the credit. If the credit is
+  // then at least `calls`, the turn prefetches, and `calls` is subtracted from the credit.
   int64_t credit = 0, calls = 1;
 };
 
@@ -28,26 +28,26 @@ struct LinearTile {
   const uint8_t* w;  // the first panel of weights
   size_t panel_bytes;
   int64_t unit_bytes;     // bytes of a unit of one panel
-  int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
+  int64_t u0, split, u1;  // the tile computes units [u0, u1) of K; see below for `split`
   // The prefetches of a tile depend on its use:
-  // - One pass over the weights (kNear): with each unit u, the tile prefetches a later unit.
-  //   For units before `split`, it is in the same panels, at ahead0 + (u - u0) unit_bytes.
-  //   For units from `split` on, it is in the next panels, at ahead1 + (u - u0) unit_bytes.
-  //   The distance from u to the later unit is fixed.
+  // - One pass over the weights (kNear): with each unit u, the tile prefetches a later unit,
+  //   at a fixed distance from u. While u is before `split`, the later unit is in the same panels,
+  //   at ahead0 + (u - u0) unit_bytes. From `split` on, the later unit is in the next panels,
+  //   at ahead1 + (u - u0) unit_bytes.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
   //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
   // - A K block of another kind: `share` is the part of the next block to prefetch.
   const uint8_t *ahead0, *ahead1;
   int64_t fetch_every, fetch_panels;
   UnitShare share;
-  bool fetch_near = false;  // in a pass and with kLineUnits: whether to prefetch to L1, not L2
+  bool fetch_near = false;  // whether a pass, or a tile with kLineUnits, prefetches to L1, not L2
   float* c;                 // the sums, with sums_stride<kNear>() floats from row to row
   bool resume;              // whether c has the sums of the units before u0
   bool last;                // whether u1 is the end of K
 };
 
-// Computes the addresses that a tile of a kind without kLineUnits prefetches from.
-// A unit of a panel has `unit_bytes` bytes.
+// Computes the addresses to prefetch, for the tiles of kinds without kLineUnits.
+// unit_bytes: the bytes of a unit of K in one panel.
 template <bool kNear>
 class TileFetch {
  public:
@@ -63,8 +63,8 @@ class TileFetch {
     return kNear ? unit_bytes_ : t_.share.step;
   }
 
-  // Sets `ahead` to the prefetch address of unit u, which has its weights at `w`. Returns the unit
-  // that needs a new address next; until then `ahead` advances by step() from unit to unit.
+  // Sets `ahead` to the prefetch address of unit u, which has its weights at `w`. Returns the next
+  // unit that needs a new address: before this unit, `ahead` advances by step() from unit to unit.
   __attribute__((always_inline)) inline int64_t next(int64_t u, const uint8_t* w,
                                                      const uint8_t*& ahead) {
     if constexpr (kNear) {
@@ -78,7 +78,7 @@ class TileFetch {
   }
 
  private:
-  // Begins a turn. Returns the address of its stretch if the turn prefetches.
+  // Begins a turn (UnitShare). Returns the address to prefetch from if the turn prefetches.
   // Otherwise returns `used`, the address of weights that the tile has just read: they are in L1,
   // so prefetching them costs nothing. (A tile without prefetches would need code of its own.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
@@ -103,20 +103,20 @@ class TileFetch {
 
 // Hides the origin of a pointer or counter from the compiler. A tile has a few pointers
 // that advance along K, and adds constant row offsets to them. Without this function gcc keeps
-// a separate pointer for every row and stream, more than there are registers.
+// a separate pointer for every row and panel, more than there are registers.
 template <class T>
 CPUSERVE_INLINE void opaque(T& x) {
   asm("" : "+r"(x));
 }
 
-// Keeps the compiler from moving loads and prefetches across this point.
+// Keeps the compiler from moving loads and prefetches across a call of this function.
 // Otherwise gcc moves most prefetches of a group after its products, where they come all together:
 // on Granite Rapids one row of w4_g32 then reads 82 % of the bandwidth instead of 91 %,
 // and one row of q6_k 76 % instead of 95 %.
 CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 
-// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well,
-// gcc keeps the operands of that loop on the stack, which halves the rate of the tile.
+// gcc allocates registers loop by loop. If a tile also uses its sums outside its short inner loop,
+// gcc keeps the operands of the inner loop on the stack, which halves the rate of the tile.
 // If the whole function is one region for register allocation, gcc keeps the operands in registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
@@ -129,12 +129,12 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 // of the tile for each quad. If a product takes several instructions, unrolled code would
 // have thousands of instructions, which take long to compile. Measured on Cascade Lake at AVX-512,
 // a loop multiplies 8-bit codes 1.05 to 1.3 times as fast as unrolled code. For 4-bit codes
-// (octet_products in group.h), it is 1.02 to 1.2 times as fast in tiles of 8 and more products
-// of kinds with more than 32 weights in a unit, and 0.87 to 0.96 times as fast in other tiles.
+// (octet_products in group.h), a loop is 1.02 to 1.2 times as fast in tiles of at least 8 products
+// if the kind has more than 32 weights in a unit, and 0.87 to 0.96 times as fast in other tiles.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
-// Whether a tile has a loop over the two halves of a group,
+// Whether a tile has a loop over the two halves of a group (instead of unrolled code),
 // for kinds that store the low and the high bits of codes separately (plane_layout.h).
-// The pointers of this loop cost 5 to 25 % of the rate of small tiles. With the 16 registers
+// The pointers of such a loop cost 5 to 25 % of the rate of small tiles. With the 16 registers
 // of AVX2 (two vectors a panel), they cost 5 to 15 % of the rate of all tiles.
 constexpr bool loops_over_halves(int products) {
   constexpr bool kShort = kTileVecs == 1;  // level scalar, where only the compile time matters
@@ -146,7 +146,7 @@ CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {
   near ? prefetch(line) : prefetch_l2(line);
 }
 
-// Prefetches `left` cache lines from `at` on, a_step lines with every step of a tile,
+// Prefetches `left` cache lines from `at` on: a_step lines with every step of a tile along K,
 // so that memory is busy while the tile computes.
 struct LineFetch {
   const uint8_t* at = nullptr;
@@ -169,19 +169,19 @@ CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from)
   }
 }
 
-// Returns the number of panels of the whole matrix. A call prefetches beyond its last panel
-// as well, because the next call of the same thread usually needs the next panels.
+// Returns the number of panels of the whole matrix. Kernels prefetch beyond the last panel
+// of their task, because the next task of the same thread usually needs the next panels.
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
 
-// Returns the number of bytes of a unit in one panel, or the mean number if units share headers.
+// Returns the bytes of a unit of K in one panel, or their mean if units share headers.
 template <class Kind>
 CPUSERVE_INLINE int64_t unit_bytes(const PackedWeight& w) {
   if constexpr (!Kind::kSharesHeaders) return Kind::kUnitBytes;
   return static_cast<int64_t>(w.panel_bytes) / Kind::units(w.k);
 }
 
-// The number of panels that one pass over the weights computes
-// before it runs their epilogue (a span). It is divisible by 1, 2, 3 and 4.
+// The number of panels of a span: one pass over the weights computes a span,
+// and then runs the epilogue of its sums. The number is divisible by 1, 2, 3 and 4.
 constexpr int kSpanPanels = kMostPanels;
 // Returns the number of floats from one row of the sums of a tile to the next: the width of a span
 // in a pass over the weights (kNear), otherwise the width of a strip (64 columns).

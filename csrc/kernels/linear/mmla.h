@@ -1,21 +1,21 @@
 // Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
 // Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h).
-// A line of a panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K),
+// A line of a panel is here 16 columns of 8 bytes (8 int8 or 4 bf16 of K: one step of K),
 // and two neighbouring columns are one operand of a product. The other operand is 8 bytes
 // of each of two rows, so rows are first interleaved in pairs. If the number of rows is odd,
 // the last row is paired with itself. A single row then takes as many matrix products as it would
 // take dot products, and the instructions that compute a row do not depend on the number of rows.
 //
 // A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers.
-// The chain kinds have one scale for all of K, or no scale. A step of 6 x 4 products needs
+// Chain kinds have one scale for all of K, or no scale. A step of 6 x 4 products needs
 // 10 loads, and Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit.
-// Group kinds have 3 x 4 integer sums of a group and 3 x 4 fp32 sums in registers.
+// Tiles of group kinds have 3 x 4 integer sums of a group and 3 x 4 fp32 sums in registers.
 //
-// With few rows, one pass reads each packed panel once.
-// With many rows, K is divided into blocks that stay in a near cache, and all rows are multiplied
-// by a block of a strip before the next block. The weights of a block are first unpacked to bytes
-// and fp32 scales, unless panels store them in this form.
+// With few rows, one pass over the weights reads each packed panel once.
+// With many rows, K is divided into K blocks that stay in L1, and all rows are multiplied
+// by a K block of a strip before the next one. The weights of a K block are first unpacked to bytes
+// and fp32 scales, unless a panel has them in this form already.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"
@@ -31,8 +31,8 @@ CPUSERVE_INLINE void call_mmla(int pairs, const MmlaTile& t) {
   if constexpr (RP < Kind::kPairs) call_mmla<Kind, kUnpacked, RP + 1>(pairs, t);
 }
 
-// Runs the tiles of all columns of one panel.
-// Each tile prefetches its share of `lines` cache lines from `next` on.
+// Runs the tiles of all columns of one panel for `pairs` pairs of rows.
+// The tiles together prefetch `lines` cache lines from `next` on, to L1 if `near`, else to L2.
 template <class Kind, bool kUnpacked>
 CPUSERVE_INLINE void run_panel(int pairs, MmlaTile& t, const uint8_t* next, int64_t lines,
                                bool near) {
@@ -66,8 +66,8 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   MmlaScratch& scratch = *static_cast<MmlaScratch*>(a.scratch);
   const int pairs = pairs_of(rows.rows);
   const int64_t units = Kind::units(w.k), steps = Kind::steps(w.k);
-  // If a panel needs two tiles side by side,
-  // K is divided into blocks that stay in L1 while both tiles use them.
+  // If the columns of a panel need two tiles,
+  // K is divided into K blocks that stay in L1 while both tiles read them.
   const int64_t block = Kind::column_pairs(pairs) == kColumnPairs ? units : Kind::kBlock;
   const bool plain = plain_f32(a.ep);
   Kind::prepare(rows, 0, units, scratch.rows);
@@ -96,15 +96,15 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
 // The number of rows that the epilogue processes together (see kFinishTiles in linear/driver.h).
 constexpr int64_t kFinishRows = 24;
 
-// The rows that share a K block. They are divided into tiles of `height` rows.
+// The rows that are multiplied by a K block. They are divided into tiles of `height` rows.
 struct MmlaBlock {
   MmlaRows rows;
-  int64_t row0;  // the first row, counted from the first row of the call
+  int64_t row0;  // the first row of the block, counted from row 0 of the linear
   int64_t tiles, height;
 };
 
-// Computes units [u0, u0 + t.units) of K for a strip of panels: first all panels for one tile
-// of rows, which stays in L1, then all panels for the next tile of rows.
+// Computes units [u0, u0 + t.units) of K for a strip of panels: multiplies the rows of one tile
+// by all panels while these rows stay in L1, and then the rows of the next tile.
 template <class Kind>
 CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int64_t panel0,
                                     int panels, int64_t u0, MmlaTile& t) {
@@ -145,7 +145,7 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
   }
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows use it.
+// Computes a linear for many rows: they use a K block of a strip while it is in L2.
 template <class Kind>
 CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
   const MmlaRows all = rows_of_call<Kind>(a);
@@ -185,7 +185,7 @@ template <class Kind>
 void run_mmla(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
   const int64_t rows = a.m * a.terms;
-  // Interleaving rounds the steps up to an even number.
+  // Interleaving rows rounds the number of steps of K up to an even number.
   const int64_t prepared = (Kind::units(a.w->k) + 1) * Kind::kPairBytes * pairs_of(rows);
   if (rows <= 2 * Kind::kPairs && prepared <= static_cast<int64_t>(kPreparedBytes)) {
     stream_mmla<Kind>(a);
@@ -194,12 +194,12 @@ void run_mmla(const LinearArgs& a) noexcept {
   }
 }
 
-// The value of LinearKernel::tile_panels. A tile is half a panel or one panel, but each task
-// interleaves its rows again, which pays off only if the task has at least two panels.
+// The value of LinearKernel::tile_panels. A tile has half a panel or one panel, but a task of one
+// panel would be slow, because each task interleaves its rows again.
 constexpr int kTaskPanels = 2;
 
-// The size of a K block depends on L1,
-// because the prepared rows of a tile and unpacked weights stay there.
+// The size of a K block is a constant that suits L1, because the interleaved rows of a tile
+// and the unpacked weights of the K block stay in L1.
 template <class Kind>
 int64_t mmla_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::units(k), Kind::kBlock);

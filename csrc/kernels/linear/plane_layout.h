@@ -1,22 +1,22 @@
 // The layout of a panel with codes stored as planes of bits,
 // for the kinds that are packed from the blocks of kernels/linear/gguf_blocks.h.
 //
-// A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits
-// of its codes and kHigh lines of the bits above them. A line has four bytes of each column.
-// Byte j of column c in line r has bits of these elements k of the group:
-//   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
-//   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
-//   1 bit        byte (c, j): bit i belongs to k = 4 i + j
-// The factors of a unit, for each value of the enum Factors:
+// A unit of a panel is { factors (scales and minima); groups of 32 weights for each column }.
+// A group has kLow lines with the low bits of its codes, and kHigh lines with the higher bits.
+// A line has four bytes of each column. Byte j of column c in line r has bits of these elements k:
+//   4 low bits   k = 8 r + j in the low nibble, k = 8 r + 4 + j in the high nibble of the byte
+//   2 bits       bits 2 i and 2 i + 1 of the byte belong to k = 16 r + 4 i + j
+//   1 bit        bit i of the byte belongs to k = 4 i + j (there is only line r = 0)
+// The layout of the factors of a unit depends on the enum Factors:
 //   half            { fp16 d[16]; fp16 m[16] }
 //   exponent        { u8 exponent[16] }
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
 //   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero points of column c (low nibble)
 //                   and column c + 8 (high nibble); the minimum is -zero * d
-// Kinds without a minimum have neither m nor least.
-// A sub-block is the group of 16 or 32 weights that share one small factor (scale, least).
-// Sub-blocks 2 i and 2 i + 1 are a pair, and their small factors are adjacent.
+// In kinds without minima, the fields m and least are left out.
+// A sub-block is 16 or 32 weights with a common small scale (`scale`) and small minimum (`least`).
+// Sub-blocks 2 i and 2 i + 1 are a pair: their small scales are adjacent, and their small minima.
 #pragma once
 #include "kernels/linear/gguf_blocks.h"
 #include "kernels/linear/source.h"
@@ -25,8 +25,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The classes of sums of products. Sums of codes up to 15 may have fewer than 32 bits (SmallCodes);
-// sums of codes up to 127 need 32 bits. The values of tables are bytes, where 128 represents 0.
+// How the products of codes are summed. Codes up to 15 may have sums of less than 32 bits
+// (SmallCodes); codes up to 127 need 32 bits. Values from tables are bytes, where 128 represents 0.
 struct SmallCodes {
   using Sum = S;
   static constexpr bool kStartsFromAny = kWideS;
@@ -62,7 +62,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   using Block = G;
   static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
   static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
-  // The code of 0 in the operands of the dot product.
+  // The code of a weight of 0, in the operands of the dot product.
   static constexpr int kZero = G::kTable ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
@@ -76,13 +76,13 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
                                                                              : kSubs * kPanel;
   static constexpr int kHeader = kHalves + kScaleBytesOfUnit;
   static constexpr int64_t kUnitBytes = kHeader + kGroups * kLines * 64;
-  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // bytes of row sums in a unit
-  // The number of cache lines that a tile prefetches with each group.
+  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // bytes of a row's sums for a unit
+  // The number of cache lines that a tile prefetches while it computes a group.
   static constexpr int kFetchLines =
       static_cast<int>((kUnitBytes + kGroups * 64 - 1) / (kGroups * 64));
   static_assert(kFetchLines <= 8, "a line with each quad");
 
-  // Returns quad i of a group for the columns of a vector;
+  // Returns the codes of quad i (elements 4 i to 4 i + 3) of a group, for the columns of a vector.
   // `line` points to these columns in the first line of the group.
   template <int i>
   CPUSERVE_INLINE Q quad(const uint8_t* line) {
@@ -103,7 +103,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // The bytes of the low bits of half a group (four quads).
+  // The bytes of the lines with the low bits of half a group (four quads, 16 elements of K).
   static constexpr int kHalfBytes = G::kLow / 2 * 64;
 
   // Returns the high bits of half 0 or 1 (`number`) of a group. The high bits of quad i
@@ -114,7 +114,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return load_quads(line + (G::kLow + number) * 64);
   }
 
-  // Returns quad i of half a group; `line` points to the columns in the first line of the half.
+  // Returns quad i (0 to 3) of a half group. `line` points to its columns in the half's first line.
   template <int i>
   CPUSERVE_INLINE Q quad_of_half(const uint8_t* line, Q high) {
     Q x;
@@ -131,7 +131,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // Returns the scales and the minima of columns [column, column + kLanes) of a unit.
+  // Sets the scales and the minima of columns [column, column + kLanes) of a unit.
   CPUSERVE_INLINE void factors(const uint8_t* unit, int column, F* scale, F* least) {
     const auto* halves = reinterpret_cast<const uint16_t*>(unit) + column;
     if constexpr (G::kFactors == Factors::exponent) {
@@ -146,7 +146,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     }
   }
 
-  // Return the small scales, or the small minima, of sub-blocks 2 i and 2 i + 1 of 256 weights.
+  // Return the small scales (or the small minima) of sub-blocks 2 i and 2 i + 1 of each column.
   CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
     const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
     if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));
@@ -169,7 +169,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       memcpy(unit + column * 2, &c.d, 2);
       if constexpr (kMin && !kZeros) memcpy(unit + 32 + column * 2, &c.m, 2);
     }
-    if constexpr (kZeros) {  // columns are packed in ascending order
+    if constexpr (kZeros) {  // column c is packed before column c + 8, so it sets the whole byte
       uint8_t& zeros = unit[32 + column % 8];
       zeros = static_cast<uint8_t>(column < 8 ? c.m : zeros | c.m << 4);
     }

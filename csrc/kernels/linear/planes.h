@@ -1,10 +1,10 @@
-// The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h):
-// int8 rows times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256).
-// Kinds with zero points (rows are q8g32) have units of 32 to 256 weights:
-// one header, then groups of 32 weights. The header linear/driver.h explains the other terms.
+// The tiles of the weight kinds with codes in planes of bits (linear/plane_layout.h): int8 rows
+// times units of 32 weights (q8g32 rows) or of 256 weights (q8g256 rows) of each column.
+// Kinds with zero points (q8g32 rows) have units of 32 to 256 weights: a header and then
+// groups of 32 weights. linear/driver.h explains the other terms, such as tile and quad.
 //
-// A unit of 256 weights is added to an fp32 sum in one step: its small scales and minima,
-// and the sums of its rows, are integers, so the sum over all 256 weights is an integer as well.
+// A unit of 256 weights is added to an fp32 sum in one step: its small scales and small minima,
+// and the sums of the codes of a row, are integers, so the sum over all 256 weights is an integer.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/plane_layout.h"
@@ -12,29 +12,29 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The addresses that a tile has reached in its rows and weights: a group of 32 weights in a unit.
+// The addresses of the group of 32 weights that a tile computes next: in its rows and its panels.
 struct PlaneAt {
-  const uint8_t *x, *scales, *sums;  // in the first row: the codes, their scale, their sums
+  const uint8_t *x, *scales, *sums;  // in the first row: codes, their scale, the sums of codes
   size_t x_stride;
-  const uint8_t *unit, *lines;  // in the first panel: the unit and its lines of the group
+  const uint8_t *unit, *lines;  // in the first panel: the unit, and the lines of the group
   size_t panel_bytes;
-  const uint8_t* ahead;  // in the first panel: the address to prefetch in this unit
-  int64_t left, groups;  // remaining groups of this unit; groups of every unit
+  const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
+  int64_t left, groups;  // number of remaining groups of this unit; number of groups of a unit
 };
 
-// Returns the offset of the columns of vector v of a tile from the first columns of the tile.
+// Returns the bytes from the first columns of a tile to the columns of its vector v, in a line.
 CPUSERVE_INLINE size_t vector_at(const PlaneAt& at, int v) {
   return static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
 }
 
-// Adds the products of quad i of a group for MR rows x NV vectors.
-// take(lines, v) returns the quad of vector v. Each of the first kFetch quads prefetches one cache
-// line of later weights to L2 (see fetch_line in linear/group.h),
+// Adds the products of quad i (4 elements of K) of a group for MR rows x NV vectors of columns.
+// take(lines, v) returns the quad of the columns of vector v. Each of the first kFetch quads
+// prefetches one cache line of later weights to L2 (see fetch_line in linear/group.h),
 // because prefetching all lines together would fill the miss buffers of the core.
 template <class W, int NPF, int kFetch, int MR, int NV, class Take>
 CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
                                 const Take& take) {
-  // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
+  // Each quad has one base pointer; otherwise gcc keeps offsets for each quad and row on the stack.
   const uint8_t* lines = at.lines;
   const uint8_t* quads = at.x + i * 4;
   opaque(lines);
@@ -62,8 +62,8 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   }
 }
 
-// Adds the products of quads [kQuad, 4) of half a group.
-// `at` points to this half, and `high` has the high bits of its codes.
+// Adds the products of quads [kQuad, 4) of one half of a group (a group has 8 quads of 4 weights).
+// `at` points to this half, and `high` has the high bits of the codes in this half.
 template <class W, int NPF, int kQuad, int MR, int NV>
 CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at,
                                    const Q (&high)[NV]) {
@@ -76,8 +76,8 @@ CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt
   }
 }
 
-// Adds the products of quads [kQuad, kEnd) of a group, with unrolled code for each quad
-// or with a loop over the two halves of the group.
+// Adds the products of quads [kQuad, kEnd) of a group (quad: 4 weights): with unrolled code
+// for each quad, or with a loop over the two halves of the group.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
   if constexpr (kEnd - kQuad == 8 && loops_over_halves(MR * NV)) {
@@ -104,7 +104,7 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group.
+// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group for MR x NV vectors.
 // The sums of row r start from first(r).
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
 CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
@@ -123,7 +123,7 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
   }
 }
 
-// The common part of PlaneGroups (units of 32 weights) and PlaneBlocks (units of 256).
+// The code that PlaneGroups (units of 32 weights) and PlaneBlocks (units of 256 weights) share.
 template <class W>
 struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes;
@@ -131,13 +131,13 @@ struct PlaneShape {
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // at most 8 groups share a header
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
-  // With units of 256 weights, computing takes so much longer than reading that the order
-  // of prefetches makes no difference (q4_k, 9 to 24 rows). With emulated dot products,
-  // prefetching panels in turn only costs time (kernels/linear/group.h).
+  // 0: panels are not prefetched in turn. With units of 256 weights, computing takes so much longer
+  // than reading that the order of prefetches makes no difference (q4_k, 9 to 24 rows).
+  // With emulated dot products, prefetching panels in turn only costs time (linear/group.h).
   static constexpr int kTurns = W::kUnit < 256 && !kEmulatesDots ? 3 : 0;
   // Tiles have as many sums as in kernels/linear/group.h.
-  // With sanitizers they have fewer rows, because a tile of six rows takes seconds to compile,
-  // and ten kinds have a dozen such tiles each.
+  // In builds with sanitizers, tiles have fewer rows, because a tile of six rows takes seconds
+  // to compile, and each of ten weight kinds has a dozen such tiles.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr int kGroupVecsUsed = 2 * kVecs;
 #else
@@ -153,12 +153,12 @@ struct PlaneShape {
   static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
   // Returns the addresses where tile t starts.
-  // In a row of activations, the scales of all groups are followed by the sums of all groups.
+  // A row of activations has all codes, then the scales of all groups, then the sums of all groups.
   static PlaneAt at(const LinearTile& t) {
     const uint8_t* scales = t.x + t.x_padded;
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
     const uint8_t* unit = t.w + t.u0 * (kSharesHeaders ? t.unit_bytes : kUnitBytes);
-    // If groups share a header, t.unit_bytes is the bytes of a group and of its part of the header.
+    // If groups share a header, t.unit_bytes is the bytes of one group and of its part of a header.
     const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kLines * 64) : 1;
     return {t.x + t.u0 * W::kUnit,
             scales + t.u0 * 4,
@@ -188,7 +188,7 @@ struct PlaneShape {
     opaque(at.lines += W::kLines * 64);
     opaque(at.ahead += W::kFetchLines * 64);
   }
-  // Calls run() for every unit of tile t, with the addresses of the unit in `at`.
+  // Calls run() for every unit of K of tile t, with the addresses of the unit in `at`.
   // at.ahead is the address to prefetch while the unit is computed.
   template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
@@ -207,7 +207,7 @@ struct PlaneShape {
   }
 };
 
-// Tiles of units of 32 weights. Each unit is added to the fp32 sums,
+// Tiles for kinds with units of 32 weights. The products of each unit are added to the fp32 sums,
 // which are in registers or in memory.
 template <class W>
 struct PlaneGroups : PlaneShape<W> {
@@ -292,8 +292,8 @@ struct PlaneGroups : PlaneShape<W> {
   }
 };
 
-// Tiles of units of 256 weights. The integer sums of a unit are in registers or in memory;
-// the fp32 sums are in memory.
+// Tiles for kinds with units of 256 weights. The integer sums of a unit are in registers
+// or in memory; the fp32 sums are in memory.
 template <class W>
 struct PlaneBlocks : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g256;
@@ -348,21 +348,21 @@ struct PlaneBlocks : PlaneShape<W> {
         });
   }
 
-  // The byte offset of the sums over sub-blocks (of 32 or 16 weights) within the sums of a unit,
-  // which are kBlockSums bytes (table/rows.h): first the sums over 16, then the sums over 32.
+  // The byte offset of the sums over sub-blocks (kSub weights) in the sums of a unit of a row.
+  // These are kBlockSums bytes (table/rows.h): the sums over 16 codes, then the sums over 32 codes.
   static constexpr int kPairs = W::kSub == 32 ? 32 : 0;
   CPUSERVE_INLINE const uint8_t* panel_of(const PlaneAt& at, int v) {
     return at.unit + static_cast<size_t>(v / kVecs) * at.panel_bytes;
   }
 
-  // Returns the sums of codes of two sub-blocks of row r, in every lane.
+  // Returns the sums over the codes of two sub-blocks in row r; every lane has both sums.
   CPUSERVE_INLINE Q pair_of(const PlaneAt& at, const uint8_t* pairs, int r) {
     return set1_quad(reinterpret_cast<const int8_t*>(pairs + static_cast<size_t>(r) * at.x_stride));
   }
 
-  // Adds the products of quads [kQuad, kEnd), multiplied by the first scale of a pair
-  // of sub-blocks, or by the second scale if kSecond is true.
-  // With kSecond, it also subtracts the zero points of the codes of both sub-blocks.
+  // Adds the products of one sub-block, which has quads [kQuad, kEnd) of its group, multiplied
+  // by the first scale of a pair of sub-blocks, or by the second scale if kSecond is true.
+  // With kSecond, it also subtracts the zero points of the codes in both sub-blocks of the pair.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
@@ -388,8 +388,8 @@ struct PlaneBlocks : PlaneShape<W> {
     }
   }
 
-  // Adds the integer sums of a unit to the fp32 sums,
-  // and the minima of the unit multiplied by the sums of the rows.
+  // Adds to the fp32 sums: the integer sums of a unit times its scales,
+  // and the minima of the unit times the sums of the codes of the rows.
   template <int kStride, int MR, int NV>
   CPUSERVE_INLINE void add_unit(I (&sum)[MR][NV], const PlaneAt& at, float* c) {
     I low[MR][NV];
@@ -432,8 +432,8 @@ struct PlaneBlocks : PlaneShape<W> {
 };
 
 // Chooses the tile of a kind: PlaneBlocks for units of 256 with q8g256 rows, otherwise PlaneGroups.
-// All kinds with zero points of the same number of bits share one tile,
-// which counts the groups of 32 after a header.
+// All kinds with zero points and equal numbers of bits share the compiled code of one tile,
+// which counts the groups of 32 weights after each header.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;
@@ -454,7 +454,7 @@ size_t plane_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + W::kUnit - 1) / W::kUnit * W::kUnitBytes);
 }
 
-// Packs a panel from rows of the only source type of the kind. A null row is a row of zeros.
+// Packs a panel from source rows of the only source type of W. A null row is a row of zeros.
 template <class W>
 void pack_planes(const PackArgs& a) noexcept {
   BlockCodes c{};  // take() sets all members that pack_column reads

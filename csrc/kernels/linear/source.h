@@ -1,4 +1,4 @@
-// Reads a row of a checkpoint, in any SourceType, as fp32 or as the elements of a packed kind.
+// Reads a row of a checkpoint, in any SourceType, as fp32 or as the codes of a weight kind.
 #pragma once
 #include "kernels/linear/gguf_blocks.h"
 #include "kernels/table.h"
@@ -7,9 +7,9 @@
 namespace CPUSERVE_NS {
 namespace {
 
-constexpr int kGroup = 32;  // weights of one GGUF block and of one q8g32 group
+constexpr int kGroup = 32;  // weights of a block of Q8_0, Q4_0 and Q4_1; elements of a q8g32 group
 constexpr int kChunk64 =
-    64;  // elements of a row that packing converts at a time: 16 rows of fp32 are 4 KB
+    64;  // elements of a row that packing converts at a time; for 16 rows, they take 4 KB in fp32
 
 inline float half_to_float(uint16_t h) {
   uint16_t lanes[kLanes] = {h};
@@ -65,9 +65,9 @@ static_assert(sizeof(BlockU4) == 68, "u4m_g128 blocks have no padding");
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20,
               "GGUF blocks have no padding");
 
-// The tables of values for 4-bit codes: kValues, and bf16 entries with value = kUnit * entry.
-// kUnit is chosen so that the entries are exact in bf16 or have the smallest rounding error:
-// 0.06 % of the rms of NF4, where bf16 values without kUnit would have 0.11 %.
+// The tables of values for 4-bit codes: kValues in fp32, and kEntries in bf16 for kernels, where
+// value = kUnit * entry. kUnit is chosen so that the entries are exact in bf16 (FP4), or so that
+// their rounding error is smallest: 0.06 % of the rms of NF4, instead of 0.11 % without kUnit.
 struct Nf4Table {  // source: QLoRA, appendix E
   static constexpr float kValues[16] = {-1.0f,
                                         -0.6961928009986877f,
@@ -150,7 +150,7 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
 
 inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
 
-// A block of the source types with zero points: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
+// A block of source types with zero points: { fp16 scale; u8 zero; u8 q[kWeights * kBits / 8] }
 template <int kBits, int kWeights>
 struct ZeroBlock {
   static constexpr int kBytes = 3 + kWeights * kBits / 8;
@@ -224,8 +224,8 @@ inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
   }
 }
 
-// Reads elements [k0, k0 + n) of a row as fp32, for source types
-// that several weight kinds may be packed from. read_floats does the same for all source types.
+// Reads elements [k0, k0 + n) of a source row as fp32, for source types that several weight kinds
+// may be packed from (CPUSERVE_SHARED_SOURCES). read_floats does the same for all source types.
 inline void read_shared(const void* row, SourceType type, int64_t k0, int n, float* out) {
   const auto blocks = [&](auto* of_row, auto read) {
     for (int i = 0; i < n; i += 32) read(of_row[(k0 + i) / 32], out + i);
@@ -249,12 +249,12 @@ inline void read_shared(const void* row, SourceType type, int64_t k0, int n, flo
     case SourceType::u4m_g128:
       return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
     default:
-      return;  // source types of a single kind; read_floats does not call this function for them
+      return;  // read_floats does not call this function for source types of a single weight kind
   }
 }
 
 // Reads elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF types, n are multiples of 32.
-// Writes zeros if `row` is null. linear/kinds.h defines this function, after all kinds.
+// Writes zeros if `row` is null. Defined in linear/kinds.h, because it needs all weight kinds.
 inline void read_floats(const void* row, SourceType type, int64_t k0, int n, float* out);
 
 // Reads elements [k0, k0 + group) of a row with k elements as fp32. Elements from k on are zeros.

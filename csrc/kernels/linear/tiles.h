@@ -1,19 +1,19 @@
-// Linears on AMX tiles. bf16 weights use tiles at every number of rows:
-// TDPBF16PS sums even and odd products separately, unlike the vector kernels.
+// Linears on AMX tiles: the tile registers of AMX. bf16 weights use them at every number of rows:
+// the instruction TDPBF16PS sums even and odd products separately, unlike the vector kernels.
 // If only linears with many rows used it, the bits of a row would depend on the number of rows.
 //
 // A panel is stored as lines of 64 bytes. A line has 2 (bf16) or 4 (int8) consecutive elements of K
-// for each of the 16 columns, and a tile register holds up to 16 lines of weights.
-// A job multiplies up to 32 rows by 2 panels with all eight tile registers:
-// four of sums, two of rows, and two of weights.
+// for each of the 16 columns, and an AMX tile holds up to 16 lines of weights.
+// A job multiplies up to 32 rows by 2 panels with all eight AMX tiles:
+// four have sums, two have rows, and two have weights.
 //
-// Chain kinds (bf16, and int8 with one scale per row) keep their sums in tiles over a block of K.
+// Chain kinds (bf16, and int8 with one scale per row) keep their sums in AMX tiles over a K block.
 // Group kinds have a scale for every 16 to 256 elements of K. Their weights are first unpacked to
 // signed bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows).
-// The sums of a group are stored from the tiles to memory, and vector code adds them to fp32 sums
-// while the tiles compute the next group. In GGUF kinds with blocks of 256, a block is one group:
-// weights are unpacked to codes times their integer scales. Most of these scaled codes need
-// two bytes, so each tile of rows is multiplied twice: by the high and by the low bytes.
+// The sums of a group are stored from AMX tiles to memory, and vector code adds them to fp32 sums
+// while AMX computes the next group. In GGUF kinds with blocks of 256, a block is one group:
+// its weights are unpacked to codes times their integer scales. Most of these products need
+// two bytes, so each AMX tile of rows is multiplied twice: by the high and by the low bytes.
 #pragma once
 #include "kernels/linear/tiles/blocks.h"
 #include "kernels/linear/tiles/chains.h"
@@ -22,7 +22,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Runs the job of t.rows rows and 1 or 2 panels.
+// Runs a job: multiplies t.rows rows (at most 32) by `panels` panels (1 or 2) on AMX tiles.
 template <class Kind>
 CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
   if (t.rows > kTileRows16) {
@@ -32,7 +32,7 @@ CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
   }
 }
 
-// The parameters that all jobs of a call share.
+// Returns a job with the members that are equal in all jobs of a linear.
 template <class Kind>
 CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   TileJob t;
@@ -44,7 +44,7 @@ CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   return t;
 }
 
-// Calls run() for every K block of `block` lines.
+// Calls run() for every K block of `block` lines, with the range of lines in `t`.
 template <class Run>
 CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, int64_t block, Run run) {
   for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
@@ -63,10 +63,10 @@ CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) 
   }
 }
 
-// Sets the range to prefetch while a panel of a chain kind is used. It is as long as a panel
-// and begins `ahead_bytes` after the start of the panel, so it ends in the next panel.
-// Prefetches go to L2: a prefetch to L1 would occupy one of the 16 fill buffers of L1,
-// which tile loads need, for the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 %
+// Sets the range of weights to prefetch while a panel of a chain kind is multiplied: as many bytes
+// as a panel has, from `ahead_bytes` after the start of the panel on, so it ends in the next panel.
+// Prefetches go to L2: a prefetch to L1 would occupy one of the 16 fill buffers of L1, which loads
+// of AMX tiles need, for the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 %
 // more bytes a second with prefetches to L2 at one row, and 12 to 20 % more at 32 rows.
 CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
@@ -76,8 +76,8 @@ CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t 
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// Sets the range to prefetch to L2 while a K block of `panels` panels of a group kind is used:
-// the next K block of the same panels, or the first K block of the panels after them.
+// Sets the range of weights to prefetch to L2 while a K block of a group kind is multiplied:
+// the next K block of the same `panels` panels, or the first K block of the panels after them.
 CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int panels,
                                       int64_t lines, int64_t block, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
@@ -94,7 +94,7 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
 // Computes a linear for up to 32 rows: every panel is read once.
 // Chain kinds process one panel at a time, in the order of memory, because memory is the limit.
 // Group kinds spend time on unpacking and adding as well, so they process a K block of two panels
-// at a time, and each tile of rows is loaded once for both panels. On Granite Rapids at 12,
+// at a time, and each AMX tile of rows is loaded once for both panels. On Granite Rapids at 12,
 // 20 and 32 rows, two panels at a time read 1.16 to 1.29 times as many bytes a second as one panel
 // at a time for w4m_g128, 1.11 to 1.22 times for nf4_g64, 1.03 to 1.14 times for w8_g32,
 // 0.94 to 1.06 times for w8_channel_g128, and 0.86 to 0.99 times for bf16.
@@ -132,8 +132,8 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   });
 }
 
-// The memory of the sums of some panels, for `rows` int8 or bf16 rows. The sums of a pair
-// of panels are contiguous, or of a strip (4 panels) if the epilogue needs whole strips (`strips`).
+// The fp32 sums of some panels in memory, for `rows` int8 or bf16 rows. A row of sums has
+// the columns of two panels, or of 4 panels if the epilogue needs whole strips (`strips`).
 struct TileSums {
   float* at;
   int64_t rows;
@@ -146,7 +146,7 @@ struct TileSums {
   }
 };
 
-// Runs the epilogue for `rows` finished int8 or bf16 rows of some panels.
+// Runs the epilogue for `rows` int8 or bf16 rows of some panels, with finished sums at `c`.
 CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t rows,
                                  int64_t panel0, int panels, float* c, int stride) {
   for (int64_t row = 0; row < rows; row += kJobRows) {
@@ -155,7 +155,7 @@ CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, 
   }
 }
 
-// Computes one K block of one or two panels, which stays in L1 while all rows are multiplied by it.
+// Multiplies all rows by one K block of `np` (one or two) panels, which stays in L1 meanwhile.
 // row0 is the first row of activations; `first` is the index of the first panel in `sums`.
 template <class Kind>
 CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
@@ -183,8 +183,8 @@ CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, 
   }
 }
 
-// Returns the number of lines of a K block, if K has `lines` lines.
-// Chain kinds divide K into equal parts.
+// Returns the number of lines of a K block in one panel, if all of K has `lines` lines.
+// In chain kinds, all K blocks have about the same size.
 template <class Kind>
 CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
   if (Kind::kGroups) return Kind::kBlockLines;
@@ -198,8 +198,8 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
-// Sets the range to prefetch to L2 while `rows` rows are multiplied by a strip: the next strip.
-// Panels are stored one after another, so the lines after this strip belong to the next strip.
+// Sets the range of weights to prefetch to L2 while `rows` rows are multiplied by a strip:
+// the next strip. Panels are stored one after another, so it begins at the end of this strip.
 template <class Kind>
 CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, int64_t rows,
                                       int64_t panel0, int panels) {
@@ -213,8 +213,8 @@ CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, i
   fetch.a_step = (fetch.left + steps - 1) / steps;
 }
 
-// Computes a linear for many rows that stay in L2:
-// strip after strip, and within a strip all of K for some rows and a pair of panels.
+// Computes a linear for many rows of activations that stay in L2: strip after strip.
+// Within a strip, it computes all of K for some rows and two panels before the next rows.
 template <class Kind>
 CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                  int64_t row0, int64_t rows) {
@@ -237,8 +237,8 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
   });
 }
 
-// Computes a linear for more rows than L2 can hold. The elements of all rows in one K block stay
-// in L2 while they are multiplied by the panels of a span (kSpanStrips strips).
+// Computes a linear for more rows of activations than L2 can hold. The elements of all rows
+// in one K block stay in L2 while they are multiplied by the panels of a span (kSpanStrips strips).
 // The function does not prefetch panels, because the hardware prefetcher does.
 template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
@@ -290,8 +290,8 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
-// Returns the largest number of int8 rows that the vector kernel
-// of the ISA level below computes instead of tiles.
+// Returns the most int8 rows of a linear that does not run on AMX tiles:
+// the vector kernel of the ISA level below computes linears of so few rows.
 template <class Kind>
 constexpr int few_rows() {
   if constexpr (Kind::kAct == ActFormat::bf16) {
@@ -301,7 +301,7 @@ constexpr int few_rows() {
   }
 }
 
-// Returns `kernel` with products on tiles; packing and reading rows do not change.
+// Returns a copy of `kernel` with its products on AMX tiles, and its packing of weights unchanged.
 template <class Kind>
 constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.product = run_tiles<Kind>;

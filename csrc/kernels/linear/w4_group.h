@@ -12,7 +12,7 @@ struct W4Group : FourBits {
   static constexpr int kGroup = 32, kUnit = kGroup;
   static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kZero = kMin ? 0 : 8;
   static constexpr int64_t kUnitBytes = kScaleBytes + kMinBytes + 4 * 64;
-  using Block = BlockQ4_1;  // block type of both kinds; w4_g32 does not use its minimum m
+  using Block = BlockQ4_1;  // for w4m_g32, and for w4_g32, which does not use the member m
   __attribute__((always_inline)) static inline F least(const uint8_t* header, int column, F) {
     return half_minima(header, column);
   }
@@ -61,8 +61,8 @@ struct W4Group : FourBits {
     }
     return b;
   }
-  // Packs one column of group g. A GGUF block has elements 0 to 15 in the low nibbles, 16 to 31 in
-  // the high nibbles; a panel has quad 2 r in the low and quad 2 r + 1 in the high nibbles.
+  // Packs one column of group g. A GGUF block has elements 0 to 15 in its low nibbles, 16 to 31 in
+  // its high nibbles. Line r of a panel has quad 2 r in low and quad 2 r + 1 in high nibbles.
   static void pack_column(const PackArgs& a, int64_t g, int column, uint8_t* to) {
     const Block b = block(a, g, column);
     memcpy(to + column * 2, &b.d, 2);

@@ -34,9 +34,9 @@ struct W4Wide : FourBits {
     }
     return reduce_add(error);
   }
-  // Divides the range [min, max] into 15 steps. The range is first reduced on both sides,
-  // to as little as 80 %, if this reduces the squared error:
-  // outliers then lose precision, and the other values get finer steps.
+  // Divides the range [min, max] of x into 15 steps. Also tries ranges that are reduced on both
+  // sides, to 80 % at least, and takes the range with the smallest squared error:
+  // in a reduced range, outliers lose precision, and the other values get finer steps.
   static Column quantize(const float* x, int n) {
     F low = load(x), high = low;
     for (int i = kLanes; i < kGroup; i += kLanes) {

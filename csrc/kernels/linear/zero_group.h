@@ -1,12 +1,12 @@
 // w8z_g32, w8z_g128, w4z_g32 and w4z_g64: codes of 8 or 4 bits with a scale and an integer zero
 // point for every 32, 64 or 128 elements of K, as GPTQ, AWQ and compressed-tensors store them.
-// A unit of a panel is { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }. w = scale (q - zero);
-// for 8 bits, scale (q - 128 - zero), so that zero points from 0 to 255 fit in a signed byte.
+// A unit of a panel is { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }. 4 bits: scale (q - zero);
+// 8 bits: scale (q - 128 - zero), so that zero points from 0 to 255 fit in a signed byte.
 //
-// A zero point is computed as a minimum of -zero * scale, which is exact in fp32
-// (8 bits times 11 bits of fp16). In all of these kinds, rows of activations have a scale for every
-// 32 elements of K. With a scale for every 128, the kinds with groups of 128 would be faster
-// on AMX tiles, but lose the accuracy that users want from 8 bits.
+// Kernels replace a zero point by the minimum -zero * scale, which is exact in fp32
+// (8 bits times the 11 bits of fp16). Rows of activations have a scale for every 32 elements
+// of K in all of these kinds. With one scale for 128 elements, kinds with groups
+// of 128 would be faster on AMX tiles, but lose the accuracy that users want from 8 bits.
 #pragma once
 #include "kernels/linear/group.h"
 

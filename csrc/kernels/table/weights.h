@@ -7,10 +7,10 @@
 
 namespace cpuserve {
 
-// The kinds of packed weights of linears. A weight matrix W[n, k] (a row of W is an output column,
-// as in checkpoints) is packed into panels of 16 output columns.
-// K is contiguous inside a panel, and padded with zeros to whole pairs or groups.
-// `act` is the format of the rows that a kind multiplies, s the scale, and q a code.
+// The kinds of packed weights of linears. A weight matrix W[n, k]
+// (a row of W is an output column, as in checkpoints) is packed into panels of 16 output columns.
+// All K elements of a panel are contiguous. K is padded with zeros to whole pairs or groups.
+// `act` is the format of the activation rows, s a scale, q a code and w the value of a weight.
 //   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
 //   dense_f16   [n/16][k][16]        fp16            act f32
 //   dense_f32   [n/16][k][16]        fp32            act f32
@@ -22,43 +22,44 @@ namespace cpuserve {
 //   w8_channel_g128   the same bytes as w8_channel                 act q8g128
 //   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
-//     GGUF types, stored as factors and planes of bits of 16 columns (linear/plane_layout.h),
-//     with groups of 4 bytes of a column at every ISA level. w = s * (value - zero) + min. In types
-//     with blocks of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
+//     GGUF types: scales and minima, then planes of bits of the codes (linear/plane_layout.h).
+//     The layout is the same at every ISA level. w = s * (value - zero) + min. In types with blocks
+//     of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
 //   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
 //   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
 //     float codes: w = scale * value, and for nvfp4 w = scale * (s * value). The last block of a
-//     row has only the weights up to K. The low and the high nibble of a byte are k and k + 1
-//     (kernels/linear/coded.h).
+//     row ends at K and may be shorter. The low nibble of a byte is the code of element k,
+//     the high nibble the code of element k + 1 (kernels/linear/coded.h).
 //   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
-//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, q has 4 bits   act q8g32
+//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same struct with 4-bit q   act q8g32
 //     integer zero points: w = s * (q - 128 - zero) for 8 bits, and s * (q - zero) for 4 bits.
 //     Activations are quantized in groups of 32, even if the groups of weights are larger.
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
 //     w = s * (q - zero), with codes in planes of bits as in the GGUF types.
-// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j) of q[..][16][4]
-// holds k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
+// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte q[r][c][j] has two codes of column c:
+// the code of k = 8 r + j in its low nibble, and the code of k = 8 r + 4 + j in its high nibble.
 // w8_g32, w4_g32 and w4m_g32 take as many bytes as in a GGUF file: 34, 18 and 20 for 32 weights.
-// In these layouts 4 bytes of a column are adjacent. At levels with the matrix products of Arm,
-// 8 bytes of a column are adjacent (LinearKernel::column_bytes), and 8-bit codes are signed:
+// In the layouts above, 4 bytes of a column are adjacent. ISA levels with matrix products of Arm
+// have 8 adjacent bytes of a column (LinearKernel::column_bytes), and signed 8-bit codes:
 //   dense_bf16  [n/16][k/4][16][4]   k padded to 4
 //   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
-//   4 bits      byte (r, c, j): k = 16 r + j in the low nibble, k = 16 r + 8 + j in the high nibble
+//   4 bits      q[r][c][j]: k = 16 r + j in the low nibble, k = 16 r + 8 + j in the high nibble
 //
-// The dot product f of a row x of activations and a column of quantized weights is computed
-// for one group after another, in ascending order of K. q_w, s_w and q_x, s_x are codes and scales
-// of weights and activations, sum_x is the sum of q_x over the group, and integers are exact:
-//   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)
-//   with a minimum, then  f = fma(min, s_x * float(sum_x), f); for zero points min = -zero * s_w
-//   blocks of 256 (s_w = d * scale, min = -(m * least)), with integers over all groups of a block:
-//         sum = sum over groups of scale * sum_k (q_w - zero) q_x
-//         low = sum over groups of least * sum_x (only in types with minima)
+// The dot product f of a row x of activations and a column of quantized weights adds one group
+// after another, in ascending order of K. q_w and s_w are codes and scales of weights, q_x and s_x
+// of x, sum_x is the sum of q_x over the group, and code0 is the code of weight 0 (8 in w4_g32).
+//   each group:            f = fma(float(sum_k q_w q_x - code0 * sum_x), s_w * s_x, f)
+//   kinds with a minimum:  after that step, f = fma(min, s_x * float(sum_x), f)
+//   kinds with zero points do both steps, with min = -zero * s_w
+//   blocks of 256 weights have s_w = d * scale and min = -(m * least), and add a whole block:
+//         sum = sum over its groups of scale * sum_k (q_w - code0) q_x    (an exact integer)
+//         low = sum over its groups of least * sum_x    (only in types with minima)
 //         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)
-//   float codes:  f = fma(sum, s_w, f), where sum is the sum of a group as in dense_bf16
-//   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
-//   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
+//   float codes:      f = fma(sum, s_w, f), where sum is the sum of a group as in dense_bf16
+//   w8_channel:       f = float(sum_k q_w q_x - 128 sum_x) * (s_w * s_x), sums over the whole row
+//   w8_channel_g128:  f = fma(float(sum_k q_w q_x - 128 sum_x), s_x, f) per group, then f * s_w
 //
 // The list of the weight kinds, with one line for each kind.
 // The enums, block shapes and kernels are generated from this list.
@@ -67,8 +68,7 @@ namespace cpuserve {
 //     a kind that is packed from one source type only and keeps its codes. A source row
 //     consists of whole blocks of `weights` weights in `bytes` bytes.
 //     No other kind is packed from this source type.
-// family: the class with the kernels of the kind, which only units of ISA levels have
-// (kernels/linear/kinds.h).
+// family: the class with the kernels of the kind, which only ISA units include (linear/kinds.h).
 // clang-format off: so that a new line does not move the columns of the other lines
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
   X(dense_bf16, DenseFamily<Bf16Element>)                                      \
@@ -108,7 +108,7 @@ namespace cpuserve {
   OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
 // clang-format on
 
-// The types of source rows for pack(). Kinds called like a GGUF type
+// The types of source rows for pack(). Weight kinds with the name of a GGUF type
 // are packed only from the blocks of that type. The other source types, with codes q:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
@@ -120,11 +120,11 @@ namespace cpuserve {
 // Integer zero points, w = scale * (q - zero), packed only to kinds with the same bits and groups.
 // Codes are a stream of bits, the lowest bit first, so 4-bit codes are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
-//   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
+//   u2z_g32 to u2z_g256, u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same struct
 //
 // X(name, weights of a block, bytes of a block): source types that several kinds are packed from.
-// In addition to its blocks, a row of s8_channel or nvfp4 begins with a scale of 4 bytes,
-// and so does each block of 128 weights of e4m3_g128.
+// A row of s8_channel or nvfp4 begins with a scale of 4 bytes, which no block contains.
+// Each 128 weights of e4m3_g128 (4 blocks) begin with such a scale.
 #define CPUSERVE_SHARED_SOURCES(X) \
   X(f32, 1, 4)                     \
   X(f16, 1, 2)                     \
@@ -175,7 +175,7 @@ inline size_t source_row_bytes(SourceType type, int64_t k) {
   return type == SourceType::s8_channel || type == SourceType::nvfp4 ? bytes + 4 : bytes;
 }
 
-// For each kind, its only source type, or f32 if the kind can be packed from several source types.
+// For each weight kind: its only source type, or f32 if it can be packed from several source types.
 #define CPUSERVE_ANY(...) SourceType::f32,
 #define CPUSERVE_ONLY(name, source, ...) SourceType::source,
 constexpr SourceType kOnlySources[] = {CPUSERVE_WEIGHT_KINDS(CPUSERVE_ANY, CPUSERVE_ONLY)};
@@ -191,7 +191,7 @@ static_assert(only_source(WeightKind::w8_channel_g128) == SourceType::f32 &&
               "the source in the line of the kind");
 
 struct PackArgs {
-  const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
+  const void* const* rows;  // kPanel source rows of k elements; a null row is a row of zeros
   SourceType source;
   int64_t k;
   void* panel;  // the packed panel: panel_bytes(k) bytes, 32-byte aligned

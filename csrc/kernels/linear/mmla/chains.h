@@ -1,5 +1,5 @@
-// The chain kinds on matrix products of Arm: bf16, and int8 with one scale per row.
-// Their products are one chain of additions over all of K.
+// Matrix products of Arm for the chain kinds: bf16, and int8 with one scale per row.
+// A sum of these kinds is one chain of additions over all of K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/mmla/tile.h"
@@ -12,11 +12,11 @@ struct MmlaChain {
   static constexpr int kPairs = 6;
   static constexpr int column_pairs(int pairs) { return pairs <= 3 ? 8 : 4; }
   static constexpr int64_t kUnitBytes = kLineBytes, kUnitSteps = 1, kPairBytes = kOperandBytes;
-  static constexpr int64_t kBlock = 128;  // units of a K block: 12 rows take 12 KB, which fit L1
+  static constexpr int64_t kBlock = 128;  // units of a K block: 12 rows of it take 12 KB of L1
   static constexpr bool kUnpacks = false;
   static void unpack(const uint8_t*, int64_t, uint8_t*) {}
 
-  // Writes units [u0, u0 + units) of the rows to `to` as [units][pairs][2][8 bytes].
+  // Writes units [u0, u0 + units) of the rows to `to`, as [units][pairs of rows][2][8 bytes].
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     const size_t stride = static_cast<size_t>(pairs_of(r.rows)) * kOperandBytes;
     for_each_pair(r, [&](int p, const uint8_t* first, const uint8_t* second) {
@@ -55,7 +55,7 @@ struct MmlaBf16 : MmlaChain<F> {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static int64_t units(int64_t k) { return (k + 3) / 4; }
   static int64_t steps(int64_t k) { return units(k); }
-  // Prepares rows like MmlaChain, and sets the elements after the end of K to zeros,
+  // Interleaves rows like MmlaChain::prepare, and sets the elements after the end of K to zeros,
   // because a row may have any values there.
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     MmlaChain<F>::prepare(r, u0, units, to);

@@ -7,10 +7,10 @@
 //   kGroups  groups of a unit
 //   kSteps   steps (8 bytes of K) of a group
 //   kCut     whether the last group may have fewer steps than kSteps
-//   kScales  whether columns have a scale
-//   kLeast   whether columns have a minimum
-//   kZero    the code of 0
-//   Q operand(lines, step, c)    the operand of column pair c
+//   kScales  whether a column has a scale for each group
+//   kLeast   whether a column has a minimum for each group
+//   kZero    the code of a weight of 0
+//   Q operand(lines, step, c)    the codes of column pair c in one step
 //   F scale(header, pair0, c)    the scales of column pair pair0 + c, for the two rows of a product
 //   F least(header, pair0, c)    the minima of column pair pair0 + c, for the two rows of a product
 #pragma once
@@ -66,8 +66,8 @@ CPUSERVE_INLINE void add_sums(F (&f)[RP][CP], const I (&acc)[RP][CP], const uint
   }
 }
 
-// Returns the number of vectors of factors that precede the codes of a group
-// in a prepared pair of rows.
+// Returns the number of vectors of factors (scales, sums) that prepare_groups writes
+// before the codes of a group, for a pair of rows.
 template <class V>
 constexpr int factors_of() {
   static_assert(!V::kLeast || V::kZero == 0, "codes with a minimum have no zero");
@@ -115,7 +115,7 @@ CPUSERVE_INLINE void group_tile(const MmlaTile& t) {
   store_sums(t, f);
 }
 
-// Writes the groups of units [u0, u0 + units) of the rows to `to`. For each pair of rows,
+// Writes the groups of units [u0, u0 + units) of the rows to `to`. For each pair of rows 0 and 1,
 // a group has the scales {s0, s0, s1, s1}; with kLeast then scale * sum of codes in the same order,
 // or with kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
 template <class V>
@@ -148,8 +148,8 @@ static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, 
   });
 }
 
-// The view of packed groups of W.
-// A line of 4-bit codes has one step in its low nibbles and the next step in its high nibbles.
+// The view of the packed weights of kind W. A line of 4-bit codes has the codes of one step
+// in its low nibbles and the codes of the next step in its high nibbles.
 template <class W>
 struct PackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;
@@ -167,11 +167,11 @@ struct PackedView {
       return s % 2 ? high_nibbles(x) : low_nibbles(x);
     }
   }
-  // Returns the factors of four columns from `column` on, which are two pairs of columns.
+  // Returns the scales of four columns (two pairs of columns) from `column` on.
   static __attribute__((always_inline)) inline F scales(const uint8_t* header, int column) {
     return load_f16(reinterpret_cast<const uint16_t*>(header) + column);
   }
-  // Returns the factors of the two columns of pair c, twice: for the two rows of a product.
+  // Returns the factors of the two columns of pair c, twice: once for each row of a product.
   static __attribute__((always_inline)) inline F pair(F four, int c) {
     return c % 2 ? last_halves(four, four) : first_halves(four, four);
   }
@@ -184,7 +184,7 @@ struct PackedView {
   }
 };
 
-// The view of unpacked groups: fp32 factors of pairs of columns as vectors, then codes as bytes.
+// The view of unpacked weights: fp32 factors as vectors for pairs of columns, then codes as bytes.
 template <class W>
 struct UnpackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;

@@ -12,15 +12,15 @@ inline size_t mmla_dense_bytes(int64_t k) noexcept {
 inline size_t mmla_channel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(MmlaChannel::units(k) * kLineBytes) + kChannelScales;
 }
-// unit_of_4 and unit_of_8 return the byte offset of unit i (4 bytes)
-// of a column in the codes of a group, in the layouts with 4 and with 8 adjacent bytes of a column.
+// unit_of_4 and unit_of_8 return the byte offset of word i (4 bytes) of a column
+// in the codes of a unit, in the layouts with 4 and with 8 adjacent bytes of a column.
 CPUSERVE_INLINE int unit_of_4(int i, int column) { return (i * kPanel + column) * 4; }
 CPUSERVE_INLINE int unit_of_8(int i, int column) {
   return i / 2 * kLineBytes + column * kStepBytes + i % 2 * 4;
 }
-// Converts units x = 2 i and y = 2 i + 1 of a column between the two layouts.
+// Converts words x (number 2 i) and y (2 i + 1) of a column from one of these layouts to the other.
 // 8-bit codes change between signed codes and codes plus 128. With 4-bit codes, the high nibbles
-// of x and the low nibbles of y are exchanged. Calling the function twice restores the units.
+// of x and the low nibbles of y are exchanged. Calling the function twice restores x and y.
 template <class W>
 CPUSERVE_INLINE void turn_units(uint32_t* x, uint32_t* y) {
   constexpr uint32_t kLow = 0x0f0f0f0fu;

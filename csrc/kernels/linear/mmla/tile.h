@@ -7,12 +7,12 @@
 namespace CPUSERVE_NS {
 namespace {
 
-constexpr int kStepBytes = 8;                    // bytes of a row or a column in one product
+constexpr int kStepBytes = 8;                    // bytes of one row or column in one product
 constexpr int kOperandBytes = 2 * kStepBytes;    // an operand has two rows or two columns
 constexpr int kColumnPairs = kPanel / 2;         // pairs of columns of a panel
 constexpr int kLineBytes = kPanel * kStepBytes;  // bytes of a panel in one step of K
 constexpr int kBeat = 4;                         // steps of K between two prefetches
-constexpr size_t kPreparedBytes = 64 << 10;      // most bytes of prepared rows
+constexpr size_t kPreparedBytes = 64 << 10;      // most bytes of interleaved (prepared) rows
 constexpr size_t kUnpackedBytes = 16 << 10;      // most bytes of unpacked weights of a panel
 
 struct MmlaScratch {
@@ -23,20 +23,20 @@ struct MmlaScratch {
 static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
 // A tile over `units` units of K. In a chain kind (linear/mmla.h), a unit is one step of K.
-// In a group kind, it is the groups that share a header of scales, or one group without headers.
+// In a group kind, a unit is the groups that share a header of scales, or one group without header.
 struct MmlaTile {
-  const uint8_t* a;  // prepared rows
+  const uint8_t* a;  // interleaved (prepared) rows
   const uint8_t* b;  // weights of the panel, packed or unpacked
   int pair0;         // first pair of columns
   int64_t units;
-  int64_t steps;  // steps of K in these units; the last group may have fewer
-  float* c;       // the sum of the first row and column
+  int64_t steps;  // steps from the first of these units to the end of K
+  float* c;       // the sum of the first row and the first column of the panel
   int c_stride;
-  bool resume;  // whether c has the sums over earlier units of K
+  bool resume;  // whether c has sums over earlier units of K, to which the tile adds
   LineFetch fetch;
 };
 
-// Rows to prepare: `rows` rows from `x` on. A row has `padded` elements, including padding.
+// Rows to interleave (prepare): `rows` rows from `x` on. A row has `padded` elements with padding.
 struct MmlaRows {
   const uint8_t* x;
   size_t stride;
@@ -56,7 +56,7 @@ CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   }
 }
 
-// Interleaves `steps` steps (rounded up to an even number) of two rows: for each step 8 bytes
+// Interleaves `steps` steps of K (rounded up to an even number) of two rows: for each step 8 bytes
 // of the first row, then 8 bytes of the second row. Steps begin `stride` bytes apart in `to`.
 CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
                                 uint8_t* to, size_t stride) {
@@ -67,8 +67,8 @@ CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int
   }
 }
 
-// Loads the sums of a tile. In `c` they are stored row by row;
-// in registers, each vector has two columns of two rows.
+// Loads the sums of a tile to registers, where each vector has the sums of two columns of two rows.
+// In memory at `c`, sums are stored row by row.
 template <int RP, int CP, class Sum>
 CPUSERVE_INLINE void load_sums(const MmlaTile& t, Sum (&sum)[RP][CP]) {
 #pragma GCC unroll 8
@@ -97,7 +97,7 @@ CPUSERVE_INLINE void store_sums(const MmlaTile& t, const Sum (&sum)[RP][CP]) {
 }
 
 // Adds the products of one step of K. weight(c) returns the operand of column pair c.
-// The operands of the shorter side of the tile (rows or columns) stay in registers.
+// The operands of the rows stay in registers, or of the columns, whichever are fewer.
 template <int RP, int CP, class Sum, class Weight>
 CPUSERVE_INLINE void step_products(Sum (&sum)[RP][CP], const uint8_t* a, const Weight& weight) {
   if constexpr (RP > CP) {

@@ -1,5 +1,5 @@
 // AMX tiles for the GGUF kinds with blocks of 256 weights.
-// Each weight is unpacked to its code times the integer scale of its sub-block.
+// Each weight is unpacked to its code times the integer scale of its sub-block (16 or 32 weights).
 // The sum over a whole block is then multiplied by only one float scale.
 #pragma once
 #include "kernels/linear/tiles/groups.h"
@@ -7,7 +7,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// A GGUF kind with blocks of 256. Line numbers count lines of 64 weights,
+// A GGUF kind with blocks of 256. Line numbers (such as line0) count lines of 64 weights,
 // as if a weight took one byte, although most kinds unpack a weight to two bytes.
 template <class G>
 struct BlockTiles {
@@ -18,8 +18,8 @@ struct BlockTiles {
   static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
   static constexpr int kUnitLines = W::kUnit / 4;
-  // A code times its scale needs 16 bits, and in some kinds only one byte.
-  // In Q3_K these products are from -124 to 128, so the byte stores the negative of a product.
+  // A code times its scale needs 16 bits (kWide), in kinds with fewer low bits only one byte.
+  // In Q3_K these products are from -124 to 128, so a signed byte stores the negative product.
   static constexpr bool kWide = G::kLow == 4;
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;
@@ -31,8 +31,8 @@ struct BlockTiles {
   typedef uint16_t LineBits __attribute__((vector_size(64), aligned(1), may_alias));
   typedef int32_t LineInts __attribute__((vector_size(64), aligned(1), may_alias));
 
-  // Returns the scale of each column of a sub-block, twice,
-  // because the four bytes of a column are two words of 16 bits.
+  // Returns a line with the scale of each column of a sub-block as two equal words of 16 bits,
+  // because the four bytes of a column in a line are two such words.
   CPUSERVE_INLINE LineWords scale_line(const uint8_t* unit, int64_t sub) {
     alignas(64) int32_t scales[kPanel];
     for (int column = 0; column < kPanel; column += kLanes) {
@@ -45,8 +45,8 @@ struct BlockTiles {
   }
   // Multiplies the codes of quads [kQuad, kEnd) of a group by their scale and writes the products.
   // A quad is 4 consecutive codes of each column of the panel. With kWide a product has two bytes:
-  // the high bytes go to `to`, and the low bytes after all high bytes of the unit.
-  // Otherwise a product has one byte, at `to`.
+  // the high bytes are written to `to`, and the low bytes after all high bytes of the unit.
+  // Without kWide a product has one byte, which is written to `to`.
   template <int kQuad, int kEnd>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
                                  uint8_t* to) {
@@ -72,7 +72,7 @@ struct BlockTiles {
                                  to + (1 - (kWide ? kUnitLines : 0)) * kTileLineBytes);
     }
   }
-  // Unpacks lines [line0, line1) of a panel, which are whole units.
+  // Unpacks lines [line0, line1) of a panel, which are whole units of 256 weights a column.
   static void unpack(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1,
                      uint8_t* to) {
     const uint8_t* unit =
@@ -94,17 +94,17 @@ struct BlockTiles {
     }
   }
 
-  // The integer sums of a unit that are stored in memory but not yet added to the fp32 sums:
-  // the sums with the high and with the low bytes of one panel (kWide),
-  // or the sums of all panels of a job.
+  // The integer sums of a unit that are in memory but not yet added to the fp32 sums:
+  // with kWide the sums of one panel's high bytes and the sums of its low bytes,
+  // otherwise the sums of all panels of a job.
   struct Waiting {
     int64_t unit;
     int panel;             // number of the panel in the job
-    const DotTiles* dots;  // nullptr: no sums are waiting
+    const DotTiles* dots;  // the integer sums; nullptr: there are none
   };
 
-  // Adds the integer sums of `waiting` to the fp32 sums of the rows of one tile,
-  // with the same operations as PlaneBlocks.
+  // Adds the integer sums of `waiting` to the fp32 sums of one tile of 16 rows,
+  // with the same operations as PlaneBlocks in linear/planes.h.
   template <int NP>
   static __attribute__((noinline)) void add_rows(const TileJob& t, const Waiting& waiting,
                                                  int row_tile) {
@@ -121,7 +121,7 @@ struct BlockTiles {
       const uint8_t* unit = t.w + static_cast<size_t>(waiting.panel + p) * t.panel_bytes +
                             waiting.unit * W::kUnitBytes;
       const int32_t* dots = (*waiting.dots)[row_tile * kJobColumns + p];
-      constexpr int64_t kNext = kTileRows16 * kPanel;  // integers from high-byte to low-byte sums
+      constexpr int64_t kNext = kTileRows16 * kPanel;  // from the high-byte to the low-byte sums
       for (int v = 0; v < kWays; v++) {
         F scale, least;
         W::factors(unit, v * kLanes, &scale, &least);
@@ -186,7 +186,7 @@ struct BlockTiles {
     for (int i = 0; i < RT; i++) add_rows<NP>(t, before, i);
   }
 
-  // Computes products like tile_products, but with unsigned low bytes of weights.
+  // Does the same as tile_products, but the low bytes of weights are unsigned.
   template <int RT, int kColumns>
   static __attribute__((always_inline)) inline void products(const uint8_t* x, size_t x_stride,
                                                              const uint8_t* w0, const uint8_t* w1) {

@@ -1,6 +1,6 @@
 // AMX tiles for the chain kinds: bf16, and int8 with one scale per row.
-// These kinds have no scales within a row, so a sum is one chain of additions,
-// which stays in a tile register during a block of K.
+// These weight kinds have no scales along K, so a sum is one chain of additions,
+// which stays in an AMX tile during a K block.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
@@ -9,9 +9,9 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Copies the end of K, which is shorter than a tile (`lines` lines), from the rows and weights
-// of a job to its scratch memory, and pads it with zeros. Without the copy, a tile would also read
-// the bytes after the end, which belong to another panel or are not readable.
+// Copies the last `lines` lines of K, fewer than an AMX tile has, from the rows and weights
+// of a job to its scratch memory, and pads them with zeros. Without the copy, AMX would also read
+// the bytes after the end of K, which belong to another panel or are not readable.
 template <int NP>
 CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   const size_t bytes = static_cast<size_t>(lines) * 4;
@@ -27,7 +27,7 @@ CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   }
 }
 
-// Runs the job of a chain kind. The sums stay in tiles from line0 to line1.
+// Runs the job of a chain kind. The sums stay in AMX tiles from t.line0 to t.line1.
 template <class Product, int RT, int NP>
 CPUSERVE_INLINE void chain_products(const TileJob& t) {
   const size_t stride = static_cast<size_t>(t.c_stride) * sizeof(float);
@@ -67,7 +67,7 @@ struct Bf16Tiles {
   }
 };
 
-// w8_channel: integer sums over the whole row, which are finally multiplied by both scales.
+// w8_channel: integer sums over all of K, finally multiplied by the scales of row and column.
 struct ChannelTiles {
   using Vectors = Channel<0>;
   using FewRows = ChannelTiles;

@@ -1,6 +1,6 @@
 // AMX tiles for the kinds with a scale for every group of 32 to 256 elements of K.
-// The sums of a group are stored from the tiles to memory. Vector code multiplies them
-// by the scales and adds them to fp32 sums, while the tiles compute the next groups.
+// The sums of a group are stored from the AMX tiles to memory. Vector code multiplies them
+// by the scales and adds them to fp32 sums, while AMX multiplies the next groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
 
@@ -15,7 +15,7 @@ CPUSERVE_INLINE void store_dots(DotTiles& dots) {
   if constexpr (RT == 2 && NP == 2) tile_store<3>(dots[3], kTileLineBytes);
 }
 
-// A kind with groups of Raw::kGroup elements of K. Line numbers count unpacked lines.
+// A kind with groups of Raw::kGroup elements of K. Line numbers (line0) count unpacked lines.
 template <class Raw>
 struct GroupTiles {
   using Vectors = typename Raw::Vectors;
@@ -38,9 +38,9 @@ struct GroupTiles {
     }
   }
 
-  // Adds the sums of groups [g, g + G) to the fp32 sums for the rows of one tile and NP panels,
-  // with the operations of linear/group.h and linear/channel.h: tiles and vectors return
-  // the same bits. With G = 2, each fp32 sum is loaded and stored once for both groups.
+  // Adds the sums of groups [g, g + G) to the fp32 sums of 16 rows (one AMX tile) and NP panels,
+  // with the operations of linear/group.h and linear/channel.h, so that AMX and vector kernels
+  // return the same bits. With G = 2, each fp32 sum is loaded and stored once for both groups.
   template <int NP, int G>
   static __attribute__((noinline)) void add_rows(const TileJob& t, int64_t g, int row_tile,
                                                  const DotTiles* dots) {
@@ -96,14 +96,14 @@ struct GroupTiles {
     }
   }
 
-  // Loads rows and weights to the tile registers, from line `line` of K on.
+  // Loads the rows and the weights of a job to AMX tiles, from line `line` of K on.
   template <int RT, int NP>
   static __attribute__((always_inline)) inline void load_tiles(const TileJob& t, int64_t line) {
     const uint8_t* w = t.lines + (line - t.line0) * kTileLineBytes;
     size_t next_panel = sizeof t.scratch->lines[0];
     if constexpr (Raw::kAsStored) {
       const auto stored = static_cast<int64_t>((t.panel_bytes - kChannelScales) / kTileLineBytes);
-      if ((line / kLines + 1) * kLines <= stored) {  // if this is not the padded last group
+      if ((line / kLines + 1) * kLines <= stored) {  // unless `line` is in the padded last group
         w = t.w + line * kTileLineBytes;
         next_panel = t.panel_bytes;
       }
@@ -111,11 +111,11 @@ struct GroupTiles {
     load_operands<RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
   }
 
-  // The groups with sums that are stored from the tiles to memory,
+  // The groups with sums that are stored from AMX tiles to memory,
   // but not yet added to the fp32 sums.
   struct Waiting {
     int64_t g;
-    int groups;  // number of waiting groups from g on; 0: none
+    int groups;  // number of such groups, from group g on; 0: none
     const DotTiles* dots;
   };
   template <int NP>
@@ -142,18 +142,18 @@ struct GroupTiles {
       DotTiles* dots = t.scratch->dots[turn];
       for (int j = 0; j < groups; j++) {
         zero_sums<RT, NP>();
-        // The tiles of the next product are loaded before a group is added.
-        // Prefetches are issued after the product:
-        // before it, they would take the fill buffers that the loads of its tiles need.
+        // The AMX tiles of the next product are loaded before a group is added to the fp32 sums.
+        // Prefetches come after the product:
+        // before it, they would take the fill buffers that the loads of its AMX tiles need.
         for (int64_t end = line + kLines; line < end && line < t.line1;) {
           multiply_operands<typename Raw::Product, RT, NP>();
           t.fetch->step();
           line += kShapeLines;
           if (line < t.line1) load_tiles<RT, NP>(t, line);
         }
-        // The two previous groups are added while the tiles compute this group:
-        // the first tile of rows with the first group, the second tile with the second group,
-        // so that few instructions are between two products.
+        // Vector code adds the two previous groups while AMX multiplies the next two groups:
+        // rows 0 to 15 during the first of the next groups, the other rows during the second one.
+        // So there are few instructions between two products.
         if (RT == 1 || groups == 1) {
           if (j == 0) add<NP>(t, before, 0);
           if (RT == 2) add<NP>(t, before, 1);

@@ -1,5 +1,5 @@
-// Unpacks the weights of group kinds to the lines of AMX tiles, as signed bytes or bf16,
-// and reads their scales and minima.
+// Unpacks the weights of group kinds to lines that AMX tiles can load, as signed bytes or bf16,
+// and reads the scales and minima of these weights.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -20,8 +20,8 @@ CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
 }
 CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineBytes*>(p) = x; }
 
-// Returns quad kQuad of a group, for a kind with planes of bits.
-// The lines of the group begin at `from`.
+// Returns a line with quad kQuad (4 codes) of each column, for a kind with planes of bits.
+// The packed lines of the group begin at `from`.
 template <class W, int kQuad>
 CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   LineBytes x;
@@ -76,9 +76,9 @@ template <>
 struct ChannelProduct<false> : S8S8Product {};
 
 // w8_channel_g128: a panel has no scales between its lines, and the last group may be incomplete.
-// With kStored, tiles read the packed lines in place, as bytes where 128 represents 0,
-// and the zero point is subtracted from the sums.
-// Up to 32 rows read each weight only once, so unpacking it first would take half of the time.
+// With kStored, AMX tiles load the packed lines themselves,
+// as bytes where 128 represents 0; the sums are then corrected by 128 times the sums of the rows.
+// kStored is for up to 32 rows: they use a weight once, so unpacking would take half of the time.
 template <bool kStored>
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
@@ -89,7 +89,7 @@ struct RawChannel {
   using FewRows = RawChannel<true>;
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
-  // With kStored, only an incomplete last group has to be copied and padded.
+  // With kStored, copies and pads only an incomplete last group.
   static void unpack(const uint8_t* panel, int64_t group, int64_t k, uint8_t* to) {
     const int64_t lines = (k + 3) / 4 - group * kLines;
     if (kStored && lines >= kLines) return;
@@ -103,8 +103,8 @@ struct RawChannel {
   }
 };
 
-// Unpacks the kinds of linear/planes.h without small factors (plane_layout.h).
-// Their units have one or several groups of 32 weights.
+// Unpacks the kinds of linear/planes.h without small scales and minima (plane_layout.h).
+// A unit of these kinds has one or several groups of 32 weights.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
@@ -136,7 +136,7 @@ struct RawPlanes {
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 
-// Unpacks float codes (linear/coded.h) to lines of bf16. K is padded to whole tiles.
+// Unpacks float codes (linear/coded.h) to lines of bf16. K is a multiple of 32: whole AMX tiles.
 template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
