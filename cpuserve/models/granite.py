@@ -93,7 +93,10 @@ class GraniteMoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Granite MoE config; intermediate_size is of experts."""
+        """Return the hyperparameters in a Granite MoE config.
+
+        Its intermediate_size is the width of an expert.
+        """
         extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0

@@ -6,7 +6,7 @@ Other checkpoints have the rows of a matrix in another order than the ops, such 
 where RoPE rotates neighbouring dimensions, or the transpose of a matrix (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
-    "moe.input_linear[3][160:320].weight"     rows 160 to 319 of matrix 3 (from 0) of a stack
+    "moe.input_linear[3][160:320].weight"     rows 160 to 319 of its fourth matrix, [3]
     "self_attn.q_proj[1:64:2].weight"         rows 1, 3, ... 63
     "attn.c_attn[:,64:128].weight"            columns 64 to 127, each as a row
 """

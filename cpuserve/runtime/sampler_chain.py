@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.intp]
 
 GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 XTC_SEED = 0x2545F4914F6CDD1D  # xtc and the choice of the token need different random numbers
-MIROSTAT_TOKENS = 100  # the m most likely tokens of the paper on mirostat
+MIROSTAT_TOKENS = 100  # m in the paper on mirostat: the likeliest m tokens are fitted
 MERGED_PREFIXES = 256  # candidates that infill compares in pairs
 INFILL_SHARE = 0.2  # infill keeps candidates with at least this probability
 LARGEST_LOG = 88.7228391  # limits the exponent of dry, so that the penalty is finite in fp32

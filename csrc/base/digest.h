@@ -1,5 +1,5 @@
-// A digest of bytes that detects damage (disk errors, truncated files),
-// but not manipulation.
+// A digest of bytes that detects damage,
+// such as disk errors and truncated files, but not manipulation.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 namespace cpuserve {
 namespace {
 
-// The bytes of weights that a thread claims together in a decode step.
+// The bytes of weights that a thread claims at a time in a decode step.
 // Reading 128 KB at one core's share of the bandwidth takes 5-10 us, long compared with an atomic
 // operation (20-100 ns) and short compared with the delay of a late thread (40 us and more).
 constexpr int64_t kClaimBytes = 128 << 10;

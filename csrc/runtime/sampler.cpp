@@ -135,7 +135,7 @@ void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   for (int32_t id : r.output) count(s, id);
 }
 
-// Counts a token as output. In a full window of last_n tokens, it replaces the oldest one.
+// Counts a token as output. In a full window of last_n tokens, the oldest one counts no longer.
 void Sampler::count(Slot& s, int32_t token) noexcept {
   if (s.window_size > 0 && s.window.size() < s.window_size) {
     s.window.push_back(token);

@@ -15,7 +15,7 @@ constexpr size_t kFirstOrdered = 256;
 // This number is mixed into the seed,
 // so that xtc and the final choice of the token use different random numbers.
 constexpr uint64_t kXtcSeed = 0x2545f4914f6cdd1dull;
-constexpr size_t kMirostatTokens = 100;  // the m most likely tokens of the paper on mirostat
+constexpr size_t kMirostatTokens = 100;  // m in the paper on mirostat: the likeliest m are fitted
 constexpr size_t kMergedPrefixes = 256;  // candidates that infill compares in pairs
 constexpr double kInfillShare = 0.2;     // infill keeps candidates with at least this probability
 
@@ -472,7 +472,7 @@ void SamplerChain::mirostat() noexcept {
     kept = std::pow(std::pow(2.0, mu) * ratio, 1 / s);
   }
   const auto all = static_cast<double>(candidates_.size());
-  // If the fit fails (s is 1 or 0), `kept` is NaN or infinite, and all candidates are kept.
+  // If s is 1, `kept` is NaN, and all candidates are kept. If s is 0, it is 0, 1 or infinite.
   cut(kept < all ? static_cast<size_t>(std::max(kept, 1.0)) : candidates_.size());
   weigh();
 }

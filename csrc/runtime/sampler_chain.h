@@ -117,7 +117,7 @@ class SamplerChain {
   float next_mu_;                  // mu after the last sampled token
   std::vector<Breaker> breakers_;  // in order of their first ids
   std::vector<Candidate> candidates_;
-  size_t ordered_ = 0;            // so many candidates at the beginning are sorted
+  size_t ordered_ = 0;            // number of candidates at the beginning that are sorted
   Candidate likely_stop_{};       // the most likely stop id; id -1 if no stop id may be sampled
   std::vector<int32_t> tokens_;   // prompt and output, for the sampler dry
   std::vector<int32_t> repeats_;  // for each position before the end, the length of its repetition

@@ -158,7 +158,7 @@ class Attention(Op, frozen=True):
         )
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Return whether no scale of row format `rows` covers columns of two heads."""
+        """Return whether no scale of format `rows` covers two heads, written one after another."""
         crosses = rows.startswith("q8g32") and self.head_dim % 32 != 0
         return rows not in WHOLE_ROW and not crosses
 

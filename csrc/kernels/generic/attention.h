@@ -109,8 +109,8 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   return b;
 }
 
-// Returns the number of rows of the next tile if n rows remain: n if one tile is enough for n rows,
-// half of n if two tiles are enough (in vector kernels), otherwise the rows of a full tile.
+// Returns the number of rows of the next tile if n rows remain: all n rows if they fit one tile,
+// half of them if they fit two tiles (in vector kernels), otherwise the rows of a full tile.
 template <class Kv>
 static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;

@@ -17,7 +17,7 @@
 namespace CPUSERVE_NS {
 
 // Computes the scores of R rows for keys [begin, end) in whole strips from the block of `begin` on.
-// The last strip is half as wide if a half strip has room for the last keys.
+// The last strip is half as wide if that is enough for the last keys.
 template <class Kv, Ahead kAhead>
 static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int begin,
                               int end, Fetch& next) {

@@ -310,7 +310,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     }
     narrow_band(tally_row(r, t), t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = 1;  // r.ids has room for the whole band, so cut_band gathers it immediately
+    band.count_lo = 1;  // the whole band fits r.ids, so cut_band gathers it immediately
   }
   return cut_band(r, band, k);
 }
