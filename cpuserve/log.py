@@ -130,7 +130,7 @@ def is_record(line: str) -> bool:
 
 
 def get_logger(component: str) -> logging.Logger:
-    """Return the logger of a component ("engine", "api"); it shows warnings before `configure`."""
+    """Return the logger of a component ("engine", "api"); warnings only before `configure`."""
     return logging.getLogger(f"cpuserve.{component}")
 
 

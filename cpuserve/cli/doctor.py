@@ -52,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of all threads together: bytes and operations per second; and the time of a barrier."""
+    """Rates of all threads together: bytes and operations (by type) per second; barrier time."""
 
     threads: int
     read_bytes_per_s: float

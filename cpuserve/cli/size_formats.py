@@ -169,7 +169,7 @@ def _this_machine() -> Instance:
 
 
 def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[FormatSize]) -> str:
-    """Return a table of the formats, with advice which format to choose."""
+    """Return a table of the formats, with advice on the format to choose."""
     peak = "" if machine.name == "this machine" else " at the peak of its memory channels"
     seen = {
         "model": f"{weights.name}: {weights.matrices / 1e9:.2f} billion weights, of which a "
@@ -196,7 +196,7 @@ def render_formats(machine: Instance, weights: ModelWeights, found: Sequence[For
 
 
 def advice(found: Sequence[FormatSize]) -> str:
-    """Return advice which format to choose: the most precise that fits, or a faster one."""
+    """Return advice on the format to choose: the most precise that fits, or a faster one."""
     fitting = [each for each in found if each.context]
     if not fitting:
         return "no format fits: choose a smaller model or more memory"

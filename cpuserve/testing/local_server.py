@@ -32,7 +32,7 @@ NO_KEY = "none"  # clients need some text as an API key
 
 
 class LocalServer:
-    """A server that runs and can be used by tests.
+    """A running server for tests.
 
     url: the base URL without a path. model: the name of its model. api_key: a key that it accepts.
     pid: its process id; 0 for a server that this process did not start.

@@ -1,4 +1,4 @@
-"""GET /models, and GET /models/sse, a stream of events when models are loaded or unloaded."""
+"""GET /models, and GET /models/sse, which reports models that are loaded or unloaded."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 class OllamaEmbed(msgspec.Struct, kw_only=True):
-    """The body of POST /api/embed. Too long texts are cut, unless `truncate` is false.
+    """The body of POST /api/embed. Texts that are too long are cut, unless `truncate` is false.
 
     `options` are ignored, because they concern only the machine.
 
@@ -170,7 +170,7 @@ def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:
 
 @contextmanager
 def _told_how_to_cut(hint: str) -> Iterator[None]:
-    """Extend the error for a text that is too long by a hint how the server can cut the text."""
+    """Add `hint`, how to make the server cut texts, to the error for a text that is too long."""
     try:
         yield
     except PromptTooLong as error:

@@ -1,4 +1,4 @@
-"""Return memory that large requests have freed to the operating system.
+"""Return the freed memory of large requests to the operating system.
 
 The C library keeps freed memory between blocks that are still in use: 100 to 3,000 MB
 after a text of a million tokens. malloc_trim returns all but 1 MB of this memory in 10 to 160 ms.
@@ -36,7 +36,7 @@ def trim_soon() -> None:
 
 
 def trim_asleep() -> None:
-    """Return all memory to the system that a server without loaded models does not need.
+    """Return to the system all memory that a server without loaded models does not need.
 
     This is freed memory and the pages of shared libraries, 20 of 80 MB;
     the system reads such pages again from their files when they are used.

@@ -1,1 +1,1 @@
-"""Routes that only the vLLM server has: administration and load."""
+"""Routes of the vLLM server that no other dialect has: administration and load."""
