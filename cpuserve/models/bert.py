@@ -123,7 +123,9 @@ MASKED_HEADS = {
 
 
 def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: Then) -> ValueId:
-    """Append the head of a lexical model and return max(logits, 0) [T, vocab]; else return x.
+    """For a lexical model (SPLADE), append its head and return max(logits, 0) [T, vocab].
+
+    For another model, return x.
 
     then: the activation of the first linear of the head.
     """

@@ -61,7 +61,7 @@ def _read_windows(
 ) -> dict[str, object]:
     """Return the entries of ModelSpec.extra for windows of layers and for layers without a RoPE.
 
-    first: this many first layers have a pattern of windows of their own.
+    first: the number of layers at the beginning, which have their own pattern of windows.
 
     Layers without a window have no RoPE, except layers with a dense MLP
     in models where none of the first layers has a window.

@@ -116,7 +116,7 @@ class DeepseekV32:
 
 @register_model("Glm4MoeLiteForCausalLM")
 class Glm4MoeLite:
-    """GLM-4.7-Flash: V3 in other sizes. Source: transformers modeling_glm4_moe_lite."""
+    """GLM-4.7-Flash: DeepSeek V3 in other sizes. Source: transformers modeling_glm4_moe_lite."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -222,7 +222,7 @@ def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str,
     return {
         "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
         "nope": nope,
-        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have it
+        "split": read_bool(config, "kv_b_split", False),  # a key of GGUF configs
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
         "query_scale": read_query_scale(config),

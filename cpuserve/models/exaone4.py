@@ -17,7 +17,7 @@ NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 @register_model("Exaone4ForCausalLM")
 class Exaone4:
-    """EXAONE 4.0 1.2B (no windows) and 32B (three of four layers). Source: modeling_exaone4."""
+    """EXAONE 4.0 1.2B (no windows) and 32B (windows in 3 of 4 layers). Source: modeling_exaone4."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

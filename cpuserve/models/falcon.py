@@ -1,4 +1,4 @@
-"""Falcon: q, k and v of a KV group are neighbours, and attention runs parallel to the MLP."""
+"""Falcon: one matrix has q, k and v of each KV group; attention runs parallel to the MLP."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _heads(
     config: Mapping[str, Any], windows: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """Return ((KV heads, head_dim) of layers with a window, the same of global layers, one_kv).
+    """Return ((KV heads, head_dim) of layers with a window, same for global layers, one_kv).
 
     one_kv: whether global layers have no v_proj.
 

@@ -27,8 +27,9 @@ class Gpt2:
     """GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.
 
     Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx) and "transposed".
-    transposed: whether the checkpoint stores matrices as [in, out]. It does,
-    unless the config has conv1d_transposed (our own key, for GGUF files and quantized copies).
+    transposed: whether the checkpoint stores matrices as [in, out], as published ones do.
+    It does not if the config has conv1d_transposed, a key of cpuserve for GGUF files and quantized
+    copies.
     """
 
     @staticmethod

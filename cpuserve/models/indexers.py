@@ -23,7 +23,7 @@ _WHY = "cpuserve does not have its indexer, which longer requests need to choose
 
 
 def without_indexer(spec: ModelSpec, most: int, *, block: int = 1) -> ModelSpec:
-    """Return the spec with only as many positions as the indexers keep.
+    """Return the spec with max_position limited to the length where indexers keep all keys.
 
     most: the number of keys that an indexer lets a query read, in whole blocks of `block` keys.
       The query also reads the keys after the last whole block.

@@ -23,7 +23,8 @@ class MiniMaxM2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a MiniMax M2 config.
 
-        Published configs have the number of rotated dimensions (rotary_dim), newer ones the share.
+        Published configs have the number of rotated dimensions of a head (rotary_dim),
+        and newer configs have their share (partial_rotary_factor).
         """
         head_dim = read_int(config, "head_dim", 128)
         given = {key: value for key, value in config.items() if value is not None}

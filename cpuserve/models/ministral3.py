@@ -76,7 +76,7 @@ class Mistral4:
 
 
 def _rope(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE parameters in either spelling; YaRN with `default` if there are none."""
+    """Return rope_scaling with rope_parameters; YaRN with `default` if both are empty."""
     given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
     yarn = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
     return given or {**yarn, **default}

@@ -141,9 +141,10 @@ def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, .
 
 
 def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec with only as many positions as the indexers keep.
+    """Return the spec with max_position limited to the length where indexers keep all keys.
 
-    A query reads indexer_budget tokens in whole blocks, and the tokens after the last whole block.
+    An indexer lets a query read indexer_budget keys in whole blocks of indexer_compress_ratio keys,
+    and the keys after the last whole block.
     """
     if all(config.get(key) is None for key in INDEXER_KEYS):
         return spec
@@ -168,14 +169,15 @@ def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
 def _enter(
     b: Builder, s: ModelSpec, at: str, x: ValueId, *, last: bool = False
 ) -> tuple[ValueId, ValueId]:
-    """Return the input of a part of a layer, and the weights of its output in the streams.
+    """Return the input of a part of a layer, and the weights of the part's output in the streams.
 
     To get the input, the streams are normalized, gated by two small matrices, and averaged.
 
     last: whether the part has no output; the returned weights are then the gates of the input.
     """
     streams, rank = cast("int", s.extra["streams"]), cast("int", s.extra["stream_rank"])
-    # The mean of the streams needs the factor 1 / streams; so do the arguments of both activations.
+    # The mean of the streams needs the factor 1 / streams, and the arguments of both activations
+    # (silu and sigmoid) need this factor as well.
     n = b.rms_norm(x, f"{at}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
     low = b.linear(n, f"{at}.input_mix_weight_down", features=rank, then="silu")
     gates = b.linear(low, f"{at}.input_mix_weight_up", features=streams * s.width)

@@ -6,8 +6,9 @@ from cpuserve.program.program import Program
 
 
 def num_barriers(program: Program) -> int:
-    """Return the number of barriers in a step of one token: one after each op with claimed tasks.
+    """Return the number of barriers in a step of one token.
 
-    The last thread to arrive at a barrier runs all ops up to the next op with claimed tasks.
+    A barrier follows each op that is divided into tasks for several threads (`Op.claimed`).
+    The last thread to arrive at a barrier runs all ops up to the next op with such tasks.
     """
     return sum(op.claimed for op in program.ops)

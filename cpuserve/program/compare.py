@@ -39,7 +39,7 @@ Float32 = npt.NDArray[np.float32]
 SUM_TOLERANCE = 2e-5
 # Relative tolerance for each type of the KV cache. A key or a probability near the middle of two
 # values of the type may be rounded up by one executor and down by the other.
-# This may change all elements of the row by one step of the type, relative to their size.
+# This rounding may change each element of the row by the distance between two values of the type.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
 # The tolerances for 8-bit KV caches, where attention rounds probabilities to bf16.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
@@ -118,7 +118,7 @@ def stored_format(
 ) -> str:
     """Return the row format of `value` in an executor.
 
-    It is "f32" unless all ops that read the value need the same format.
+    The format is "f32" unless all ops that read the value need the same other format.
 
     Results of experts that only Combine reads have the format of `combined_format`.
     """
@@ -239,7 +239,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
             stored.removesuffix("x2")
         ]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
-        # Rounding errs by at most half a step, amax / 254.
+        # Rounding to int8 errs by at most half the distance of two codes: amax / 254.
         # A second int8 term divides this error by 254.
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step

@@ -220,7 +220,7 @@ class Interpreter:
     def closed_states(self, slot: int) -> list[Tensor]:
         """Return views of the recurrent states of all layers in a state slot.
 
-        They are the states at the end of the block of the slot.
+        Each is the state after the last token of the KV block that the slot belongs to.
         """
         return [part for states in self.states for part in states.closed(slot)]
 
@@ -288,9 +288,9 @@ class Interpreter:
         return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
 
     def state_parts(self) -> Iterator[tuple[slice, ChunkRows]]:
-        """Yield (rows of the step, ChunkRows) for each part of a sequence.
+        """Yield (rows of the step, ChunkRows) for the rows of each chunk of STATE_CHUNK tokens.
 
-        The rows of a part are in one state chunk.
+        The sequences come one after another.
         """
         step, gone = self.step, self.num_blocks - 1
         for seq in range(step.num_seqs):

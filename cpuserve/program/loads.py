@@ -29,8 +29,9 @@ class HeadPart:
 class MatrixLoad:
     """Instruction to pack the checkpoint tensors `names` into native matrix `id`.
 
-    part: the part of the only tensor that is packed; None: whole tensors are packed.
-    values: whether the tensors are dequantized first: they cannot be packed together as stored.
+    part: the part of a tensor that is packed (`names` then has one name); None: whole tensors.
+    values: whether the tensors are dequantized before packing, because their columns are in
+      different orders.
     """
 
     id: int
@@ -70,14 +71,17 @@ class OpWeights:
     expert_bytes: int = 0
 
     def read_bytes(self, tokens: int) -> float:
-        """Return the bytes that a step of `tokens` reads if all experts are equally probable."""
+        """Return the bytes that a step of `tokens` tokens reads if experts are equally probable."""
         if not self.expert_bytes:
             return self.num_bytes
         return bytes_in_use(self.num_bytes, self.expert_bytes, tokens)
 
 
 def bytes_in_use(chosen: int, experts: int, tokens: int) -> float:
-    """Return the expected bytes of the experts in a step if all experts are equally probable.
+    """Return the expected bytes of the experts that a step of `tokens` tokens reads.
+
+    All experts are equally probable.
+
 
     chosen: bytes of the experts that one token chooses. experts: bytes of all experts.
     """

@@ -22,8 +22,8 @@ _MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
 class Adapters:
     """The adapters of a model: their number, common rank, and the modules that adapters change.
 
-    in_tables: the number of adapters, from the first one on, that have columns in the common
-      tables of the embedding modules.
+    in_tables: only the first `in_tables` adapters have columns in the common tables of the
+      embedding modules.
     """
 
     count: int

@@ -88,7 +88,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
 
-        Of the experts, they include the expected number in use, if all are equally probable.
+        They include the experts that the step is expected to use if all are equally probable.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
@@ -274,7 +274,7 @@ class Lowering:
                 self.give(buffer, *key)
 
     def emit(self, add: Callable[[], None], weights: OpWeights | None = None) -> None:
-        """Append a native op for the current op with `add`; weights: the matrix of the op."""
+        """Call `add`, which appends a native op for the current op; weights: the op's matrix."""
         add()
         self.out.source_op.append(self._op)
         self.out.op_weights.append(weights)
@@ -309,7 +309,7 @@ class Lowering:
     def layout(self, weight: str) -> tuple[str, int | None]:
         """Return (weight kind, column order) of a matrix.
 
-        Matrices packed as one must have the same pair.
+        Matrices that are packed as one matrix must have equal kinds and equal orders.
         """
         return self.kind_of(weight), self.order(weight)
 
@@ -326,7 +326,7 @@ class Lowering:
             )
 
     def _columns_in(self, orders: Orders, width: int) -> int:
-        """Return the id of a native vector with the column numbers of each order in turn."""
+        """Return the id of a native vector: the column numbers of each of `orders`, in sequence."""
 
         def make(_: ReadFn) -> Float32:
             found = [np.arange(width) if i is None else self._orders[i] for i in orders]

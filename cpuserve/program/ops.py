@@ -92,7 +92,7 @@ class Op(msgspec.Struct, frozen=True):
     def reads(self) -> tuple[ValueId, ...]:
         """Return the values that the op reads.
 
-        If it adds to a value in place, this value comes last.
+        If the op adds to a value in place, this value is the last one of the tuple.
         """
         return tuple(getattr(self, field) for field in self.reads_of)
 

@@ -39,9 +39,9 @@ class TensorPart:
     columns: bool = False
 
     def of(self, shape: tuple[int, ...]) -> slice | None:
-        """Return the rows of the part, counted over all matrices of a tensor of this shape.
+        """Return the rows of the part in a tensor of this shape.
 
-        Returns None if a tensor of this shape does not have the rows.
+        Rows are counted over all matrices of a stack. Returns None if the tensor lacks the rows.
         A row of a vector is one number.
         """
         outer = 1 if self.index is None else 2

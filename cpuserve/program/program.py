@@ -33,7 +33,10 @@ class WeightNeed:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """The KV cache of one layer. It has `heads` keys and values of these widths for every token.
+    """The KV cache of one layer.
+
+    It has `heads` keys of `key_width` and values of `value_width` columns for every token.
+
 
     window: later tokens read only the last `window` tokens (0 = all).
     latent: keys and values are the same rows, which are stored once.
@@ -48,10 +51,11 @@ class CacheLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The fp32 state of a sequence in a recurrent layer, which has `units` independent units.
+    """The fp32 state of a sequence in a recurrent layer.
 
-    closed: number of floats of a unit's state after the last multiple of STATE_CHUNK tokens.
-    open: number of floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.
+    units: number of independent parts of the state, such as one for each head.
+    closed: floats of a unit for its state after the last multiple of STATE_CHUNK tokens.
+    open: floats of a unit for the tokens after that multiple, at most STATE_CHUNK tokens.
     """
 
     units: int
@@ -65,7 +69,7 @@ class StateLayer:
 
 
 def whole_lines(floats: int) -> int:
-    """Return `floats` rounded up to whole cache lines (64 bytes), at which units begin."""
+    """Return a number of floats rounded up to whole cache lines (64 bytes)."""
     return (floats + 15) // 16 * 16
 
 

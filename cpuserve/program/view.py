@@ -56,8 +56,8 @@ class StepView:
     StepArrays (runtime/executor.py) has the shapes of the sections.
     Sections that a step does not need (adapters, adapter_scales, row_draft, row_mask) are empty.
     Block table i belongs to sequence i // G and group i % G.
-    It keeps its first table_first[i] entries;
-    the new entries table_entries[table_start[i] : table_start[i + 1]] follow.
+    Table i keeps its first table_first[i] entries;
+    its new entries are table_entries[table_start[i] : table_start[i + 1]].
 
     kept: the block tables from earlier steps, by request slot.
     """
@@ -284,7 +284,7 @@ def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
 
 
 def state_slot(table: Int32, block: int, gone: int) -> int:
-    """Return the state slot for block `block` of a sequence: its own, or the next in the table.
+    """Return the state slot for block `block` of a sequence: the first one from this block on.
 
     table: an entry for each block of tokens. The entry for state slot s is gone + 1 + s.
       The entry `gone`, the number of the last KV block, means that the block has no slot.

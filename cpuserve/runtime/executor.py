@@ -106,7 +106,10 @@ class StepOutputs:
 
 
 class Executor(Protocol):
-    """Runs forward steps; owns weights, KV cache and sampler states. One thread calls it."""
+    """Runs forward steps; owns weights, KV cache and sampler states.
+
+    One thread calls all methods, except those that any thread may call.
+    """
 
     max_tokens: int
     num_blocks: int
@@ -176,7 +179,7 @@ class Executor(Protocol):
     def cancel(self, on: bool = True) -> None:
         """End the running step (or the next one) as soon as possible; any thread may call this.
 
-        on=False, between steps, revokes a call that came after the end of the step.
+        on=False, called between steps, revokes a cancellation that came after its step had ended.
         """
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
@@ -185,7 +188,7 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free all memory of the executor."""
 
-    # Executors without the following abilities derive from this class and inherit these defaults.
+    # Executors that lack one of the following methods derive from this class to inherit a default.
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
@@ -206,7 +209,7 @@ class Executor(Protocol):
         return 0
 
     def prepare(self) -> bool:
-        """Prepare some memory for the next step while there is no work; False = nothing left."""
+        """Prepare some memory for later steps while there is no work; False = all is prepared."""
         return False
 
     def progress(self) -> object:

@@ -42,7 +42,7 @@ BANDWIDTH_S = 0.25  # duration of a measurement of the bandwidth, in seconds
 
 
 class NativeExecutor:
-    """The executor that uses `_C.Executor`. The thread that called `team.run` makes and uses it."""
+    """The executor that uses `_C.Executor`. Only the thread that called `team.run` uses it."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class NativeExecutor:
         self.native.load_vector(self.lowered.adapter_scales, scales)
 
     def prepare(self) -> bool:
-        """Allocate KV memory for at most a few milliseconds; False = all blocks have memory."""
+        """Spend at most a few ms on allocating KV memory; False = all blocks have memory."""
         return self.native.grow_kv()
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
@@ -366,7 +366,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
 
 
 def is_mapped(tensor: QuantTensor) -> bool:
-    """Return whether the mapped file has the rows in the order of use, so no copy is needed."""
+    """Return whether ops can read rows in the mapped file: it has them in the needed order."""
     built = isinstance(tensor, BuiltTensor)
     return not built and tensor.row_order is None and tensor.column_order is None
 
@@ -422,15 +422,15 @@ def pack_matrices(
     total, done = sum(m.num_bytes for m in matrices), 0
     batches = list(_batches(matrices))
 
-    @lru_cache(maxsize=1)  # the parts (HeadPart) of a quantized matrix come one after another
+    @lru_cache(maxsize=1)  # consecutive loads read parts (HeadPart) of the same tensor
     def values(name: str) -> Float32:
         return dequantize(weights.get(name))
 
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first list includes the first batch, so that the disk reads all of it
-            # from the start.
+            # `later`: the batches that the disk reads ahead.
+            # The first list includes the first batch itself, which no earlier call has read.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)

@@ -18,7 +18,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
     The executor must run the step: later batches do not send these table entries again.
 
-    masks: one bitmask for each request slot; None if no row has one.
+    masks: one bitmask for each request slot; None if no row has a bitmask.
 
     All sections are joined to one list by loops in C, which is converted once.
     A numpy array for each section would take longer at batch 1, and an `array` grows slowly.
@@ -103,7 +103,7 @@ def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     for i, top in enumerate(tops):
         if top > 0:
             ids = outputs.top_ids[i, :top].tolist()
-            if ids[-1] < 0:  # fewer candidates than alternatives are left
+            if ids[-1] < 0:  # fewer tokens could be sampled than the number of alternatives
                 ids = ids[: ids.index(-1)]
             scores = outputs.top_logprobs[i, : len(ids)].tolist()
             result[i].top = list(zip(ids, scores, strict=True))

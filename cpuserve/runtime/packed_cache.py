@@ -71,7 +71,7 @@ P = TypeVar("P", bound=Packed)
 class PackedCache:
     """The files with the packed matrices of one engine. `save` may run on another thread.
 
-    mapped: weights are mapped from a file, which the start makes if it does not exist (`map`).
+    mapped: whether weights are mapped from a file; `map` makes the file if it does not exist.
     config: the settings of the engine, without adapters, because these change packed matrices.
     """
 
@@ -115,7 +115,7 @@ class PackedCache:
                     file.close()
                     return
         with suppress(OSError):
-            self._source = self._digest(threads=1)  # notes the files before they are read
+            self._source = self._digest(threads=1)  # computed before the files are read
         before = native.packed_digest  # is not 0 after a damaged file was read
         pack(native)
         self._packed = (native.packed_digest - before) % 2**64
@@ -305,7 +305,7 @@ def _code_digest(extension: Path) -> str:
 def disk_rate(path: Path, piece: int) -> float:
     """Return the bytes per second at which several threads read pieces of `path` from the disk.
 
-    They bypass the page cache if the system can do that.
+    The reads bypass the page cache if the system can do that.
 
     Raises:
         OSError: the file cannot be read.

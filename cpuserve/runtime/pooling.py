@@ -60,7 +60,7 @@ class EachToken:
         self._count = 0
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions of tokens that were not already added before a preemption."""
+        """Return the positions in [start, end) that were not added before a preemption."""
         del length
         return range(max(start, self._count), end)
 
@@ -71,7 +71,7 @@ class EachToken:
         self._count += len(vectors)
 
     def _take(self, vectors: Sequence[object]) -> None:
-        """Process one or more vectors, before they are counted."""
+        """Process one or more vectors; `add` counts them afterwards."""
         raise NotImplementedError
 
 

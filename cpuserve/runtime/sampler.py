@@ -82,7 +82,7 @@ class SlotSampler:
         self._num_outputs = len(output)
         window = params.penalty_window
         self._window: deque[int] | None = None
-        if window >= 0:  # penalties count only the last tokens, all as output
+        if window >= 0:  # penalties count only the last `window` tokens, prompt or not
             counted = [*prompt, *output]
             self._window = deque(counted[max(0, len(counted) - window) :], maxlen=window)
             self._in_prompt[:] = False
@@ -117,7 +117,7 @@ class SlotSampler:
         with np.errstate(over="ignore"):
             if self._chain is None:
                 adjusted = self._adjusted(logits, mask)
-            else:  # the chain has a sampler for penalties
+            else:  # a sampler of the chain applies the penalties
                 adjusted = self._barred(logits, mask)
         if not is_distribution(adjusted):
             return -1
@@ -174,7 +174,7 @@ class SlotSampler:
         return x
 
     def _choose(self, x: Float32, position: int) -> int:
-        """Return the likeliest token, or a random one after temperature and filters (4 to 6)."""
+        """Return the likeliest token, or a random one after temperature and filters (steps 4-6)."""
         p = self._params
         if self._chain is not None:
             stops = self._stop_ids if self._num_outputs >= p.min_tokens else []
@@ -212,7 +212,7 @@ def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[n
         order = np.flatnonzero(kept)
         order = order[np.argsort(-mass[order], kind="stable")]
         running = np.cumsum(mass[order])
-        # The shortest prefix with a mass of top_p or more.
+        # The fewest of the most likely ids that have a share of top_p or more of the mass.
         length = int(np.searchsorted(running, top_p * running[-1], "left")) + 1
         kept[order[length:]] = False
     return kept
@@ -228,7 +228,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _descending(x: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the `count` largest values, descending; of equals, the lower first."""
+    """Return the indices of the `count` largest values, descending; ties in index order."""
     count = min(count, len(x))
     if count <= 0:
         return np.zeros(0, np.intp)

@@ -78,7 +78,7 @@ class LogitModel(Protocol):
 
 
 class TorchSampling:
-    """Steps, slots and sampling of a torch executor; a `LogitModel` does the forward pass."""
+    """A torch executor without its forward pass, which a `LogitModel` computes."""
 
     def __init__(self, config: EngineConfig, vocab: int, model: LogitModel) -> None:
         self.max_tokens = config.max_num_batched_tokens
@@ -157,7 +157,7 @@ class TorchSampling:
             _fill(part, data[row, at])
 
     def _spans(self, blocks: Int32) -> Iterator[tuple[int, slice, torch.Tensor]]:
-        """Yield (row of the data, slice of its bytes, tensor with these bytes) of `blocks`."""
+        """Yield (row of the data, slice of this row, tensor with these bytes) for `blocks`."""
         for row, block in enumerate(blocks.tolist()):
             if not 0 <= block < self.num_blocks:
                 msg = f"there is no KV block {block}; they are 0 to {self.num_blocks - 1}"
@@ -240,7 +240,7 @@ class TorchSampling:
 
 
 def _follows(row: int, step: StepView, out: StepOutputs) -> bool:
-    """Return whether the row before `row` has sampled its draft token, or has none."""
+    """Return whether the row before `row` has no draft token, or has sampled its draft token."""
     return not row or step.draft(row - 1) in (-1, out.tokens[row - 1])
 
 

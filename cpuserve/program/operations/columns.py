@@ -47,7 +47,7 @@ class Gate(Op, frozen=True):
 
 
 class SoftGate(Op, frozen=True):
-    """Multiply each equal part of out, in place, by softplus of its own column of x (Laguna)."""
+    """Multiply part i of out, in place, by softplus(column i of x), for equal parts (Laguna)."""
 
     reads_of = ("x", "out")
 
@@ -291,7 +291,7 @@ class Limit(Op, frozen=True):
     """Limit the columns of x, in place: gates to at most `limit`, ups to [-limit, limit].
 
     Gates are the first half of the columns, ups the second half.
-    x has any number of rows for each token.
+    x may have several rows for each token, such as the rows of its experts.
     Source: transformers modeling_glm5_next (swiglu_limit).
     """
 

@@ -258,7 +258,7 @@ class Logits(Op, frozen=True):
 
 
 class Hidden(Op, frozen=True):
-    """The rows of x [T, width] that the step asks for (target HIDDEN), unchanged, in fp32.
+    """The rows of x [T, width] with row_target -2 in StepArrays, unchanged, in fp32.
 
     It is the last op of an embedding model, as `Logits` is of a model that writes text.
     """
@@ -421,7 +421,7 @@ class DenseBuilder(ExpertsBuilder):
 
 
 def gathers(to: Lowering, *weights: str) -> bool:
-    """Return whether rows of `weights` are read from mapped files, as no op multiplies by them."""
+    """Return whether ops read rows of `weights` in mapped files: no op multiplies by `weights`."""
     found = looked_up(to.program)
     return all(weight in found and to.is_mapped(weight) for weight in weights)
 

@@ -218,7 +218,7 @@ class ExpertsBuilder(BaseBuilder):
     def _add_adapters(
         self, x: ValueId, modules: tuple[str, ...], sizes: Sequence[int], to: ValueId
     ) -> None:
-        """Add scale * B A x, with the adapter of each row, to `to`, the outputs of `modules`."""
+        """Add scale * B A x to `to`, the outputs of `modules`; A and B are of the row's adapter."""
         routing, adapters = self._routed_adapters()
         label, width = join(modules), self._width(x)
         ranks = (adapters.rank,) * len(modules)
@@ -233,9 +233,9 @@ class ExpertsBuilder(BaseBuilder):
         self._add_from_low_rank(low, modules, sum(sizes), to)
 
     def _add_adapters_of_table(self, found: ValueId, module: str, to: ValueId) -> None:
-        """Add scale * B a, with the adapter of each row, to `to`.
+        """Add scale * B a to `to`; each row has the a and B of its adapter (see lora.py).
 
-        found: the rows a of all adapters.
+        found: rows of the common table, which have the columns a of every adapter.
         """
         width = self._width(found)
         low = self._value(f"{module} low rank", width)

@@ -198,8 +198,8 @@ class LatentBuilder(IndexerBuilder):
           [rank, nope] for keys (transposed), [values, rank] for values.
         selection: the keys that each token reads (`select_keys`); None = all that it sees.
 
-        The part of kv_b for keys multiplies the queries.
-        The part for values multiplies the result of attention. So cached rows stay compressed.
+        Cached rows stay compressed: the part of kv_b for keys multiplies the queries,
+        and the part for values multiplies the result of attention.
         """
         heads, rotary, layer = self._spec.q_heads, rope.rotary, len(self._cache)
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))

@@ -35,7 +35,7 @@ class NgramEmbed(Op, frozen=True):
     With the ids t_0 (the token), t_1 (the token before it) and so on,
     a head of n-grams reads its row number (t_0 m_0 xor t_1 m_1 ... xor t_(n-1) m_(n-1)) mod size.
     Tokens before the sequence count as `end`.
-    So do tokens before the last `end` among t_1, t_2, ...
+    Tokens before the last `end` among t_1, t_2, ... count as `end` as well.
 
     Source: transformers modeling_qwen4_exp.
     """
@@ -142,6 +142,7 @@ class NgramsBuilder(BaseBuilder):
         out, state = self._value(name, len(sizes) * width), len(self._states)
         hashes = (tuple(sizes), tuple(multipliers), end)
         self._ops.append(NgramEmbed(out, state, weights, tuple(rows), width, *hashes))
-        # A unit is a head. It keeps the last ids before the chunk, and the ids of the open tokens.
+        # A unit of the state is a head. It keeps the last ids before the chunk (of STATE_CHUNK
+        # tokens), and the ids of the tokens of the chunk so far (open tokens).
         self._states.append(StateLayer(len(sizes), groups, STATE_CHUNK))
         return out

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
     from cpuserve.program.reference.recurrent import DeltaStates
 
-# Threads claim the work of a recurrent layer in units: some channels or heads of one sequence.
+# Threads claim the work of a recurrent layer in units: a unit is some channels or heads of one
+# sequence.
 # Units are so small that every thread gets some, and so large that claims take little time.
 CONV_CHANNELS = 256  # the most channels in a unit of a short convolution
 STATE_HEADS = 8  # the most heads in a unit of Mamba2: its kernel reads 8 states together
@@ -275,9 +276,9 @@ class Mamba2(Op, frozen=True):
 def _delta_state(op: GatedDelta, channels: int) -> StateLayer:
     """Return the sizes of the state of a gated delta net; a key head has `channels` channels.
 
-    A unit is a key head. It keeps the states of its value heads and the last inputs of its
-    channels. For every open token (a token after the closed state) it also keeps the key, u and
-    decay of each value head (or of each row of its state), and the inputs of the channels.
+    A unit of the state is a key head. It keeps the states of its value heads and the last inputs
+    of its channels. For every open token (a token after the closed state) it also keeps the key,
+    u and decay of each value head (or of each row of its state), and the inputs of the channels.
     """
     each = op.value_heads // op.key_heads
     closed = each * op.key_width * op.value_width + (op.taps - 1) * channels
@@ -390,8 +391,8 @@ class RecurrentBuilder(BaseBuilder):
         self._ops.append(
             ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu, dilation)
         )
-        # A unit keeps the last inputs of its channels before the chunk,
-        # and the inputs of all open tokens.
+        # A unit of the state keeps the inputs of its channels for the last tokens before the chunk
+        # of STATE_CHUNK tokens, and for the tokens of the chunk so far (open tokens).
         each = channels // units
         self._states.append(StateLayer(units, (taps - 1) * dilation * each, STATE_CHUNK * each))
         return out
@@ -428,8 +429,8 @@ class RecurrentBuilder(BaseBuilder):
         each = largest_part(heads // groups, STATE_HEADS)
         sizes = (heads, groups, key_width, value_width, each, column)
         self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
-        # A unit keeps the states of some heads of a group. For every open token (a token
-        # after the closed state) it also keeps B, and u and decay of each head.
+        # A unit of the state keeps the states of some heads of a group. For every open token
+        # (a token after the closed state) it also keeps B, and u and decay of each head.
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
         closed = each * key_width * value_width
         self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))

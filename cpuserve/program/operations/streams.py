@@ -26,8 +26,8 @@ class StreamWeights(Op, frozen=True):
     sigmoid(z) + floor, the weight of each stream in the layer's input;
     2 sigmoid(z), the weight of the layer's output in each stream;
     and a matrix [n, n], where row j has the weights of stream j in the new streams.
-    The rows of the matrix are softmax(z) + floor. Then its columns and its rows are divided
-    by (their sum + floor) in turn, until its columns were divided `rounds` times.
+    The rows of the matrix are softmax(z) + floor. Then each column is divided by (its sum + floor),
+    then each row, and so on, until the columns were divided `rounds` times.
     scales [3], base [n + n + n * n].
     Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
     """
@@ -68,7 +68,7 @@ class StreamWeights(Op, frozen=True):
 
 
 class MergeStreams(Op, frozen=True):
-    """out = scale * (sum over i of weights[:, i] * stream i of x); without weights, all are 1.
+    """out = scale * (sum over i of weights[:, i] * stream i of x); no `weights`: factors are 1.
 
     x [T, streams * width], out [T, width].
     """

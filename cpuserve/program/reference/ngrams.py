@@ -26,7 +26,7 @@ class LastIds:
         return (self._tail[slot],)
 
     def run(self, ids: Tensor, part: ChunkRows, end: int) -> Tensor:
-        """Return each id of the part and the ids before it: [rows, kept + 1], the last id first.
+        """Return [rows, kept + 1]: in a row the id of a token, the id before it, and so on.
 
         Tokens before the sequence, and tokens before the last `end`, count as `end`.
         """

@@ -75,7 +75,7 @@ def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
     `group` inputs of x share a scale.
     Sums of products of int8 and codes stay below 2^24, so they are exact in fp32.
     A fused multiply-add is emulated as an fp64 product and sum that is rounded once to fp32.
-    Kernels sum the groups of a block of 256 in integers, and round once instead of 8 or 16 times.
+    Kernels sum the groups of a block of 256 inputs in integers, and round once, not 8 or 16 times.
     """
     q, x_scale, _ = quantize_rows(x, group)
     parts = q.shape[2] // weight.group
