@@ -72,7 +72,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weight_cache_bytes: the most bytes of files with packed weights in the cache directory;
       0 = no such files are written.
     weights_on_disk: whether the packed weights are mapped from a file of the cache directory.
-    page_cache_bytes: the memory that is left for the pages of this file.
+    page_cache_bytes: the memory that is left for pages of the mapped weights.
     speculation: how draft tokens are proposed; None = there are no draft tokens.
     kv_events: how changes of the prefix cache are published; None = they are not published.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.

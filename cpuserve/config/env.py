@@ -20,8 +20,8 @@ from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"
-# Variables of other servers with these prefixes get a note at the start. The prefix of Ollama is
-# not among them, because its clients read such variables as well: only some of these get a note.
+# Variables of other servers with these prefixes get a note at the start. Clients of Ollama read its
+# variables as well, so its prefix is not listed here, and only some of its variables get a note.
 OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 # Kubernetes sets these variables in every pod of a namespace with a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")

@@ -81,8 +81,8 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the config.json of a model as a dict, or its equivalent for a GGUF file.
 
-    No tensor data is read. The eos_token_id of generation_config.json is merged into it. auto_map
-    and custom code are treated as plain data and never executed.
+    No tensor data is read. The dict includes the eos_token_id of generation_config.json.
+    auto_map and custom code are treated as plain data and never executed.
     """
     path = find_model(path)
     if path.is_dir():
@@ -172,7 +172,7 @@ def check_weights(program: Program, weights: Weights) -> None:
     ]
     # A checkpoint with a tied head may store the output matrix again;
     # this copy is not reported as unused. The last layers may be for multi-token prediction
-    # (DeepSeek). They are not reported either, and are recognized by their eh_proj.
+    # (DeepSeek). These layers, which have an eh_proj, are not reported either.
     last = ".eh_proj.weight"
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(

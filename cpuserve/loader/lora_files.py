@@ -102,7 +102,7 @@ class Adapter:
 
     matrices: the stored matrices by (module, "A" or "B").
     tiled: whether the value heads of gated delta nets are in the order of llama.cpp.
-    stored: the module of the checkpoint with the rows of each linear and table of the Program.
+    stored: for each linear and table of the Program, the checkpoint module that has its rows.
     task: the name of the task, if several tasks share the file.
     types: (table of words, table of token types), if the adapter changes both.
       All tokens have type 0. The change of type 0 is one more column of matrix B for words,

@@ -113,7 +113,7 @@ class SafetensorsFile:
 class SafetensorsStore:
     """TensorStore of a checkpoint directory: one file, or shards with an index.
 
-    only: the name of a single file to read instead of these.
+    only: the name of a single file to read instead of the model's files.
     """
 
     def __init__(self, directory: Path, only: str = "") -> None:

@@ -47,7 +47,7 @@ class ModelFacts:
     selected_floats: floats of the keys and values that a thread copies, if tokens read only some.
     has_program: whether cpuserve implements the architecture.
     generation: sampling parameters that the model recommends.
-    generation_why: the source of this recommendation.
+    generation_why: the source of `generation`.
     state_bytes: bytes that recurrent layers store for a sequence.
     adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig.
     adapter_weights: number of weights in the matrices of all adapters or adapter slots.

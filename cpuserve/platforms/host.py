@@ -39,8 +39,10 @@ ATOM_CAPACITY = 400
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """An online logical CPU. `core` is unique in the machine; l3 -1 = the cache is unknown.
+    """An online logical CPU.
 
+    core: the number of its physical core, which only the hyper-threads of this core share.
+    l3: the lowest CPU that shares its L3 cache; -1 = unknown.
     capacity: work in a given time; 1024 for the fastest class of cores (P cores, big cores).
     """
 
@@ -67,7 +69,11 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HugePages(msgspec.Struct, frozen=True):
-    """transparent: "always", "madvise" or "never". pool_*: numbers of pages in the 2 MiB pool."""
+    """Huge pages of the kernel.
+
+    transparent: "always", "madvise" or "never".
+    pool_total, pool_free: number of pages in the pool of 2 MiB pages, and of unused ones.
+    """
 
     transparent: str = "never"
     pool_total: int = 0

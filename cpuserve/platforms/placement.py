@@ -27,13 +27,13 @@ from cpuserve.platforms.topology import (
     take_from_tails,
 )
 
-SMALL = 4  # with at most this many allowed cores, reserving one costs more than it gains
+SMALL = 4  # with at most this many cores, none is reserved for the front end by default
 # If there are more threads than the CPU quota covers, the kernel stops all threads for a part
 # of each period, which makes the slowest steps slower. One more thread is therefore used only
 # if its measured gain is clearly larger than the noise of the measurement.
 WORTH_STOPPING = 1.1
 ONE_PER_CORE = "one per physical core of the {} CPUs this process may use"
-FRONT_END_PART = 8  # if slower cores compute, 1 / FRONT_END_PART of these is for the front end
+FRONT_END_PART = 8  # if slower cores compute, 1 / FRONT_END_PART of them is for the front end
 
 
 @dataclass(frozen=True, slots=True)

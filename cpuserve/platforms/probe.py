@@ -7,7 +7,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-PROBE_BYTES = 256 << 20  # eight times a large L3 cache, so that no part stays cached between passes
+PROBE_BYTES = 256 << 20  # eight times a large L3 cache, so that every read comes from memory
 GAIN_BYTES = 64 << 20  # small, as a container with a small quota may have little memory
 GAIN_SECONDS = 0.01  # short enough to end before the quota stops the threads, most of the time
 GAIN_ROUNDS = 8

@@ -87,7 +87,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class CompressedWeights(IntWeights):
-    """Weights with matrices stored in the ways above; the tensors of a matrix show its way."""
+    """Weights with matrices in the formats above; the tensors of a matrix show its format."""
 
     leaders = (
         ("weight", "I8"),

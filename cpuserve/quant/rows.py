@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SMALL, HALF = 32, 64  # number of weights in a GGUF block, and in a block of u4z_g64
 # (number of weights, number of bytes) of a block, by source type.
 BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
-# The source types with codes of 2 and 3 bits,
-# by number of bits; those with large groups come first.
+# The source types for each number of bits of a code, 2 or 3;
+# types with larger groups come first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),
