@@ -47,9 +47,9 @@ _DRAFTS = 4.0
 _FIRST_DRAFT = 1.0 / 8
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
-# If prompts arrive without a pause, every step has decode rows and prompt tokens. Its time is only
-# the sum of both, so an error in the predicted decode time would never be corrected. Therefore one
-# step in _MIXED_STEPS gets a prompt chunk of another length, which separates the two times.
+# If prompts arrive without a pause, every step has decode rows and prompt tokens. Only the sum of
+# their times is measured, so an error in the predicted decode time would never be corrected.
+# One step in _MIXED_STEPS therefore gets a prompt chunk of another length, to separate the times.
 # This costs 2 % of the prompt throughput if the chunk is as short as possible.
 _MIXED_STEPS, _USUAL_GAIN = 24, 0.2
 _RATE_GAIN = 0.2

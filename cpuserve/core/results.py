@@ -93,7 +93,7 @@ class ResultProcessor:
         """
         # If the parameters of this request can exclude all tokens, only the blocks that it
         # published leave the prefix cache: other requests must not lose prefixes because of it.
-        # Otherwise the blocks that it shares may hold broken keys or values, so they leave it too.
+        # Otherwise all its blocks leave it, because shared blocks may hold broken keys or values.
         if request.params.bars_tokens:
             self.kv.published.unpublish_own(request.chain)
         else:

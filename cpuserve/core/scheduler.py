@@ -44,8 +44,8 @@ from cpuserve.core.slots import SlotHost, keep_state
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 
-# While the engine moves blocks from or to offload tiers, it takes no messages.
-# This limits the pause, so that the engine notices within 50 ms that a client has left.
+# The engine takes no messages while it moves blocks from or to offload tiers. It stops moving after
+# MOVING_S seconds or one block more, so it learns within 50 ms that a client has left.
 MOVING_S = 0.03
 
 
@@ -364,7 +364,7 @@ class Scheduler:
         self.work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
-        """Return waiting requests that may start now without the blocks that earlier ones need."""
+        """Return requests that may start without the blocks that earlier waiting requests need."""
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)
@@ -413,7 +413,7 @@ class Scheduler:
         self._compute(prompts[at + 1 :], budget)
 
     def _schedule_whole(self, prompts: list[Request]) -> None:
-        """Schedule whole prompts by rank; a prompt that does not fit waits, and later ones pass it.
+        """Schedule whole prompts by rank; a prompt that does not fit waits, and later prompts pass.
 
         The first prompt always fits, so no prompt waits forever.
         """

@@ -105,7 +105,7 @@ class SocketChannel:
         self._progress = progress
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        """Return all messages; with `block`, wait for the first. EOFError if the parent ended."""
+        """Return all messages; with `block`, wait for the first one. EOFError: the parent ended."""
         messages: list[Inbound] = []
         while len(messages) < MAX_DRAINED and ((block and not messages) or not self._inbox.empty()):
             self._idle = block and not messages

@@ -108,7 +108,7 @@ class SpareProcess:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Start a process while a model is prepared, which then takes it.
+        """Start a process while a model is prepared; the engine of this model then takes it.
 
         If there is too little memory, another model has to end first, and `keep` is set.
         """

@@ -44,7 +44,7 @@ class RestartPolicy:
     """When and how often a dead engine is restarted; times are in seconds.
 
     The first restart is immediate. Later restarts wait first_s, doubled each time up to longest_s.
-    They never stop, because the cause may be temporary.
+    Restarts are tried without end, because the cause may be temporary.
     After steady_s of service the engine counts as healthy, and its next restart is immediate again.
 
     first_attempts: number of starts that are tried when the server starts.

@@ -35,7 +35,7 @@ class Router:
     def choose(
         self, prompt_ids: Sequence[int], loads: Sequence[float | None], salt: str = ""
     ) -> int:
-        """Return the replica for this prompt, and remember that it then has the prompt.
+        """Return the replica for this prompt, and remember that its cache then has the prompt.
 
         loads: the load of each replica in running sequences, None = the replica does not serve.
         At least one replica serves.

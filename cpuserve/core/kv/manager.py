@@ -299,7 +299,7 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Replace each block that cannot be published, of the next `blocks`, by FORGOTTEN.
+        """Replace each of `blocks`, the next of the chain, that cannot be published by FORGOTTEN.
 
         Returns whether a block remains that can be published.
         """

@@ -82,7 +82,7 @@ class SwapSpace:
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
-        if index > chain.num_entries:  # the block before it has no entry to compare its prefix with
+        if index > chain.num_entries:  # the block before has no entry: the prefix is unknown
             return entry
         if not _same_prefix(entry.parent, parent):
             return None

@@ -36,7 +36,7 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 
-# Limits of the work for one mask: a millisecond is 14,000 units of lexer fuel, or 20,000 items
+# Limits of the work for one bitmask: a millisecond is 14,000 units of lexer fuel, or 20,000 items
 # of the parser. The number of lexer states (1 to 2 KB each) limits the memory of a grammar.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,

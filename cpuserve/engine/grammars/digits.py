@@ -99,7 +99,7 @@ class Tails:
         self._known: dict[int, tuple[bool, bytes]] = {}
 
     def after(self, tail: bytes, tokens: list[int]) -> bytes:
-        """Return the number at the end of a text after `tokens`; tail: the one before `tokens`."""
+        """Return the number at a text's end after `tokens`; tail: the number before `tokens`."""
         for token in tokens:
             is_all, end = self._known.get(token) or self._read(token)
             tail = tail + end if is_all else end

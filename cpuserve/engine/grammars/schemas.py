@@ -92,7 +92,7 @@ class _Converter:
 
     @property
     def rest(self) -> Schema | None:
-        """The schema for members that a complete schema does not describe; None = all fit."""
+        """The schema for members that a complete schema does not describe; None = any value."""
         return False if self.closed else None
 
     def reference(self, to: Any, at: str, whole: bool) -> Schema:
@@ -488,7 +488,7 @@ class _Place:
             raise self._refuse(key, "cannot be kept: a grammar does not compare values")
 
     def _contains(self, key: str, value: Any) -> None:
-        """Require the contained items at the beginning; arrays with later ones are not allowed."""
+        """Require the contained items at the start of an array; later ones do not count."""
         least, most = self._schema.get(_MIN_CONTAINS, 1), self._schema.get(_MAX_CONTAINS)
         if most is not None and not (value is True and "maxItems" not in self._schema):
             raise self._refuse(_MAX_CONTAINS, "cannot be kept")
