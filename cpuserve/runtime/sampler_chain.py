@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.intp]
 GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 XTC_SEED = 0x2545F4914F6CDD1D  # xtc and the choice of the token need different random numbers
 MIROSTAT_TOKENS = 100  # m in the paper on mirostat: the likeliest m tokens are fitted
-MERGED_PREFIXES = 256  # candidates that infill compares in pairs
+MERGED_PREFIXES = 256  # number of candidates that infill compares in pairs
 INFILL_SHARE = 0.2  # infill keeps candidates with at least this probability
 LARGEST_LOG = 88.7228391  # limits the exponent of dry, so that the penalty is finite in fp32
 
@@ -97,7 +97,7 @@ class ChainSampler:
         self._params = params
         self._tokens = list(tokens)
         self._vocab = vocab
-        self._breakers: dict[int, list[list[int]]] = {}  # sequence breakers by their first tokens
+        self._breakers: dict[int, list[list[int]]] = {}  # sequence breakers of dry, by first token
         for begin, end in itertools.pairwise([0, *chain.breaker_ends]):
             breaker = chain.breaker_ids[begin:end]
             self._breakers.setdefault(breaker[0], []).append(breaker)
@@ -253,7 +253,10 @@ class ChainSampler:
         return found.only(kept & (stop | (p / p[kept].sum() >= 1 / (texts + 1))))
 
     def _merged(self, found: Candidates) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """Return (probabilities after merging candidates that begin alike, mask of those left)."""
+        """Merge each candidate with one that begins with its text; return (probabilities, mask).
+
+        mask: True for the candidates that are left.
+        """
         p, is_left = found.p, np.ones(len(found.ids), bool)
 
         def begins(token: int, text: int) -> bool:
@@ -293,7 +296,7 @@ class ChainSampler:
 
 
 def _repeats(tokens: Sequence[int]) -> list[int]:
-    """For each token except the last, return how many tokens up to it equal the last tokens."""
+    """For each token but the last, return how many tokens that end there equal the last tokens."""
     back = tokens[::-1]
     found, start, end = [0] * len(back), 0, 0
     for i in range(1, len(back)):  # this loop is the Z algorithm
