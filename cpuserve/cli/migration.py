@@ -86,8 +86,9 @@ VLLM = OtherServer(
         "--quantization": "int8, w8a8, int4 and int4_mixed quantize while loading; the formats of "
         "checkpoints need no flag",
         "--max-num-seqs": "the default is 64",
-        "--swap-space": "a tier of the KV cache, as --kv-offloading-size of vLLM",
-        "--speculative-config": "the method ngram",
+        "--swap-space": "memory for blocks that leave the KV cache, as for "
+        "`--kv-offloading-size` of vLLM",
+        "--speculative-config": "only the method ngram, without a draft model",
     },
 )
 
@@ -126,16 +127,18 @@ LLAMA_CPP = OtherServer(
     },
     {
         "--port": "the default is 8000",
-        "--numa": "other values: auto, tp, replicas, interleave and off",
-        "--models-dir": "for models that clients create and pull; `--models FILE` lists models of "
-        "the disk",
+        "--numa": "with other values: auto, tp, replicas, interleave and off",
+        "--models-dir": "directory of models that clients create and pull; `--models FILE` lists "
+        "models of the disk",
         "--chat-template": "a Jinja file or the template itself; there are no built-in ones",
-        "--pooling": "none means text; the vectors of all tokens are at `/pooling`",
-        "-c": "of each request, not of all slots together; 0 is the context of the model",
-        "--ctx-size": "of each request, not of all slots together",
-        "LLAMA_ARG_CTX_SIZE": "of each request, not of all slots together",
-        "-np": "requests share the KV cache, and further ones wait",
-        "--sse-ping-interval": "the default is 15",
+        "--pooling": "`none` means that the model writes text; `/pooling` returns the vectors of "
+        "all tokens",
+        "-c": "the context of each request, not of all slots together; 0 means the context of the "
+        "model",
+        "--ctx-size": "the context of each request, not of all slots together",
+        "LLAMA_ARG_CTX_SIZE": "the context of each request, not of all slots together",
+        "-np": "that many requests run and share the KV cache, and further ones wait",
+        "--sse-ping-interval": "the default is 15 seconds",
     },
 )
 
@@ -165,12 +168,12 @@ OLLAMA = OtherServer(
         "OLLAMA_GPU_OVERHEAD OLLAMA_VULKAN OLLAMA_NEW_ENGINE",
         "Flags of `ollama run`": "--keepalive --think --hidethinking --nowordwrap --insecure",
     },
-    {"OLLAMA_KEEP_ALIVE": "the default is -1: models stay until another one needs their memory"},
+    {"OLLAMA_KEEP_ALIVE": "by default, a model stays until another one needs its memory"},
 )
 
 SERVERS = (VLLM, LLAMA_CPP, OLLAMA)
-OWN, ALIAS, IGNORED, REFUSED = "yes", "as a second name", "without effect", "refused"
-UNREAD_VARIABLE = "no"
+OWN, ALIAS, IGNORED, REFUSED = "yes", "as an alias", "without effect", "refused"
+UNREAD_VARIABLE = "ignored"
 
 
 def counterpart(name: str) -> tuple[str, str]:
@@ -217,9 +220,10 @@ def _rows(server: OtherServer, names: Sequence[str]) -> Iterator[list[str]]:
         how, to = counterpart(name)
         remark = server.remarks.get(name)
         if how == OWN:
-            yield [f"`{name}`", how, remark or "the same"]
+            yield [f"`{name}`", how, remark or "the option of the same name"]
         else:
-            yield [f"`{name}`", how, f"{to}: {remark}" if remark else to]
+            what = f"sets {to}" if how == ALIAS else to
+            yield [f"`{name}`", how, f"{what}: {remark}" if remark else what]
 
 
 def markers(server: OtherServer) -> tuple[str, str]:

@@ -32,10 +32,10 @@ SAME_FILES = {
 ROWS = {
     "bf16": "bf16",
     "f32": "fp32",
-    "q8g32": "int8, a scale for 32",
-    "q8g128": "int8, a scale for 128",
-    "q8g256": "int8, a scale for 256",
-    "q8row": "int8, a scale for a row",
+    "q8g32": "int8, one scale for 32 values",
+    "q8g128": "int8, one scale for 128 values",
+    "q8g256": "int8, one scale for 256 values",
+    "q8row": "int8, one scale for a row",
 }
 
 
@@ -49,12 +49,15 @@ def families() -> list[list[str]]:
         archs = [arch for arch, found in ARCHS.items() if found.family == name]
         archs += [SAME_FILES[name]] if name in SAME_FILES else []
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
-    rows += [[name, f"its part for text, {_parts(name)}", ""] for name in TEXT_PARTS]
-    what = "a classifier, or with one label a reranker"
-    rows += [[name, f"{what}: {part} and a head", ""] for name, part in RERANKERS.items()]
-    rows += [[name, f"a classifier: {part} and a head", ""] for name, part in CLASSIFIERS.items()]
-    rows += [[name, f"labels of tokens: {part} and a head", ""] for name, part in TAGGERS.items()]
-    rows += [[name, f"sparse embeddings: {part} and a head", ""] for name, part in MASKED.items()]
+    rows += [[name, f"only its part for text runs, as {_parts(name)}", ""] for name in TEXT_PARTS]
+    what = "labels texts, or ranks them if it has one label"
+    rows += [[name, f"{what}: {part} and its head", ""] for name, part in RERANKERS.items()]
+    for what, heads in (
+        ("labels texts", CLASSIFIERS),
+        ("labels each token", TAGGERS),
+        ("computes sparse embeddings (SPLADE)", MASKED),
+    ):
+        rows += [[name, f"{what}: {part} and its head", ""] for name, part in heads.items()]
     return rows
 
 
@@ -89,9 +92,11 @@ def types() -> list[list[str]]:
     rows = [["GGUF type", "weight kind", "activations"]]
     for dtype, source in QUANTIZED.items():
         kind = QUANTIZED_KINDS[source]
-        rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
-    rows += [[dtype, f"converted to {how.to}", ""] for dtype, how in CONVERTED.items()]
-    rows += [[dtype, f"converted to {CONVERTED_KIND}", ""] for dtype in DECODED]
+        rows.append([dtype, f"codes kept, in weight kind {kind}", ROWS[ACT_FORMAT[kind]]])
+    rows += [
+        [dtype, f"converted to {how.to} while loading", ""] for dtype, how in CONVERTED.items()
+    ]
+    rows += [[dtype, f"converted to {CONVERTED_KIND} while loading", ""] for dtype in DECODED]
     return rows
 
 

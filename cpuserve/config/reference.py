@@ -59,12 +59,12 @@ def _row(field: Field) -> str:
 
 
 def _aliases() -> Iterator[str]:
-    yield "Other names of options, from vLLM and llama.cpp:"
+    yield "Aliases, which vLLM, llama.cpp and Ollama use for these options:"
     yield ""
     for field in FIELDS:
         if field.aliases:
             names = ", ".join(map(_alias, field.aliases))
-            yield f"- {names}: `{field.flag or field.env}`"
+            yield f"- {names}: same as `{field.flag or field.env}`"
 
 
 def _alias(alias: Alias) -> str:
@@ -72,24 +72,24 @@ def _alias(alias: Alias) -> str:
 
 
 def _no_ops() -> Iterator[str]:
-    yield "Accepted without effect; a note at the start says why:"
+    yield "These flags and variables have no effect, and a note at the start says why:"
     yield ""
     for no_op in NO_OPS:
-        yield f"- {', '.join(f'`{name}`' for name in no_op.names)}: {no_op.why}"
+        yield f"- {', '.join(f'`{name}`' for name in no_op.names)}: no effect; {no_op.why}"
 
 
 def _missing() -> Iterator[str]:
-    yield "Refused, with a message that says why and what to do instead:"
+    yield "These flags are refused, and the message says why and what to do instead:"
     yield ""
     for missing in MISSING:
-        yield f"- {', '.join(f'`{name}`' for name in missing.names)}: {missing.why}"
+        yield f"- {', '.join(f'`{name}`' for name in missing.names)}: refused; {missing.why}"
 
 
 def _unread() -> Iterator[str]:
-    yield "Variables that are ignored; a note at the start says what to set instead:"
+    yield "These variables are ignored, and a note at the start says what to set instead:"
     yield ""
     for unread in UNREAD:
-        yield f"- {', '.join(f'`{name}`' for name in unread.names)}: {unread.why}"
+        yield f"- {', '.join(f'`{name}`' for name in unread.names)}: ignored; {unread.why}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
