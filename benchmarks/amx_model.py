@@ -2,17 +2,17 @@
 
     python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
 
-Nothing is measured here; docs/performance.md has the rates of a real machine. The inner loops are
-read from `objdump -d`; their instructions occupy the units of a core as the table RATES says, and a
-piece of work takes as long as the busiest unit. That holds while a piece fits the window of 512
-instructions in flight, so pieces are small: a step of products, the rows of one tile, one row of
-probabilities.
+Nothing is measured here; docs/performance.md has the rates of a real machine.
+The inner loops are read from `objdump -d`; their instructions occupy the units of a core
+as the table RATES says, and a piece of work takes as long as the busiest unit.
+That holds while a piece fits the window of 512 instructions in flight, so pieces are small:
+a step of products, the rows of one tile, one row of probabilities.
 
-Costs that the count cannot see are stated by hand: bytes from L2, which follow from the sizes of
-blocks (csrc/kernels/linear/tiles/job.h), the instructions around the inner loops (numbers for the
-front end, such as 60 and 80), and BUBBLE, the cycles between the last product of a job and the
-first product of the next job. For prompts, the model reads rows from L2 and weights from L1.
-For decode, a core at 2 GHz reads 8 GB/s from memory.
+Costs that the count cannot see are stated by hand: bytes from L2, which follow
+from the sizes of blocks (csrc/kernels/linear/tiles/job.h), the instructions around the inner loops
+(numbers for the front end, such as 60 and 80), and BUBBLE, the cycles between the last product
+of a job and the first product of the next job. For prompts, the model reads rows from L2
+and weights from L1. For decode, a core at 2 GHz reads 8 GB/s from memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 # Manual: a product of whole tiles takes 16 cycles; the core loads two lines of 64 bytes a cycle (a
 # tile takes 8 cycles) and stores one; it has two 512-bit vector units and allocates six operations.
 RATES = {"tile unit": 1 / 16, "loads": 2, "stores": 1, "vectors": 2, "front end": 6, "L2 bytes": 48}
-# Cache lines that a tile instruction loads or stores. For each line, a load is one operation of the
-# front end, and a store two.
+# Cache lines that a tile instruction loads or stores.
+# For each line, a load is one operation of the front end, and a store two.
 TILE_LINES = 16
-# {instruction: its operations on the vector units}, for instructions with several operations in
-# LLVM's scheduling model of the CPU. VREDUCEPS is left out: it took one operation on an Ice Lake
-# Xeon, where it was measured.
+# {instruction: its operations on the vector units},
+# for instructions with several operations in LLVM's scheduling model of the CPU.
+# VREDUCEPS is left out: it took one operation on an Ice Lake Xeon, where it was measured.
 OPERATIONS = {
     "vrndscaleps": 2,
     "vscalefps": 2,
@@ -40,15 +40,15 @@ OPERATIONS = {
     "vcvtph2ps": 2,
     "vpmovdw": 2,
 }
-# Cycles that the tile unit waits between two jobs. The last product of a job is ready after 52
-# cycles, its sums are stored in 16, and the sums of the next job are loaded in 45. Meanwhile the
-# unit computes products of the three other tiles of sums, 16 cycles each. The model assumes that
-# the CPU does not rename tiles.
+# Cycles that the tile unit waits between two jobs. The last product of a job is ready
+# after 52 cycles, its sums are stored in 16, and the sums of the next job are loaded in 45.
+# Meanwhile the unit computes products of the three other tiles of sums, 16 cycles each.
+# The model assumes that the CPU does not rename tiles.
 BUBBLE = 52 + 16 + 45 - 3 * 16
 BYTES_A_CYCLE = 8 / 2.0  # from memory in decode: 8 GB/s for a core of 2 GHz
 
-# Weight kinds with a scale for each group of K: (name in the table, C++ struct, values of K in a
-# group, bytes of a group for the 16 columns of a panel).
+# Weight kinds with a scale for each group of K: (name in the table,
+# C++ struct, values of K in a group, bytes of a group for the 16 columns of a panel).
 GROUPS = [
     ("int8, scales for 128 (`int8`)", "RawChannel", 128, 2048),
     ("4-bit, scales for 128 (`int4`)", "W4Wide", 128, 1088),
@@ -279,8 +279,8 @@ class Model:
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32
         stored = {"stores": (8 + hd // 32) * 4 * TILE_LINES}
-        # In L2: keys, values, rows of q, o and results; scores (4 bytes, written and read), and
-        # probabilities, which are written where the scores have just been read.
+        # In L2: keys, values, rows of q, o and results; scores (4 bytes, written and read),
+        # and probabilities, which are written where the scores have just been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
         lines = 32 * hd / 16  # lines of results, which are merged with results of earlier chunks

@@ -1,5 +1,5 @@
-// Attention kernels against limits that are probed in the same minute; prints one JSON record a
-// line, with medians of alternating rounds:
+// Attention kernels against limits that are probed in the same minute;
+// prints one JSON record a line, with medians of alternating rounds:
 // - decode at 8k and 32k tokens, as a share of a plain read of the same KV bytes;
 // - prefill of 4k tokens, as a share of the dot-product peak (only visible keys count as work);
 // - decode at 16k tokens over eight-bit keys and values, as a speed-up over bf16.
@@ -78,8 +78,8 @@ class Arena {
   uint8_t* data_;
 };
 
-// Fills memory with values that are finite and of mixed sign, whether they are read as bf16 or as
-// an eight-bit code. Each thread writes the pages that it reads later.
+// Fills memory with values that are finite and of mixed sign, whether they are read
+// as bf16 or as an eight-bit code. Each thread writes the pages that it reads later.
 void fill(uint16_t* p, size_t n) {
 #pragma omp parallel for schedule(static)
   for (size_t i = 0; i < n; i++) {
@@ -174,8 +174,8 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// Attention of one new token, number `context`, in every layer. Each KV head is an attention unit,
-// as in the runtime's plan if the heads load the threads evenly.
+// Attention of one new token, number `context`, in every layer.
+// Each KV head is an attention unit, as in the runtime's plan if the heads load the threads evenly.
 void decode(const Shape& s, Buffers& b) {
 #pragma omp parallel
   {

@@ -3,9 +3,9 @@
 
 usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
 
-Sends one request at a time through HTTP, alternating between an idle machine and a machine where
-another process spins (not pinned, with the same priority). With n CPUs the fair fraction is
-n / (n + 1). If threads wait for a preempted thread, the longest gap between tokens shows it.
+Sends one request at a time through HTTP, alternating between an idle machine and a machine
+where another process spins (not pinned, with the same priority). With n CPUs the fair fraction
+is n / (n + 1). If threads wait for a preempted thread, the longest gap between tokens shows it.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_convert.py [FORMAT ...] [--size 4096] [--rounds 5] [--threads N]
 
-It converts one matrix of random codes of each format. It prints the rate of the fastest round in
-millions of weights per second, for one thread and for all. The rate of one thread is by its CPU
-time, so that other processes matter little. It also prints the peak of the memory that a round
-allocates besides the stored tensors (tracemalloc, in a round of its own). "awq-parts" reads 16 of
-128 parts of paired rows of a matrix, as models with interleaved heads do.
+It converts one matrix of random codes of each format. It prints the rate of the fastest round
+in millions of weights per second, for one thread and for all. The rate of one thread
+is by its CPU time, so that other processes matter little. It also prints the peak of the memory
+that a round allocates besides the stored tensors (tracemalloc, in a round of its own).
+"awq-parts" reads 16 of 128 parts of paired rows of a matrix, as models with interleaved heads do.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 
 usage: bench_decide.py MODEL [--state 4000] [--questions 64] [--rounds 5] [--cpu] [--flag of serve]
 
-In each round, with a new state of random words: `decide` is the time of one request to
-/v1/systemone with all questions. The least work is two requests to /v1/completions that generate
-one token each. The prompt of the first, `state`, has as many tokens as the state. The second,
-`questions`, finds this prompt in the prefix cache, and adds as many tokens as all questions have.
-`ratio` is decide / (state + questions), one sample per round; `again` is the time of `decide` with
-the state in the cache. The first round does not count.
+In each round, with a new state of random words: `decide` is the time of one request
+to /v1/systemone with all questions. The least work is two requests to /v1/completions
+that generate one token each. The prompt of the first, `state`, has as many tokens as the state.
+The second, `questions`, finds this prompt in the prefix cache, and adds
+as many tokens as all questions have. `ratio` is decide / (state + questions), one sample per round;
+`again` is the time of `decide` with the state in the cache. The first round does not count.
 
 With --cpu all times are CPU seconds of the server's processes, for a machine that is not quiet.
 `again_steps` is the number of steps of `again`.

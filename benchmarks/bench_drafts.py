@@ -6,14 +6,14 @@ usage: bench_drafts.py [MODEL] [--rounds 6] [--output-tokens 200] [--batch 1 ...
 
 Two engines in this process, one with and one without drafts, run the same requests in turn. The
 texts: `code` asks the model to repeat a program with a change, and `quote` to repeat a passage;
-these texts end by themselves. `prose` is a story at temperature 1, and `random` is sampled at a
-temperature at which nothing repeats; these two have --output-tokens. Both engines must generate
-the same tokens, or the script fails. `drafts_rate` has one sample per round; its facts are tokens
-per second of both engines, drafts per token, and the share of drafts that were accepted. The
-pair of engines is started twice, each time with another engine first, and runs half of the rounds
-each time, because the location of its memory changes the rate of an engine by up to 5 %. The first
-round of a pair, which fills the prefix caches and trains the cost models of the engines, does not
-count.
+these texts end by themselves. `prose` is a story at temperature 1,
+and `random` is sampled at a temperature at which nothing repeats;
+these two have --output-tokens. Both engines must generate the same tokens, or the script fails.
+`drafts_rate` has one sample per round; its facts are tokens per second of both engines,
+drafts per token, and the share of drafts that were accepted. The pair of engines is started twice,
+each time with another engine first, and runs half of the rounds each time,
+because the location of its memory changes the rate of an engine by up to 5 %. The first round
+of a pair, which fills the prefix caches and trains the cost models of the engines, does not count.
 """
 
 import argparse

@@ -4,16 +4,16 @@
 usage: bench_front_end.py [MODEL] [--streams 64] [--rates 10 25] [--tokens 250] [--rounds 3]
 
 The server is `cpuserve serve` with its own tokenizer, parsers and HTTP, but its engine is a process
-that computes nothing (scripted_engine.py): it sends a token of a given text to every stream, at a
-steady rate, in one message a step. MODEL has the tokenizer; the chat template is
+that computes nothing (scripted_engine.py): it sends a token of a given text to every stream,
+at a steady rate, in one message a step. MODEL has the tokenizer; the chat template is
 thinking_tools.jinja. The response `agent` has thoughts, sentences and tool calls, and its requests
 offer a tool; the response `plain` has sentences, and the server reads no thoughts and no calls.
 
-`front_end_per_token` is the CPU time of the front end's process (user and system, all threads)
-divided by the tokens, while all streams run. `front_end_share` is this CPU time as a share of one
-core. `front_end_memory` is the private memory that the front end takes for each stream in the first
-round. CPU time excludes the time when other programs have the CPU, but these programs raise it,
-because they take space in the caches.
+`front_end_per_token` is the CPU time of the front end's process (user and system,
+all threads) divided by the tokens, while all streams run. `front_end_share` is this CPU time
+as a share of one core. `front_end_memory` is the private memory that the front end takes
+for each stream in the first round. CPU time excludes the time when other programs have the CPU,
+but these programs raise it, because they take space in the caches.
 """
 
 import argparse

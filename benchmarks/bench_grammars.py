@@ -3,30 +3,30 @@
 
 usage: bench_grammars.py [--model MODEL] [--rounds 3] [--flag=value of serve]
 
-The vocabulary is random: words, numbers, punctuation and other scripts, with their bytes in GPT-2's
-alphabet. 32 schemas, equal but for the name of one property, are compiled, and documents that match
-them are cut into tokens. These metrics are measured in this process:
-- `mask`, `mask_median`: the CPU time of one mask, mean and median over all masks of the first
-  document of each schema. Only the first mask of a schema was computed before, as in the grammar
-  process of an engine.
+The vocabulary is random: words, numbers, punctuation and other scripts, with their bytes
+in GPT-2's alphabet. 32 schemas, equal but for the name of one property, are compiled,
+and documents that match them are cut into tokens. These metrics are measured in this process:
+- `mask`, `mask_median`: the CPU time of one mask, mean
+  and median over all masks of the first document of each schema.
+  Only the first mask of a schema was computed before, as in the grammar process of an engine.
 - `mask_again`: the mean when the same masks are computed again.
 - `accept`: the mean time of advancing by one token.
 The others are measured with the grammar process, as an engine uses it:
 - `token_of_32`: the time from the request for the masks of 32 sequences, each with its own grammar,
   to the reply, divided by 32; the mean over all steps of three documents for each sequence.
 - `token_of_32_cpu`: the CPU time of all threads of the process for the same.
-- `token_of_32_shared`: `token_of_32` if all sequences share one grammar. The library then fills the
-  masks on one thread.
+- `token_of_32_shared`: `token_of_32` if all sequences share one grammar.
+  The library then fills the masks on one thread.
 - `batch_p99`: the 99th percentile of the time of 32 masks.
-- `compile`, `first`: the time that a client waits for a grammar, in a process that already runs and
-  in a process that has to start.
+- `compile`, `first`: the time that a client waits for a grammar,
+  in a process that already runs and in a process that has to start.
 
 With --model, streams decode alone (`alone_`), then next to requests without a schema (`free_`),
-next to the first request with a schema, when the process starts and loads the tokenizer
-(`first_`), and next to further requests with new schemas, one after another (`compile_`). `gap` is
-the median gap between tokens of the streams alone. The other metrics are gaps divided by `gap`: the
-median, the 95th and 99th percentile and the longest. The cost of a compilation for streams is the
-difference from `compile_` to `free_`; other work on the machine shows in `alone_`.
+next to the first request with a schema, when the process starts and loads the tokenizer (`first_`),
+and next to further requests with new schemas, one after another (`compile_`). `gap` is the median
+gap between tokens of the streams alone. The other metrics are gaps divided by `gap`:
+the median, the 95th and 99th percentile and the longest. The cost of a compilation for streams
+is the difference from `compile_` to `free_`; other work on the machine shows in `alone_`.
 """
 
 import argparse
@@ -187,8 +187,8 @@ def timed(function):
 def in_process(folder, pieces, rng):
     """Run a round; return ([us of a mask, mask again, token, median mask], texts, shared).
 
-    texts, shared: the documents of each request as token ids: request i has grammar i in texts, and
-    grammar 0 in shared.
+    texts, shared: the documents of each request as token ids: request i has grammar i in texts,
+    and grammar 0 in shared.
     """
     compiler = Compiler(folder, VOCAB, [END])
     times, texts, shared = ([], []), [], []

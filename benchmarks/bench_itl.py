@@ -3,15 +3,15 @@
 
 usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--flag=value of serve]
 
-A prompt arrives while the streams decode. The gaps between tokens of all streams are measured from
-its arrival until its first token. `itl_p99` is the 99th percentile of these gaps, divided by the
-larger of the target and twice the median gap before the prompt. `itl_longest` is the longest gap
-divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by the TTFT of such a
-prompt alone. The latter is measured right afterwards on a second, idle server, with prompt chunks
-of the mean length of the first server's chunks. There is one sample per round. A round before the
-measured ones teaches the engine its costs. `itl_longest_before` is the longest gap without a
-prompt, divided by the same median, which shows the noise of the machine. The fact `stolen_ms` is
-the CPU time that the host of a virtual machine took away while the prompt ran.
+A prompt arrives while the streams decode. The gaps between tokens of all streams are measured
+from its arrival until its first token. `itl_p99` is the 99th percentile of these gaps, divided
+by the larger of the target and twice the median gap before the prompt. `itl_longest` is the longest
+gap divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by the TTFT
+of such a prompt alone. The latter is measured right afterwards on a second, idle server,
+with prompt chunks of the mean length of the first server's chunks. There is one sample per round.
+A round before the measured ones teaches the engine its costs. `itl_longest_before` is the longest
+gap without a prompt, divided by the same median, which shows the noise of the machine. The fact
+`stolen_ms` is the CPU time that the host of a virtual machine took away while the prompt ran.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 usage: bench_page.py URL [--rounds 20]
 
 URL is a server on this machine. Each round opens a new tab, once with an empty cache of the browser
-(`first_paint`) and once more with the cache of the first load (`first_paint_again`). The first
-round does not count. `ready` is the time until the list of models is shown. `bytes` and `requests`
-count the transfers of the first load. Times are milliseconds since the navigation began.
+(`first_paint`) and once more with the cache of the first load (`first_paint_again`).
+The first round does not count. `ready` is the time until the list of models is shown. `bytes` and
+`requests` count the transfers of the first load. Times are milliseconds since the navigation began.
 """
 
 import argparse

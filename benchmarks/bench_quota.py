@@ -3,10 +3,10 @@
 
 usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--pair | --servers N] [--flag of serve]
 
-Runs two servers with the same model: one in its own control group (v1 or v2) with the quota, and
-one without a quota. Each server chooses its number of threads. The servers get one request at a
-time through HTTP, in alternation. `itl_p99_of_allowance` is the 99th percentile of gaps between
-tokens, divided by the sum of three median gaps and one period of the quota.
+Runs two servers with the same model: one in its own control group (v1 or v2) with the quota,
+and one without a quota. Each server chooses its number of threads. The servers get one request
+at a time through HTTP, in alternation. `itl_p99_of_allowance` is the 99th percentile
+of gaps between tokens, divided by the sum of three median gaps and one period of the quota.
 
 With --pair both servers have the quota, each in its own control group, like two containers on a
 machine without cpusets. `prefill_of_pair` and `decode_of_pair` are the sum of both rates, while
@@ -87,8 +87,8 @@ async def answers(targets, prompt_tokens, output_tokens, rng, args):
 def together(targets, rng, args):
     """Return the sums (decode rate, prefill rate) of all `targets`, which each get a request.
 
-    Rates are in tokens/s. The decode rate includes the time of a short prompt: gaps between tokens
-    say little if this process itself has to wait for a CPU.
+    Rates are in tokens/s. The decode rate includes the time of a short prompt:
+    gaps between tokens say little if this process itself has to wait for a CPU.
     """
     decode = asyncio.run(answers(targets, 32, args.output_tokens, rng, args))
     prefill = asyncio.run(answers(targets, args.prompt_tokens, 1, rng, args))

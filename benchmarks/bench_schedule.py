@@ -10,11 +10,11 @@ and enough slots and blocks are free for all. `schedule_windows` is the same for
 full and five sliding-window cache groups. `arrival` is the time of a new prompt on the engine
 thread: from its message to the first search in the prefix cache.
 
-The other lines are parts of a decode step of many streams: `schedule()`, `pack()`, and `step()` of
-the native executor, which checks the step and runs a model of one embedding. They are measured at
-a long and at a short context, so the difference is the cost of long block tables. `64x32k` means 64
-streams of 32k tokens with one cache group; `8x128k` has one full and five sliding-window groups, as
-in Gemma 3.
+The other lines are parts of a decode step of many streams: `schedule()`, `pack()`,
+and `step()` of the native executor, which checks the step and runs a model of one embedding.
+They are measured at a long and at a short context, so the difference is the cost
+of long block tables. `64x32k` means 64 streams of 32k tokens with one cache group;
+`8x128k` has one full and five sliding-window groups, as in Gemma 3.
 """
 
 import argparse

@@ -3,12 +3,12 @@
 
 usage: bench_sleep.py MODEL [--other MODEL] [--rounds 5] [--idle 1.0] [--flag=value of serve]
 
-The first server serves MODEL with `--sleep-idle`. In each round a short request wakes it
-(`wake`, the time to its first token), its memory is read, it falls asleep, and its memory is read
-again. The second server serves MODEL and `--other` (without it, MODEL twice). Each may
-take 60 % of the free memory for its KV cache, so only one fits. Requests alternate between them,
-and `swap` is the time to the first token. `wake_cpu` and `swap_cpu` are the CPU seconds of all
-processes of the server in the same time. The first wake and the first two swaps do not count.
+The first server serves MODEL with `--sleep-idle`. In each round a short request wakes it (`wake`,
+the time to its first token), its memory is read, it falls asleep, and its memory is read again.
+The second server serves MODEL and `--other` (without it, MODEL twice). Each may take 60 %
+of the free memory for its KV cache, so only one fits. Requests alternate between them, and `swap`
+is the time to the first token. `wake_cpu` and `swap_cpu` are the CPU seconds of all processes
+of the server in the same time. The first wake and the first two swaps do not count.
 """
 
 import argparse

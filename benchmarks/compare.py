@@ -3,12 +3,12 @@
 
 usage: compare.py BEFORE.jsonl AFTER.jsonl [--threshold 0.05]
 
-Records are matched by metric, model and parameters. If both have a fraction of the same roof, the
-fractions are compared, because the speed of machines drifts; otherwise the medians. A change counts
-if it exceeds the threshold and the ranges from the 5th to the 95th percentile of the rounds do not
-overlap ("noise" if they do). If samples are requests, the ranges are the 95 % confidence intervals
-of the medians. Lines that could not be used are listed on stderr. The exit code is 1 if a metric
-got worse, and 2 if the files have no measurement in common.
+Records are matched by metric, model and parameters. If both have a fraction of the same roof,
+the fractions are compared, because the speed of machines drifts; otherwise the medians.
+A change counts if it exceeds the threshold and the ranges from the 5th to the 95th percentile
+of the rounds do not overlap ("noise" if they do). If samples are requests, the ranges
+are the 95 % confidence intervals of the medians. Lines that could not be used are listed on stderr.
+The exit code is 1 if a metric got worse, and 2 if the files have no measurement in common.
 """
 
 import argparse
@@ -69,8 +69,8 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
 def spread(record: Record) -> tuple[float, float]:
     """Return the range of the median that noise explains: (p5, p95) of the samples of rounds.
 
-    Samples that are requests differ for other reasons than noise, so for them the range is the 95 %
-    confidence interval of the median.
+    Samples that are requests differ for other reasons than noise,
+    so for them the range is the 95 % confidence interval of the median.
     """
     values = record.facts.get("values")
     if values is None:

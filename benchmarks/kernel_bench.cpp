@@ -4,16 +4,16 @@
 //                [--panels P]
 //                [--sizes STRIP,ROWS,NEAR,AHEAD,FLOAT_PASS_ROWS,FAR_PASS_ROWS,NEAR_BLOCKS]
 //
-// --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
-// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes
-// (csrc/kernels/table/work_sizes.h) in their order; -1 keeps the size that this CPU gets by
-// default.
+// --panels: one kernel call covers P panels of 16 columns, like a task of the engine,
+// which has up to 4 (0: all columns of a thread).
+// --sizes: the first fields of WorkSizes (csrc/kernels/table/work_sizes.h) in their order;
+// -1 keeps the size that this CPU gets by default.
 //
 // Prints for each weight kind: GB/s of packed weights for m = 1..16 rows, with the share of a plain
 // read, and GFLOP/s for m = 16..512, with the share of a dot product that uses registers only.
-// Weights are read from several copies, which are much larger than the last-level cache. Results
-// are the best of several runs, by the CPU time of each thread: they exclude the time of other
-// processes on the core, but include the effect of processes that take memory bandwidth.
+// Weights are read from several copies, which are much larger than the last-level cache.
+// Results are the best of several runs, by the CPU time of each thread: they exclude the time
+// of other processes on the core, but include the effect of processes that take memory bandwidth.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -58,8 +58,8 @@ uint8_t* reserve(size_t bytes) {
   return reinterpret_cast<uint8_t*>(at);
 }
 
-// A group of threads: time(work) runs work(thread) on all of them at once, and returns the CPU
-// seconds of the slowest thread.
+// A group of threads: time(work) runs work(thread) on all of them at once,
+// and returns the CPU seconds of the slowest thread.
 class Crew {
  public:
   explicit Crew(int threads) : threads_(threads), seconds_(static_cast<size_t>(threads)) {

@@ -3,9 +3,9 @@
 
     python benchmarks/make_gguf.py qwen3-30b-a3b FILE.gguf [--layers 10] [--experts Q4_K]
 
-The files have the shapes of real models with fewer layers, except for `many-experts`, which has
-many small matrices. All experts of a layer have equal weights, but each has its own copy in the
-file. Quantized blocks are random bytes, so a file takes a minute.
+The files have the shapes of real models with fewer layers, except for `many-experts`,
+which has many small matrices. All experts of a layer have equal weights,
+but each has its own copy in the file. Quantized blocks are random bytes, so a file takes a minute.
 """
 
 from __future__ import annotations

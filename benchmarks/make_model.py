@@ -2,8 +2,8 @@
 
     python benchmarks/make_model.py qwen2.5-0.5b DIR [--seed 0]
 
-For benchmarks and tests: the shapes come from the named models, the weights are random, and a
-small byte-level tokenizer allows text prompts. Memory use does not depend on the model's size.
+For benchmarks and tests: the shapes come from the named models, the weights are random, and a small
+byte-level tokenizer allows text prompts. Memory use does not depend on the model's size.
 """
 
 from __future__ import annotations
@@ -1148,8 +1148,8 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     """Yield the tensor in chunks of fp32; its random values depend only on its name and the seed.
 
     Matrices have variance 1 / inputs, so products keep the variance of their input. Norm weights
-    and scales are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal to
-    these values, so a test notices a missing tensor. Recurrent states halve in about 20 tokens.
+    and scales are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal
+    to these values, so a test notices a missing tensor. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     parts = ("norm", "Norm", ".ln_", "_ln.")

@@ -1,5 +1,5 @@
-// Recurrent layers against limits that are probed in the same minute; prints one JSON record a
-// line, with medians of alternating rounds:
+// Recurrent layers against limits that are probed in the same minute;
+// prints one JSON record a line, with medians of alternating rounds:
 // - decode of one token a sequence, as a share of a bare read of the same states, and as a speed-up
 //   over the recurrent form, which rewrites the states with every token, without and with fetching
 //   rows ahead;
@@ -12,9 +12,9 @@
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
 //
-// By default, the k, q, v and results of a unit are parts of the long rows of a layer, which
-// prefill finds in L3. With --compact, the rows of all chunks share one small buffer. That is as in
-// the engine, where the convolution writes each chunk just before the unit reads it.
+// By default, the k, q, v and results of a unit are parts of the long rows of a layer,
+// which prefill finds in L3. With --compact, the rows of all chunks share one small buffer.
+// That is as in the engine, where the convolution writes each chunk just before the unit reads it.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -82,8 +82,8 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens. Rows are as wide as the convolution of Qwen3-Next. If
-// `compact`, rows have the columns of the unit only, and all chunks share the same rows.
+// The inputs of one unit for some tokens. Rows are as wide as the convolution of Qwen3-Next.
+// If `compact`, rows have the columns of the unit only, and all chunks share the same rows.
 struct Inputs {
   const bool compact;
   const int64_t stride, out_stride;  // floats from one row to the next
@@ -124,9 +124,9 @@ struct Inputs {
 typedef float Vec __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int64_t kVec = 16;
 
-// Computes one token of one head in the recurrent form, W vectors of columns at a time. W is so
-// small that the second pass of the delta rule finds in L2 the columns that the first pass has
-// read. With kFetch, prefetches 8 rows ahead.
+// Computes one token of one head in the recurrent form, W vectors of columns at a time.
+// W is so small that the second pass of the delta rule finds in L2 the columns
+// that the first pass has read. With kFetch, prefetches 8 rows ahead.
 template <int W, bool kDelta, bool kFetch>
 void rewrite_state(float* state, const RecurrentShape& s, const float* k, const float* q,
                    const float* v, float g, float beta, float* out) {
@@ -250,8 +250,8 @@ class Bench {
     return text;
   }
 
-  // Calls f(state of a unit, state of the next unit) for the units of a thread, which are the same
-  // in each layer and each sequence.
+  // Calls f(state of a unit, state of the next unit) for the units of a thread,
+  // which are the same in each layer and each sequence.
   template <class F>
   void for_units(int thread, int threads, const F& f) const {
     const int64_t first = shape_.units * thread / threads;
@@ -330,9 +330,9 @@ class Bench {
       }
     });
   }
-  // Returns the number of operations, two for each multiply-add: products of q (and k) with the
-  // state and with the rows up to the token, products of these results with u, and the update of
-  // the closed states by each whole chunk.
+  // Returns the number of operations, two for each multiply-add:
+  // products of q (and k) with the state and with the rows up to the token,
+  // products of these results with u, and the update of the closed states by each whole chunk.
   double prefill_operations() const {
     const RecurrentShape& s = shape_.unit;
     const double vectors = s.delta ? 2 : 1, depth = s.key_width, width = s.value_width;

@@ -1,12 +1,12 @@
-// Measures the microseconds to sample a token from one row of random logits. Prints a JSON record
-// for each distribution and filter, with medians of 300 draws.
+// Measures the microseconds to sample a token from one row of random logits.
+// Prints a JSON record for each distribution and filter, with medians of 300 draws.
 //
 // One thread wrote all logits, and the same thread samples:
 //   alone                    the whole sampling
 //   scan, weigh, tally, drop the passes that the threads of a team share
 //   guess, cut, rest         the steps of one thread between and after these passes
-// Two threads each wrote half of the logits, as a matrix product on two threads does. So half of
-// the row is in the cache of the other core:
+// Two threads each wrote half of the logits, as a matrix product on two threads does.
+// So half of the row is in the cache of the other core:
 //   one_of_two               the whole sampling on one of the two threads
 //   both                     the sampling with passes that the two threads share
 // modelled: estimates of one_of_two and both for 8, 16 and 64 threads. They are calculated from the
@@ -70,8 +70,8 @@ double one_thread_us(const Cost& cost, int threads) {
   return cost.alone + fetches_us(cost.one_of_two - cost.alone, threads);
 }
 
-// Microseconds with shared passes. The threads claim pieces, so a pass takes as long as the thread
-// with the most pieces.
+// Microseconds with shared passes.
+// The threads claim pieces, so a pass takes as long as the thread with the most pieces.
 double shared_us(const Cost& cost, int pieces, int threads) {
   const auto computing = [&](int of) {
     const int most = (pieces + of - 1) / of;
@@ -93,8 +93,8 @@ struct Filter {
   float min_p;
 };
 
-// A row of Gaussian logits and the other inputs of sampling. A standard deviation of 1 is the
-// flattest distribution of real models; with 4, top_p keeps some hundred ids.
+// A row of Gaussian logits and the other inputs of sampling. A standard deviation
+// of 1 is the flattest distribution of real models; with 4, top_p keeps some hundred ids.
 struct Job {
   Job(int vocab, double deviation, const Filter& filter) : source(static_cast<size_t>(vocab)) {
     std::mt19937 random(7);

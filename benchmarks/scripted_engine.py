@@ -1,8 +1,8 @@
 """An engine process that computes nothing: every request gets the tokens of one text.
 
-It takes the place of cpuserve.engine.child (scripted_server.py). Each step sends one token to every
-running request, in one message, as the engine does. A step takes --itl-target-ms. The text has
-thoughts, sentences and tool calls in turn; with --tool-call-parser=none it has sentences only.
+It takes the place of cpuserve.engine.child (scripted_server.py). Each step sends one token
+to every running request, in one message, as the engine does. A step takes --itl-target-ms. The text
+has thoughts, sentences and tool calls in turn; with --tool-call-parser=none it has sentences only.
 """
 
 import argparse

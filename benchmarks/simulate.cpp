@@ -1,5 +1,5 @@
-// Prints the modelled idle share of a layer for the thread counts of real machines, as the tables
-// of docs/design/modelled-speed.md, or each operation of one case.
+// Prints the modelled idle share of a layer for the thread counts of real machines,
+// as the tables of docs/design/modelled-speed.md, or each operation of one case.
 //
 //   simulate                                 the tables
 //   simulate --hybrid yes                    CPUs with fast and slow cores
@@ -21,8 +21,8 @@ namespace {
 constexpr int kThreads[] = {2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192};
 constexpr int kRanks[] = {1, 2, 4, 8};
 
-// A cell of the table: the idle share in percent, or the range of it over the numbers of ranks,
-// such as "2-5".
+// A cell of the table: the idle share in percent,
+// or the range of it over the numbers of ranks, such as "2-5".
 std::string cell(const ModelShape& model, const StepKind& step, int threads) {
   double least = 1, most = 0;
   for (const int ranks : kRanks) {
@@ -50,9 +50,9 @@ void print_table(const StepKind& step) {
   }
 }
 
-// Prints a table of CPUs with slow cores: the time of a layer on the fast cores alone divided by
-// its time on all cores (the mean of all models and the model that gains least), and the idle
-// share.
+// Prints a table of CPUs with slow cores:
+// the time of a layer on the fast cores alone divided by its time on all cores
+// (the mean of all models and the model that gains least), and the idle share.
 void print_hybrids() {
   std::printf("\n| CPU | threads |");
   for (const StepKind& step : step_kinds()) std::printf(" %s |", step.name);

@@ -3,8 +3,8 @@
 
 usage: simulate_routing.py [--replicas 2 8 32 200] [--seconds 240] [--rate 0.05] [--seed 1]
 
-Every server has the real scheduler and prefix cache of cpuserve. Only the steps are modelled: their
-time follows from the work of the step and a roofline (`Machine`). The policies are
+Every server has the real scheduler and prefix cache of cpuserve. Only the steps are modelled:
+their time follows from the work of the step and a roofline (`Machine`). The policies are
 
   round_robin   each request goes to the next server
   least_loaded  to the server with the least load (nginx: least_conn)
@@ -12,13 +12,13 @@ time follows from the work of the step and a roofline (`Machine`). The policies 
   prefix        the router of --data-parallel-size (cpuserve/engine/router.py)
 
 Conversations arrive at random (--rate for each server and second). Each begins with one of several
-system prompts, and has a few turns. The prompt of a turn has all earlier messages. A user reads the
-response before the next turn. Turns that arrive in the first third of the time are not counted.
+system prompts, and has a few turns. The prompt of a turn has all earlier messages. A user reads
+the response before the next turn. Turns that arrive in the first third of the time are not counted.
 
-The columns: turns; the share of prompt tokens that were in the prefix cache; median, 95th and
-99th percentile of the time to the first token in seconds; the 95th percentile of the mean time
-between two tokens of a response in ms; the prompt tokens that a server computes each second, as the
-mean of all servers; and the number of the busiest server divided by this mean.
+The columns: turns; the share of prompt tokens that were in the prefix cache; median, 95th
+and 99th percentile of the time to the first token in seconds; the 95th percentile of the mean time
+between two tokens of a response in ms; the prompt tokens that a server computes each second,
+as the mean of all servers; and the number of the busiest server divided by this mean.
 """
 
 import argparse

@@ -4,11 +4,11 @@
 //
 // One executor runs a step on one thread, and another runs the same step on two threads, in turns.
 // The prediction uses the times of the operations on one thread, and three probes of two threads:
-// their bandwidth, the time of a barrier, and how much slower a thread multiplies while the other
-// one works. It simulates how the threads share the work (work_simulator.h). Each round is
-// predicted from its own times, because the machine's speed drifts. Prints for each step the
-// medians of all rounds: predicted, measured, and the difference. Needs two idle CPUs. After a
-// build in BUILD, from the repository root:
+// their bandwidth, the time of a barrier, and how much slower a thread multiplies
+// while the other one works. It simulates how the threads share the work (work_simulator.h).
+// Each round is predicted from its own times, because the machine's speed drifts.
+// Prints for each step the medians of all rounds: predicted, measured, and the difference.
+// Needs two idle CPUs. After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/step_agreement.cpp BUILD/libcpuserve_core.a
 //     -o step_agreement      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
 #include <algorithm>
@@ -102,9 +102,9 @@ class Decoder {
   Program program_;
 };
 
-// Returns the int32 words of a step (runtime/executor.py: StepArrays) with one sequence: `tokens`
-// tokens after `before` keys. Only the last token has logits. Its row has a target (row_target 0),
-// so the step returns the log probability of id 0 and samples nothing.
+// Returns the int32 words of a step (runtime/executor.py: StepArrays) with one sequence:
+// `tokens` tokens after `before` keys. Only the last token has logits. Its row has a target
+// (row_target 0), so the step returns the log probability of id 0 and samples nothing.
 std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
   const int32_t keys = before + tokens, blocks = (keys + kBlock - 1) / kBlock;
   std::vector<int32_t> w{tokens, 1, 1, blocks, 0, 0, 0, 0};

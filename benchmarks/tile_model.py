@@ -2,10 +2,10 @@
 
     python benchmarks/tile_model.py BUILD      (a build of all levels; needs llvm-mca of LLVM 19)
 
-Reads the inner loops of the linears from BUILD's object files, one for each ISA level, and lets
-llvm-mca say how many cycles LLVM's model of a CPU needs for them. The peak is the rate of the
-product instructions alone. If a product of bytes takes several instructions, the peak is the rate
-of the level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no
+Reads the inner loops of the linears from BUILD's object files, one for each ISA level,
+and lets llvm-mca say how many cycles LLVM's model of a CPU needs for them. The peak is the rate
+of the product instructions alone. If a product of bytes takes several instructions, the peak is the
+rate of the level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no
 caches: it assumes that operands come from L1.
 
 A loop over the group of a scale consists of a loop of products and other instructions. The model
@@ -36,11 +36,11 @@ BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 class Kind:
     """A weight kind.
 
-    struct, probes: parts of the C++ symbols of its struct and of its probe loops (the linker merges
-      equal functions).
+    struct, probes: parts of the C++ symbols of its struct and of its probe loops
+      (the linker merges equal functions).
     multiply: the instructions of its products.
-    quads: how many products of 4 values are added to one sum before a scale is applied; 0 = no
-      scale.
+    quads: how many products of 4 values are added to one sum before a scale is applied;
+      0 = no scale.
     level: the index, 0 or 1, of the ISA level with its code; CPUS has two ISA levels for each CPU.
     """
 
@@ -61,9 +61,9 @@ KINDS = [
     Kind("Q4_0", "Grouped<W4Group<false>>", FOUR, quads=8),
 ]
 
-# (name in llvm-mca, CPUs and level in the table, (level with the code of bf16 products, level with
-# the code of byte products)). LLVM 19 uses the model of Zen 4 for Zen 5, and the model of Sapphire
-# Rapids for Granite Rapids.
+# (name in llvm-mca, CPUs and level in the table, (level with the code of bf16 products,
+# level with the code of byte products)). LLVM 19 uses the model of Zen 4 for Zen 5,
+# and the model of Sapphire Rapids for Granite Rapids.
 CPUS: list[tuple[str, str, tuple[str, str]]] = [
     ("haswell", "Haswell, Broadwell: `avx2`", ("avx2", "avx2")),
     ("znver3", "Zen 3: `avx2`", ("avx2", "avx2")),

@@ -5,17 +5,17 @@ usage: weight_loss.py reorder BASE.gguf OUT.gguf
        weight_loss.py measure OUT.gguf [--schemes NAME ...] [--files FILE.gguf ...]
 
 The only published weights at hand come from a Q4_1 file, so they are already multiples of a scale
-per group of 32. Quantizing them again in the same groups loses nothing, and so says nothing about a
-scheme. `reorder` writes the same model as F32 with its hidden, feed-forward and value channels in
-another order. Every product has the same terms, so the model computes the same (the likelihoods
-agree to 1e-6), but no group consists of weights that shared a scale.
+per group of 32. Quantizing them again in the same groups loses nothing, and so says nothing
+about a scheme. `reorder` writes the same model as F32 with its hidden, feed-forward
+and value channels in another order. Every product has the same terms, so the model computes
+the same (the likelihoods agree to 1e-6), but no group consists of weights that shared a scale.
 
-`measure` scores tests/data/fidelity.txt with transformers in fp32. The weights have the values that
-each scheme of quantization at load makes of them, or the values in each further file (such as files
-that the llama.cpp quantizer writes from OUT). It prints nats per token, the difference to the
-result with bf16 weights, and the mean KL divergence from the distributions with bf16 weights.
-Activations are not quantized here; accuracy.py measures both together. A row takes half a minute on
-two cores.
+`measure` scores tests/data/fidelity.txt with transformers in fp32.
+The weights have the values that each scheme of quantization at load makes of them,
+or the values in each further file (such as files that the llama.cpp quantizer writes from OUT).
+It prints nats per token, the difference to the result with bf16 weights, and the mean KL divergence
+from the distributions with bf16 weights. Activations are not quantized here;
+accuracy.py measures both together. A row takes half a minute on two cores.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 // A simulator of how the threads of a team share the work of a layer: the executor's own plans
-// (LinearPlan, AttentionPlan) and its rule for claims (WorkQueue: a thread's own share first, then
-// the shares of the threads after it), with modelled costs instead of kernels.
+// (LinearPlan, AttentionPlan) and its rule for claims (WorkQueue: a thread's own share first,
+// then the shares of the threads after it), with modelled costs instead of kernels.
 //
 // Costs. A claim takes the longer of the times of its arithmetic and of its reads from memory.
 // Three limits bound the read rate of a core: its own, its part of the link of its core complex
@@ -8,8 +8,8 @@
 // threads that still work. So a waiting thread costs nothing while the others keep the memory busy,
 // but its whole arithmetic rate is lost if arithmetic is the limit.
 // The idle share of an operation is the part of its time that an even division of the same work
-// over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end. `bytes` and
-// `seconds` are sums over all claims, and the last thread finishes at `end`.
+// over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end.
+// `bytes` and `seconds` are sums over all claims, and the last thread finishes at `end`.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -52,9 +52,9 @@ struct Machine {
   }
 };
 
-// A server. Its memory delivers 4.5 GB/s for each core (576 GB/s for 128), and at least the 60 GB/s
-// of two channels, which is more for up to 13 cores. The other figures are from a Zen 5 core in
-// bf16 (docs/performance.md).
+// A server. Its memory delivers 4.5 GB/s for each core (576 GB/s for 128),
+// and at least the 60 GB/s of two channels, which is more for up to 13 cores.
+// The other figures are from a Zen 5 core in bf16 (docs/performance.md).
 inline Machine server(int threads, int ranks) {
   Machine m;
   m.threads = threads;
@@ -63,10 +63,10 @@ inline Machine server(int threads, int ranks) {
   return m;
 }
 
-// A client CPU with fast and slow cores, one L3 for all of them, and two channels of memory: 70
-// GB/s. A slow core (E core of Intel) has 0.4 of the arithmetic rate and of the read rate of a fast
-// one. The other figures are from an AVX2 core. Placement leaves one of eight slow cores to the
-// front end (platforms/placement.py).
+// A client CPU with fast and slow cores, one L3 for all of them, and two channels of memory:
+// 70 GB/s. A slow core (E core of Intel) has 0.4 of the arithmetic rate
+// and of the read rate of a fast one. The other figures are from an AVX2 core.
+// Placement leaves one of eight slow cores to the front end (platforms/placement.py).
 struct HybridCpu {
   const char* name;
   int fast, slow;
@@ -106,9 +106,9 @@ struct Time {
   double lost() const { return end > 0 ? 1 - least / end : 0; }
 };
 
-// The threads (members) of one rank in one operation. share(i) returns the range of items that
-// member i owns, and cost(begin, end) the work of computing these items, without the time to claim
-// them (Machine::claim_seconds).
+// The threads (members) of one rank in one operation.
+// share(i) returns the range of items that member i owns, and cost(begin, end)
+// the work of computing these items, without the time to claim them (Machine::claim_seconds).
 template <class Share, class Cost>
 class Phase {
  public:
@@ -131,8 +131,8 @@ class Phase {
   // `total`. While there is something left to claim, the rate of a claim is fixed when it begins.
   double run(Work* total) {
     total_ = total;
-    // Events in order of time; if threads finish together, threads that still have a share of their
-    // own come first.
+    // Events in order of time; if threads finish together,
+    // threads that still have a share of their own come first.
     using Event = std::tuple<double, bool, int>;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
     double now = 0;
@@ -402,8 +402,8 @@ struct Layer {
   }
 };
 
-// Simulates a layer with weights of 2 bytes (bf16) or of fewer bytes; with fewer, the activations
-// between the matrices of the MLP are quantized.
+// Simulates a layer with weights of 2 bytes (bf16) or of fewer bytes;
+// with fewer, the activations between the matrices of the MLP are quantized.
 inline Layer run_layer(const Machine& m, const ModelShape& s, const Sequences& sequences,
                        double weight_bytes = 2) {
   int64_t rows = 0;

@@ -3,16 +3,16 @@
 usage: llama_agreement.py reference BASE.gguf DIR [TYPE ...]    (where llama_cpp imports)
        llama_agreement.py compare DIR                           (where cpuserve imports)
 
-`reference` lets llama.cpp quantize BASE to each type (even from 8 bits or fewer), and writes to DIR
-the files, its likelihoods of a text, and its greedy tokens for ten prompts. `compare` does the same
-with cpuserve, with activations of one and of two int8 terms, and prints a line for each: the
-difference in likelihood in nats per token; how many of the ten prompts have the same tokens; and
-for how many llama.cpp agrees with itself when it computes attention in another order (flash_attn).
-Rounding decides between tokens that are nearly as likely. Therefore the prompts ("sure") are the
-first ten parts of the text after which the best token of llama.cpp leads by at least SURE nats in
-every step. The column "same, any" is for ten prompts that were not selected. Keys and values are
-fp32 in both. llama.cpp rounds activations to 8 bits, in groups of 32 values (256 for K types). So
-one term is the computation of llama.cpp, and two terms are more exact.
+`reference` lets llama.cpp quantize BASE to each type (even from 8 bits or fewer), and writes
+to DIR the files, its likelihoods of a text, and its greedy tokens for ten prompts. `compare` does
+the same with cpuserve, with activations of one and of two int8 terms, and prints a line for each:
+the difference in likelihood in nats per token; how many of the ten prompts have the same tokens;
+and for how many llama.cpp agrees with itself when it computes attention in another order
+(flash_attn). Rounding decides between tokens that are nearly as likely. Therefore the prompts
+("sure") are the first ten parts of the text after which the best token of llama.cpp leads by
+at least SURE nats in every step. The column "same, any" is for ten prompts that were not selected.
+Keys and values are fp32 in both. llama.cpp rounds activations to 8 bits, in groups of 32 values
+(256 for K types). So one term is the computation of llama.cpp, and two terms are more exact.
 """
 
 import itertools

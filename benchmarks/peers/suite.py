@@ -3,10 +3,10 @@
 
 usage: suite.py DIR FILE.gguf ... [--only NAME ...] [options of run.py]
 
-DIR is a Hugging Face directory; the files are GGUF files of the same model, one per type. The
-comparison "bf16" measures cpuserve and vLLM on DIR, and llama.cpp on the BF16 file if there is one.
-For each file of another type: cpuserve, llama.cpp and OpenVINO on that file. "w8a8": cpuserve on
-DIR with --quantization w8a8, compared with llama.cpp and OpenVINO on the Q8_0 file.
+DIR is a Hugging Face directory; the files are GGUF files of the same model, one per type.
+The comparison "bf16" measures cpuserve and vLLM on DIR, and llama.cpp on the BF16 file if there
+is one. For each file of another type: cpuserve, llama.cpp and OpenVINO on that file. "w8a8":
+cpuserve on DIR with --quantization w8a8, compared with llama.cpp and OpenVINO on the Q8_0 file.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Hooks of MkDocs: pages at the top of the repository, and links for the site (mkdocs.yml).
 
-The pages of docs/ have links that work in a checkout. On the site, a link to a page leads to that
-page, and a link to another file of the repository becomes plain text.
+The pages of docs/ have links that work in a checkout. On the site, a link
+to a page leads to that page, and a link to another file of the repository becomes plain text.
 """
 
 from __future__ import annotations
