@@ -21,7 +21,7 @@ from tests.fidelity.bf16_checkpoint import write_bf16  # noqa: E402
 from tests.fidelity.passages import passages, reference  # noqa: E402
 from tests.helpers.served import DEFAULT_MODEL, default_model  # noqa: E402
 
-# name: (weights, which the fp32 reference uses as well; options of LLM)
+# {configuration: (weights, which the fp32 reference uses as well; options of LLM)}
 CONFIGURATIONS = {
     "bf16": ("bf16", {}),
     "Q4_1, 16-bit activations": ("gguf", {"activation_bits": 16}),
@@ -35,7 +35,7 @@ CONFIGURATIONS = {
 
 
 def cost(model, tokenizer, golden, options):
-    """Return (mean, largest of a passage) of the difference to the reference, in nats per token."""
+    """Return (mean, worst passage) of the loss compared with the reference, in nats per token."""
     llm = LLM(model=str(model), tokenizer=str(tokenizer), max_model_len=2048, **options)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
     total = tokens = worst = 0.0

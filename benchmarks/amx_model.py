@@ -60,17 +60,17 @@ Use = dict[str, float]  # {unit of RATES: operations, cache lines or bytes that 
 
 
 def add(*uses: Use) -> Use:
-    """Return the sum of the uses, unit by unit."""
+    """Return the sum of several uses of the units, unit by unit."""
     return {unit: sum(use.get(unit, 0.0) for use in uses) for unit in RATES}
 
 
 def times(count: float, use: Use) -> Use:
-    """Return `use` multiplied by `count`."""
+    """Return the work `use` of all units, multiplied by `count`."""
     return {unit: count * amount for unit, amount in use.items()}
 
 
 def cycles(use: Use) -> tuple[float, str]:
-    """Return (cycles that a use takes, the unit that takes longest)."""
+    """Return (cycles that this work takes, the unit that takes longest)."""
     return max((amount / RATES[unit], unit) for unit, amount in use.items())
 
 
@@ -98,7 +98,7 @@ class Instruction:
             use["stores"] = 1
         elif memory:
             use["loads"] = 1
-        # Loads need no vector unit, and copies of registers are renamed.
+        # Loads need no vector unit, and register renaming executes copies of registers.
         moved = self.name.startswith("vmov") or (memory and "broadcast" in self.name)
         if self.name.startswith("v") and not moved:
             use["vectors"] = OPERATIONS.get(self.name, 1)
@@ -155,7 +155,7 @@ def read(path: str) -> list[Function]:
 
 
 def counted(code: list[Instruction], per: str, units: int = 1) -> tuple[Use, int]:
-    """Return (use, sets): a pass of a loop has `sets` sets of `units` instructions `per`.
+    """Return (use, sets): one pass of a loop has `sets` sets of `units` instructions `per`.
 
     use: the part of the pass that belongs to one set.
     """
@@ -216,7 +216,7 @@ class Model:
         A block has 256 values of K.
         """
         step = self.step("W4Wide", 2, 2)
-        if group < 64:  # half a tile of K takes the tile unit as long as a whole one
+        if group < 64:  # the tile unit takes as long for half a tile of K as for a whole tile
             half = {"loads": 4 * TILE_LINES - 2 * TILE_LINES // 2}  # half as many lines of weights
             step = {**step, **half}
         added = self.find(kind, "add_rows<2, 2>")
@@ -226,7 +226,7 @@ class Model:
         dots = {"stores": 4 * TILE_LINES, "front end": 4 * 2 * TILE_LINES + 60}
         steps = max(1, group // 64)
         of_group = add(times(steps, step), times(16, row), dots, {"L2 bytes": 32 * group})
-        # Three operations for a line of both panels, shared by 16 jobs.
+        # Unpacking a line of both panels takes three operations, which 16 jobs share.
         unpacked = {"vectors": 2 * group / 4 * 3 / 16}
         total, left, first = 0.0, k, True
         while left > 0:
@@ -289,7 +289,7 @@ class Model:
 
 
 def share(done: float, total: float) -> str:
-    """Return done / total as a text in percent."""
+    """Return the share done / total as a text in percent."""
     return f"{100 * done / total:.0f} %"
 
 

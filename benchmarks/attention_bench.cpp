@@ -112,7 +112,7 @@ struct Shape {
   int hd, group, kv_heads, context;
   KvType type = KvType::bf16;
 
-  // Bytes of K and V of all tokens in one layer.
+  // The bytes of the keys and values of all tokens in one layer.
   size_t layer_bytes() const {
     return 2 * kv_half_bytes(type, hd) * static_cast<size_t>(kv_heads * (context / kBlock));
   }
@@ -174,7 +174,7 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// Attention of one new token, number `context`, in every layer.
+// Computes attention of one new token after `context` tokens, in every layer.
 // Each KV head is an attention unit, as in the runtime's plan if the heads load the threads evenly.
 void decode(const Shape& s, Buffers& b) {
 #pragma omp parallel
@@ -215,9 +215,9 @@ void show_decode(const Shape& s) {
       s.hd, s.group, s.context, median(rates), median(reads), median(shares));
 }
 
-// Causal attention over `context` new tokens, longest units first.
+// Computes causal attention over `context` new tokens; the longest attention units come first.
 void prefill(const Shape& s, Buffers& b) {
-  constexpr int kUnitRows = 240;  // as in runtime/attention_plan
+  constexpr int kUnitRows = 240;  // the unit size of runtime/attention_plan
   const int tokens_a_unit = std::max(1, kUnitRows / s.group);
   const int units = (s.context + tokens_a_unit - 1) / tokens_a_unit;
 #pragma omp parallel
@@ -256,7 +256,7 @@ void show_prefill(const Shape& s) {
       s.hd == 64 ? 0.68 : 0.76);
 }
 
-// Seconds per layer with bf16 and with each eight-bit type, in alternation.
+// Measures seconds per layer with bf16 and with each eight-bit type, in alternation.
 void show_types(Shape s) {
   const struct {
     KvType type;

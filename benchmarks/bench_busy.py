@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decode rate next to one busy process, as a fraction of the rate on an idle machine; JSON lines.
+"""Measure the decode rate next to one busy process, as a fraction of the rate on an idle machine.
 
 usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
 
@@ -78,7 +78,7 @@ def main(argv=None):
         ("decode_quiet", "tokens/s", "more", [rate for rate, _ in quiet]),
         ("decode_busy", "tokens/s", "more", [rate for rate, _ in busy]),
         ("longest_gap_busy", "ms", "less", [gap for _, gap in busy]),
-        # The ratios are within one round, because the speed of a shared machine drifts.
+        # Each ratio compares rates of one round, because the speed of a shared machine drifts.
         ("busy_of_quiet", "share", "more", [b[0] / q[0] for q, b in rounds]),
     ):
         print(record(name, unit, samples, here, better=better, parameters=shape).to_json())

@@ -76,7 +76,7 @@ async def timed(target, path, clock=time.perf_counter, **body):
 
 
 async def num_steps(target):
-    """Return how many steps the engine has run."""
+    """Return how many steps the engine has run since its start."""
     text = (await fetch(target, "/metrics"))[1].decode()
     (line,) = [li for li in text.splitlines() if STEPS in li]
     return float(line.split()[-1])

@@ -96,7 +96,7 @@ class Stream:
 
 
 class Clock:
-    """The CPU time of another process, of all its threads, in nanoseconds."""
+    """The CPU time that all threads of another process have used, in nanoseconds."""
 
     def __init__(self, pid):
         self._id = ctypes.c_int()
@@ -202,7 +202,7 @@ def measure(args, response, rate, dialect):
     async def rounds(server, process):
         target = await first_model(server.url, server.key)
         first, _ = await stream(target, body_of(dialect, target.model, agent), 1)
-        await end(first)  # so that memory that only a first request allocates does not count
+        await end(first)  # memory that only the first request allocates does not count
         found = [await run(target, process, args, dialect, agent, rate) for _ in range(args.rounds)]
         return await where(target), found
 

@@ -218,7 +218,7 @@ def of_process(folder, texts, shared):
     Milliseconds: the 99th percentile of the wait for a batch, and the median of compiling one
     grammar. Seconds: the start of the process with its first grammar.
     """
-    threads = max(len(os.sched_getaffinity(0)) // 2, 1)  # as many as an engine starts
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)  # as many threads as an engine starts
     start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads, None)
     first, process = timed(lambda: compiled(Process(start), 0))
     again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, BATCH)]
@@ -308,7 +308,7 @@ async def beside(server, rng, numbers):
 def round_of(command, rng):
     """Return the gaps of streams for each case: alone, free, first and compile."""
     with ServerProcess(command) as server:
-        asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
+        asyncio.run(beside(server, rng, [None] * 20))  # trains the cost model
         numbers = {"alone": [], "free": [None] * 60, "first": [0], "compile": range(1, 41)}
         return {name: asyncio.run(beside(server, rng, some)) for name, some in numbers.items()}
 

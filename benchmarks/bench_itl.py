@@ -100,7 +100,7 @@ def round_of(server, command, args, rng):
 
 
 def bounded(values, bounds):
-    """Return each value divided by its bound."""
+    """Return each latency divided by its bound."""
     return [v / b for v, b in zip(values, bounds, strict=True)]
 
 
@@ -130,7 +130,7 @@ def main():
         ("itl_before_prompt_median", "ms", medians),
         ("itl_beside_prompt_median", "ms", [percentile(r[1], 50) for r in rounds]),
         ("itl_beside_prompt_p99", "ms", p99s),
-        # The ratios are within one round, because the speed of a shared machine drifts.
+        # Each ratio compares times of one round, because the speed of a shared machine drifts.
         ("itl_p99", "x target", bounded(p99s, [max(args.itl_target_ms, 2 * m) for m in medians])),
         ("itl_longest_before", "x median", bounded([max(r[0]) for r in rounds], medians)),
         ("itl_longest", "x median", bounded(longest, medians)),

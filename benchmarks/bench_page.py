@@ -35,7 +35,7 @@ FIGURES = """(() => {
 
 
 def load(browser, url):
-    """Open the page and return its figures."""
+    """Open the page in a new tab, and return its times and transfers."""
     browser.open("about:blank#")
     browser.call("Page.navigate", url=url)
     browser.until(READY)
@@ -45,7 +45,7 @@ def load(browser, url):
 
 
 async def observed(url):
-    """Return where the server runs."""
+    """Return the host of the record: the machine where the server runs."""
     return await where(await first_model(url.rstrip("/")))
 
 

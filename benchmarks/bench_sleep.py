@@ -28,7 +28,7 @@ from cpuserve.cli.bench_flags import number
 
 ASLEEP_TIMEOUT_S = 60.0
 POLL_S = 0.05
-TRIM_S = 2.0  # the front end returns free memory a second after it fell asleep
+TRIM_S = 2.0  # the front end returns free memory a second after the engines have ended
 NAMES = ("one", "two")
 KV_SHARE = 0.6
 

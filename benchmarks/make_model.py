@@ -28,7 +28,7 @@ from cpuserve.program.parts import parse, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 
 SHARD_BYTES = 2_000_000_000
-CHUNK = 1 << 22  # elements generated at a time: 16 MB of fp32
+CHUNK = 1 << 22  # number of elements that are generated at a time: 16 MB of fp32
 SAFETENSORS_DTYPE = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -1135,7 +1135,7 @@ def _write_safetensors(
         }
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
@@ -1164,7 +1164,7 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
         middle, spread = -1e-6, 0.0
     if need.role != "vector":
         inputs = need.shape[0 if need.name in kinds.transposed else -1]
-        spread = math.sqrt(3.0 / inputs)  # uniform in +-spread has variance spread^2 / 3
+        spread = math.sqrt(3.0 / inputs)  # uniform numbers have variance spread^2 / 3
         if need.name.endswith("modality_router.weight"):
             spread *= inputs  # Gemma 3n divides its input by `inputs`
         if need.name.endswith("_coefs.weight"):

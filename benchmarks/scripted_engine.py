@@ -38,7 +38,7 @@ CALL = """<tool_call>
     with open(tmp_path / \\"log\\") as file:\\n        yield file\\n"}}
 </tool_call>
 """
-ROUNDS = 64  # how often the text is repeated before a response ends
+ROUNDS = 64  # how often a response repeats the text before it ends
 
 
 def script_of(config):
@@ -51,7 +51,7 @@ def script_of(config):
 
 
 class ScriptedEngine:
-    """The loop of the engine: messages, then a step."""
+    """The loop of the engine: it reads messages, then runs a step."""
 
     def __init__(self, channel, script, step_s):
         self.channel = channel

@@ -21,8 +21,8 @@ namespace {
 constexpr int kThreads[] = {2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192};
 constexpr int kRanks[] = {1, 2, 4, 8};
 
-// A cell of the table: the idle share in percent,
-// or the range of it over the numbers of ranks, such as "2-5".
+// Returns a cell of the table: the idle share in percent,
+// or its range over the numbers of ranks, such as "2-5".
 std::string cell(const ModelShape& model, const StepKind& step, int threads) {
   double least = 1, most = 0;
   for (const int ranks : kRanks) {

@@ -48,8 +48,8 @@ class Machine:
     """A server with 16 cores and a model of 8B weights in int8; the times follow from its limits.
 
     bandwidth: bytes/s.
-    weight_bytes: read once in a step.
-    key_bytes: keys and values of a token.
+    weight_bytes: the bytes of weights, which a step reads once.
+    key_bytes: the bytes of the keys and values of one token.
     token_s, pair_s: seconds for a prompt token, and for a pair of query and key.
     """
 
@@ -61,9 +61,9 @@ class Machine:
     cache_tokens: int = 65_536
 
     def seconds(self, work):
-        """Return the time of a step with this StepWork."""
+        """Return the seconds that a step with this StepWork takes."""
         read = self.weight_bytes + self.key_bytes * work.keys
-        # Prompts are computed while the weights are read; the longer of both decides.
+        # Prompts are computed while weights are read; the longer time is the time of a step.
         return max(read / self.bandwidth, self.token_s * work.tokens) + self.pair_s * work.pairs
 
 
@@ -214,7 +214,7 @@ class Simulation:
         return [turn for turn in self.turns if self.counts(turn.arrival)]
 
     def counts(self, time):
-        """Whether caches and queues are filled at `time`, and conversations still begin."""
+        """Return whether, at `time`, caches and queues are filled and conversations still begin."""
         return self.seconds / 3 <= time <= self.seconds
 
     def arrive(self, now, conversation):
@@ -266,7 +266,7 @@ class Simulation:
 
 
 def summary(simulation, turns):
-    """Return the columns of a policy."""
+    """Return the columns of the table for one policy."""
     first = [turn.first - turn.arrival for turn in turns]
     gaps = [(t.end - t.first) / (t.tokens - 1) for t in turns if t.tokens > 1]
     computed = [server.computed for server in simulation.servers]

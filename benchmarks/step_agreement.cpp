@@ -118,7 +118,7 @@ std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
 
 // The measured facts about the machine that the prediction uses.
 struct Probes {
-  std::vector<double> alone;  // seconds of each operation on one thread
+  std::vector<double> alone;  // the seconds that each operation takes on one thread
   double bandwidth, barrier;  // two threads: bytes per second together; seconds of a barrier
   double slower;  // time of a thread's products while another thread works / their time alone
 };

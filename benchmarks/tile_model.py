@@ -24,7 +24,7 @@ from pathlib import Path
 from amx_model import Function, Instruction, read
 
 ITERATIONS = 200
-NO_WORK = ("j", "nop", "data16", "cs")  # predicted jumps, and instructions that only pad the code
+NO_WORK = ("j", "nop", "data16", "cs")  # predicted jumps, padding instructions
 EIGHT, FOUR = ("byte_loop<W8Group>",), ("byte_loop<W4Group<false>>", "byte_loop<W8Group>")
 # {beginning of an instruction that multiplies: how many of them make one product of two vectors}.
 # The first one that a loop contains counts.

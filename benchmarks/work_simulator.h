@@ -93,7 +93,7 @@ struct Work {
 
 struct Time {
   double end = 0;    // seconds until the last thread has finished
-  double even = 0;   // seconds that all would take if the same work were divided evenly
+  double even = 0;   // seconds that all threads would take if the work were divided evenly
   double least = 0;  // as `even`, without the work that exists only because work is divided
   Time& operator+=(const Time& o) {
     end += o.end;
@@ -243,9 +243,9 @@ class Phase {
   const Share& share_;
   const Cost& cost_;
   std::vector<int64_t> next_;
-  std::vector<int> owner_;  // by member: the share it claims from, as an offset from its own
+  std::vector<int> owner_;  // by member: the share that it claims from, relative to its own
   std::vector<Job> jobs_;
-  std::vector<int> readers_;  // by core complex: threads that read from memory
+  std::vector<int> readers_;  // by core complex: the number of threads that read from memory
   int all_readers_ = 0;
   Work* total_ = nullptr;
 };

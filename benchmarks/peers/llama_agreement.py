@@ -22,7 +22,7 @@ from pathlib import Path
 
 TEXT = Path(__file__).resolve().parents[2] / "tests" / "data" / "fidelity.txt"
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "Q6_K", "Q4_K_M")
-WINDOW, WINDOWS = 512, 2  # tokens of the text that are scored: each window alone
+WINDOW, WINDOWS = 512, 2  # tokens of a range that is scored, and number of ranges
 PROMPTS, PROMPT, ANSWER = 10, 40, 8
 SURE = 0.25  # nats
 

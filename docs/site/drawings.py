@@ -44,7 +44,7 @@ BANDWIDTH = 50e9
 
 
 def bandwidth() -> str:
-    """Return a bar for each format: bytes that a token reads, and the rate that follows."""
+    """Return a bar for each weight format: the bytes read for a token, and the rate of tokens."""
     gigabytes = WEIGHTS / 1e9
     parts = [text(16, 30, f"A model with {gigabytes:g} billion weights, memory of 50 GB/s")]
     for i, (name, each) in enumerate(FORMATS.items()):

@@ -92,7 +92,7 @@ def draw(session: Session) -> str:
 
 
 def _pieces(text: str) -> Sequence[str]:
-    """Return at most three lines of COLUMNS characters."""
+    """Return the text as at most three lines of COLUMNS characters."""
     pieces = [text[i : i + COLUMNS] for i in range(0, max(len(text), 1), COLUMNS)]
     if len(pieces) > 3:
         pieces = [*pieces[:2], pieces[2][: COLUMNS - 2] + " …"]

@@ -60,7 +60,7 @@ def labelled(
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
-    """Return a line with a head at its end."""
+    """Return an arrow: a line with a head at its end."""
     ends = f'x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"'
     return f'<line {ends} class="s-line" stroke-width="1.5" marker-end="url(#head)"/>'
 
