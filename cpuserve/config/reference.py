@@ -93,7 +93,7 @@ def _unread() -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite the files whose paths are on the command line."""
+    """Rewrite the reference in the files on the command line."""
     for name in sys.argv[1:] if argv is None else argv:
         path = Path(name)
         path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
