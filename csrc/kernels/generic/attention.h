@@ -1,6 +1,6 @@
-// Paged attention. A row is one query head of one token, and a tile is rows computed together.
-// A unit is one call of the kernel: rows of one sequence and KV head, and chunks of kChunk keys
-// (AttentionArgs in table/attention.h). A tile computes a softmax over one chunk,
+// Paged attention. A row is one query head of one token, and a tile is some rows that are computed
+// together. A unit is one call of the kernel: rows of one sequence and KV head, and some chunks
+// of kChunk (256) keys (table/attention.h). A tile computes a softmax over one chunk,
 // and the results of chunks are merged in ascending order, here or by attention_merge.
 // Prefill and decode use the same code for tiles and for merging.
 //
@@ -43,12 +43,12 @@ static inline void finish_row(const Rows& out, int64_t token, int head, int head
   store_row(out, token, static_cast<int64_t>(head) * head_dim, o, head_dim);
 }
 
-// Rows of a unit that are computed together: their queries and running results in scratch memory.
+// The rows of an attention unit that fit in scratch memory, with their queries and running results.
 template <class Kv>
 struct RowBlock {
   static constexpr int kMaxRows = 256;
-  typename Kv::Left* q;  // queries, tile after tile
-  float* o;              // running results o, [rows][hd]
+  typename Kv::Left* q;  // queries of the rows, tile after tile
+  float* o;              // running results o of the rows, [rows][hd]
   float* chunk_o;        // result of a tile for one chunk, [Kv::kMostRows][hd]
   float* m;              // running maxima of the scores, [rows]
   float* l;              // running sums of 2^(score - m), [rows]
@@ -57,8 +57,8 @@ struct RowBlock {
   uint16_t* widened;  // AMX tiles only: 8-bit keys and values of a chunk, widened to bf16
 };
 
-// Returns the number of elements from one row of q to the next, which is hd.
-// On AMX tiles, which read 32 dims at a time, hd is rounded up to a multiple of 32.
+// Returns the number of elements from one row of q to the next: hd. AMX tiles read 32 dims
+// of a head at a time, so for kernels on AMX tiles it is hd rounded up to a multiple of 32.
 template <class Kv>
 CPUSERVE_INLINE size_t query_width(int hd) {
   return static_cast<size_t>(Kv::kMatrixTiles ? round_up(hd, 32) : hd);
@@ -109,8 +109,8 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   return b;
 }
 
-// Returns the number of rows of the next tile if n rows remain: all n rows if they fit one tile,
-// half of them if they fit two tiles (in vector kernels), otherwise the rows of a full tile.
+// Returns the number of rows of the next tile if n rows remain: n if one tile can take n rows,
+// half of n if two tiles can (only in vector kernels), otherwise the rows of a full tile.
 template <class Kv>
 static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
@@ -167,7 +167,7 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n). Callers need it only for more than one tile,
+// Prefetches the queries of rows [first, first + n). Called only if there is more than one tile,
 // because the queries of fewer rows are still in a cache near the core.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
@@ -247,7 +247,7 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
   }
 }
 
-// Appends the blocks of one chunk to the pieces that `f` prefetches, all keys before all values.
+// Appends the K halves and then the V halves of a chunk's blocks to the pieces that `f` prefetches.
 static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int blocks, Fetch& f) {
   const int left = blocks - chunk * kChunkBlocks;
   const int count = left < kChunkBlocks ? left : kChunkBlocks;
@@ -267,7 +267,7 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
-  const int ran = f.index - f.now;  // number of pieces of this chunk that are already prefetched
+  const int ran = f.index - f.now;  // number of pieces of `chunk` that are already prefetched
   const size_t into = f.step ? static_cast<size_t>(f.at - f.piece[f.index]) : 0;
   f.bytes = kv_half_bytes(a.kv.type, a.kv.hd_pad);
   f.count = 0;
@@ -290,8 +290,8 @@ static inline int end_of_keys(const AttentionArgs& a, int position) {
   return a.window > 0 && a.window < a.keys - position ? position + a.window : a.keys;
 }
 
-// Sets t.lo and t.hi, the keys of the chunk that each row of the tile sees.
-// Returns false if no row sees a key.
+// Sets t.lo and t.hi: the range of the chunk's keys that each row of the tile sees.
+// Returns false if no row of the tile sees a key of the chunk.
 template <class Kv>
 static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first, int R, int chunk,
                               Tile<Kv>& t) {
@@ -335,23 +335,23 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
   }
 }
 
-// Returns the address in a.partial of the partial result of one row for one chunk.
-// The partial results of the row for later chunks follow it. a.partial must not be null.
+// Returns the address in a.partial of the partial result of one row for one chunk. After it come
+// the partial results of the same row for later chunks. a.partial must not be null.
 static inline float* partial_slots(const AttentionArgs& a, int64_t row, int chunk) {
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
   return a.partial + static_cast<size_t>(row * stride + chunk - a.chunk0) *
                          static_cast<size_t>(16 + a.kv.hd_pad);
 }
 
-// The arguments that all tiles of a block of rows of one KV head have in common.
+// The arguments that all tiles of a RowBlock have in common, for one KV head.
 struct UnitRows {
   const AttentionArgs& a;
   int kv_head;
-  int64_t first;  // the block's first row, counted from the first row of the unit
+  int64_t first;  // the first row of the RowBlock, counted from the first row of the unit
 };
 
-// Prepares a tile for rows [r0, r0 + R) of the row block and one chunk. Returns false if nothing
-// is computed: if no row sees a key of the chunk, and the unit writes no partial results.
+// Prepares a tile for rows [r0, r0 + R) of a RowBlock and one chunk. Returns false if the tile has
+// nothing to compute: no row sees a key of the chunk, and the unit writes no partial results.
 template <class Kv>
 static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
                               Tile<Kv>& t) {
@@ -371,7 +371,7 @@ static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const
 }
 
 // Ends a tile: merges its result into the running results of its rows. If the unit writes partial
-// results, begin_tile has placed o in their slots, and this function stores m and l there.
+// results instead, their o is in place already (begin_tile), and this function stores m and l.
 template <class Kv>
 static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>& b,
                             const Tile<Kv>& t) {
@@ -387,7 +387,7 @@ static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>
   }
 }
 
-// Computes rows [0, n) of the row block for one chunk.
+// Computes rows [0, n) of a RowBlock for one chunk.
 // Only the first `count` KV blocks of the chunk exist.
 template <class Kv>
 static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, bool dense, Fetch& f,
@@ -404,7 +404,7 @@ static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, b
 }
 
 #ifdef CPUSERVE_UNIT_TILES
-// Does the same as visit_chunk, on AMX tiles.
+// Does the same as visit_chunk, with products on AMX tiles.
 template <class Kv>
 static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count, bool dense,
                                   Fetch& f, RowBlock<Kv>& b) {
@@ -432,7 +432,7 @@ static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count
 }
 #endif
 
-// Computes rows [first, first + n) of the unit for one KV head and all chunks; n is at most b.rows.
+// Computes rows [first, first + n) of a unit for one KV head and all its chunks; n <= b.rows.
 template <class Kv>
 static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
                                RowBlock<Kv>& b) {
@@ -528,8 +528,8 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
 }
 
 // Merges the partial results of rows, with the same operations as merge_tile.
-// For each row it first computes the factors of many chunks, with kLanes chunks in a vector.
-// Then it sums each column of the output o over the chunks in a register.
+// For each row, first computes the factors of many chunks, with kLanes chunks in a vector.
+// Then sums each column of the output o over the chunks in a register.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

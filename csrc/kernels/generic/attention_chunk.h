@@ -1,16 +1,16 @@
-// The data of one tile of attention: the KV blocks of its chunk, its prefetches and its rows.
-// The header generic/attention.h explains the terms of attention kernels.
+// The data of one tile of attention (some query rows, one chunk of 256 keys): the KV blocks of its
+// chunk, its prefetches and its rows. generic/attention.h explains the terms.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 
 namespace CPUSERVE_NS {
 
 constexpr int kChunkBlocks = kChunk / kBlock;
-constexpr int kSlack = 64;      // padding after the scores, in floats: the last strip may write it
+constexpr int kSlack = 64;      // floats after the scores, which the last strip of keys may write
 constexpr int kValueSpan = 64;  // in decode, PV adds this many keys to a strip of columns at a time
 constexpr float kLog2E = 1.44269504f;
 
-// The number of vectors of keys or columns in a register tile of R rows.
+// The number of vectors in a register tile of R rows: vectors of keys in QK, of columns in PV.
 constexpr int strip_vecs(int R) { return R <= kTileRows ? kWide : kWide / 2; }
 constexpr int half_strip_vecs(int R) { return strip_vecs(R) > 1 ? strip_vecs(R) / 2 : 1; }
 
@@ -26,18 +26,18 @@ struct ChunkBlocks {
 // This keeps memory busy; a core would drop prefetches that arrive faster than memory delivers.
 // Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher
 // (6 to 9 % faster than prefetching into L2, with 8 query heads per KV head).
-// Prefill prefetches into L2, because every tile reads the chunk. A piece is the K or V half
-// of one block and KV head. After the last piece, the address `at` stays on one cache line.
+// Prefill prefetches into L2, because every tile of rows reads the chunk. A piece is the K half
+// or V half of one block and KV head. After the last piece, `at` stays on one cache line (`idle`).
 struct Fetch {
   const uint8_t* at;
   const uint8_t* stop;
   size_t step;                             // bytes to the next cache line; 0 after the last piece
   const uint8_t* piece[4 * kChunkBlocks];  // addresses of the pieces of this and the next chunk
-  int index, count, now;                   // index of current piece; pieces in all; in this chunk
-  size_t bytes;                            // bytes of a piece
-  const uint8_t* idle;                     // the cache line to prefetch after the last piece
+  int index, count, now;  // the current piece; number of pieces, in all and in this chunk
+  size_t bytes;           // bytes of a piece
+  const uint8_t* idle;    // the cache line to prefetch after the last piece
 };
-constexpr int kLead = 2;  // prefetches are this many pieces ahead of their use: one strip of keys
+constexpr int kLead = 2;  // data is prefetched this many pieces before its use: one strip of keys
 
 static inline void begin_piece(Fetch& f, int index, size_t into) {
   f.index = index;
@@ -88,8 +88,8 @@ struct Tile {
   float slope[Kv::kMostRows];
   // For each row: m is the largest exponent, and l is the sum of 2^(exponent - m).
   float m[Kv::kMostRows], l[Kv::kMostRows];
-  uint8_t* spare;  // scratch memory of spare_bytes(hd) bytes for AMX tiles
-  float scale;     // softmax scale of the scores, without kLog2E
+  uint8_t* spare;  // scratch memory of spare_bytes(hd) bytes, for AMX tiles
+  float scale;     // softmax scale of the scores; does not include the factor log2 e
   float factor;    // converts a score, after softcap and ALiBi, to an exponent of 2
   float softcap;
   bool alibi;

@@ -9,13 +9,13 @@ namespace CPUSERVE_NS {
 
 // A register tile of attention has up to kTileRows rows and kWide vectors of keys (in QK)
 // or of value columns (in PV), or up to kTallRows rows and kWide / 2 vectors. With tiles of 8 rows,
-// a GQA group of 7 or 8 query heads reads each key from L1 once. A step of 8 rows and 2 vectors
-// has 10 loads (8 + 2) for 16 multiply-adds. A core begins two multiply-adds a cycle,
+// the 7 or 8 query heads of a KV head (GQA) read each key from L1 once. A step of 8 rows
+// and 2 vectors has 10 loads (8 + 2) for 16 multiply-adds. A core begins two multiply-adds a cycle,
 // and 16 independent sums hide the latency of a multiply-add.
-// kWide is a power of two, so that whole tiles cover the 32 keys of a block.
+// kWide is a power of two, so that whole tiles cover the 32 keys of a KV block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
-// The fewest rows of a tile where several tiles are needed: tile_rows() in attention.h divides
+// The fewest rows of a tile, if there are several tiles: tile_rows() in attention.h divides
 // the remaining rows equally between the last two tiles, so each tile is about half full or more.
 constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
@@ -27,13 +27,13 @@ constexpr bool kBf16Pairs = false;
 #endif
 
 // One struct for each KvType defines how products are formed:
-//   kStep         how many dims (QK) or keys (PV) one lane of a multiply-add sums: 2 with pairs
-//   kSide         how many of these kStep elements are adjacent in the KV block. If kSide is 1, the
-//                 second of two elements is kBlock (K) or hd (V) elements after the first
+//   kStep         dims (QK) or keys (PV) that a lane sums in one multiply-add; 2: pairs of bf16
+//   kSide         how many of these kStep elements are adjacent in a KV block. If kSide is 1,
+//                 the second of two elements is kBlock (K) or hd (V) elements after the first
 //   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
 //   kRowPairs     whether tiles multiply two or more rows in pairs (attention_pairs.h);
 //                 place_in_p() then interleaves the probabilities of two rows
-//   kQuerySide    dims of a row of q that are stored side by side in a tile
+//   kQuerySide    how many dims of a row of q are adjacent in the q of a tile
 //   kMostRows     the most rows of a tile
 //   kScaled       whether keys and values are 8-bit codes with a scale for each token
 struct KvBf16 {
@@ -49,7 +49,7 @@ struct KvBf16 {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
-  // keep_first sets the second element of each pair to 0, and keep_second the first element.
+  // keep_first sets the second element of each pair to 0; keep_second sets the first element to 0.
   CPUSERVE_INLINE Vec keep_first(Vec x) { return interleave_top(even(x), zero()); }
   CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
   CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }
@@ -91,8 +91,8 @@ struct KvF32 : SingleProducts {
 
 // 8-bit codes are widened to pairs of bf16, which is exact. The scale of a key multiplies
 // the score, and the scale of a value multiplies the probability before it is rounded to bf16.
-// kLargest is the largest value that a code can have. load() returns the values of codes divided
-// by kWiden, and the stored scales are multiplied by kWiden to compensate.
+// kLargest is the largest value of a code. load() returns the values of codes divided by kWiden,
+// so the scales in the KV cache are kWiden times as large.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -117,7 +117,7 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) with the struct above that matches KV caches of type `type`.
+// Calls run(x), where x is of the struct above for KV caches of type `type`, such as KvBf16.
 template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
@@ -149,8 +149,8 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
 
 // Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk].
 // If rows are multiplied in pairs, the layout is [R / 2][kChunk / 4][2][4]: four keys of one row,
-// then the same four keys of the other row of the pair. On AMX tiles, the bf16 probabilities
-// of a row overwrite its fp32 scores, so rows begin 2 kChunk elements apart.
+// then the same four keys of the other row of the pair. For AMX tiles, the bf16 probabilities
+// of a row overwrite its fp32 scores, so rows begin 2 * kChunk bf16 elements apart.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
   if (Kv::kMatrixTiles) return r * 2 * kChunk + k;

@@ -1,18 +1,18 @@
-// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16,
+// Attention on AMX tiles: QK and PV of up to 32 query rows at a time. Keys and values are bf16,
 // or 8-bit codes that are widened to bf16 once for all rows that use a chunk.
 // The header generic/attention.h explains the terms of attention kernels.
 //
-// Keys are multiplied in blocks of 32 at absolute positions, because 32 keys
-// are the K of a tile in PV. The sums of a row therefore do not depend on other rows of its tile:
-// for blocks that only other rows see, it adds products with probabilities of 0,
-// which are 0 if all values are finite. If a block that some rows do not see completely contains
-// an infinity or NaN, rows that see the same keys are multiplied separately.
+// Keys are multiplied in KV blocks of 32 keys, because an AMX product in PV sums over 32 keys.
+// The sums of a row do not depend on the other rows of its tile:
+// for keys that only other rows see, the row adds products with probabilities of 0,
+// which are 0 if all values are finite. If the values of a KV block that some rows do not see
+// completely contain an infinity or NaN, rows that see different keys are multiplied separately.
 // Values in the cache that no row of the tile sees may be stale, so zeros replace them.
 //
 // The vector units need more time for probabilities than the AMX unit for QK and PV:
 // with heads of 64, for 32 rows and one chunk, about 3,500 cycles against 2,048 cycles.
-// If many tiles use a chunk, both units work in parallel: while vectors compute the softmax of one
-// tile, the AMX unit multiplies the values of the tile before it and the keys of the tile after it.
+// If many tiles of rows use a chunk, both work in parallel: while vectors compute the softmax
+// of one tile, AMX multiplies the values of the tile before it and the keys of the tile after it.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/matrix_job.h"
@@ -26,7 +26,7 @@ struct OnTiles : Kv {
   static constexpr int kMostRows = kJobRows;
 };
 // The widest head of an 8-bit cache on AMX tiles. The scratch memory is too small for widened keys
-// and values of wider heads, so the kernel of the ISA level below runs for them, on vectors.
+// and values of wider heads, so attention with such heads uses the kernel of the ISA level below.
 constexpr int kWidestScaledHead = 256;
 
 // The addresses of the KV blocks of a chunk as pairs of bf16:
@@ -37,13 +37,13 @@ struct PairBlocks {
 };
 
 // The number of cache lines that a step of QK prefetches if many tiles of rows use a chunk:
-// with 256 rows at hd 64, 8 tiles with 16 steps each prefetch the 1,024 lines of the next chunk.
+// with 256 rows at hd 64, 8 tiles of 16 steps each prefetch the 1,024 lines of the next chunk.
 constexpr int kLightLines = 8;
 
 // The number of elements in the K half of a KV block, and in its V half.
 inline size_t half_size(int hd) { return static_cast<size_t>(kBlock * hd); }
-// spare_bytes returns the bytes of memory for copies of the values of two blocks (masked_values),
-// and for two AMX tiles of keys with the last 16 dims of a head.
+// spare_bytes returns the bytes of Tile::spare: copies of the values of two blocks (masked_values),
+// and two AMX tiles of keys with the last 16 dims of a head.
 inline size_t value_copy_bytes(int hd) { return half_size(hd) * sizeof(uint16_t); }
 inline size_t spare_bytes(int hd) { return 2 * value_copy_bytes(hd) + kJobColumns * kTileBytes; }
 template <class Kv>
@@ -52,7 +52,7 @@ inline size_t widened_bytes(int hd) {
 }
 
 // Widens 8-bit codes [rows][width] to bf16 [rows / 2][width][2]. Decode prefetches one cache line
-// for every two lines that are widened; the steps of QK and PV prefetch the other lines.
+// for every two lines that it widens; the steps of QK and PV prefetch the other cache lines.
 template <class Kv, Ahead kAhead>
 static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t* to, Fetch& f) {
   int read = 0;
@@ -89,7 +89,7 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
 
 // Returns the number of cache lines that a step of QK or PV prefetches
 // if it reads `lines` lines of bf16. 8-bit blocks have half as many lines in the KV cache,
-// and widen_half prefetches half of them. The steps prefetch a little more than the other half,
+// and widen_half prefetches half of these. The steps prefetch a little more than the other half,
 // because the prefetches of the first chunk begin late and have to catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
@@ -97,7 +97,7 @@ CPUSERVE_INLINE int step_fetches(int lines) {
   return Kv::kScaled ? lines * 3 / 8 : lines;
 }
 
-// The number of rows that the AMX tiles are configured for. Configuring tiles takes longer
+// The number of rows that the AMX tiles are configured for. Configuring them takes longer
 // than a step of products, so set() configures them only if the number of rows changes.
 struct Shape {
   int rows = 0;
@@ -135,7 +135,7 @@ struct KeySteps {
     if (d + 32 <= hd) {
       fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(2 * kTileLines));
       tile_products<Bf16Product, RT, 2>(q, width, k, k + kTileLineBytes, kKeyBytes);
-    } else {  // only 16 dims are left: the next lines belong to another head
+    } else {  // only 16 dims are left: the memory after them belongs to another head
       uint8_t* tail = t->spare + 2 * value_copy_bytes(hd);
       memset(tail, 0, kJobColumns * kTileBytes);
       for (int line = 0; line < 8; line++) {
@@ -154,8 +154,8 @@ struct KeySteps {
   }
 };
 
-// Copies the values of a block to `spare`, with zeros for keys outside [begin, end).
-// Keys count from the first key of the block. Returns the address of the copy.
+// Copies the values of a KV block to `spare`, with zeros for keys outside [begin, end).
+// Keys are numbered from 0 in the block. Returns the address of the copy.
 static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin, int end,
                                             uint8_t* spare) {
   uint16_t* to = reinterpret_cast<uint16_t*>(spare);
@@ -165,7 +165,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
       memcpy(to, v, pair * sizeof(*v));
     } else {
       memset(to, 0, pair * sizeof(*v));
-      // Only one key of the pair is in the range: key 0, or key 1 if `one` is 1.
+      // Only one of the keys k and k + 1, with interleaved values, is in the range: key k + `one`.
       const int one = begin == k + 1 && end > k + 1 ? 1 : 0;
       if ((begin <= k && end == k + 1) || one) {
         for (size_t i = static_cast<size_t>(one); i < pair; i += 2) to[i] = v[i];
@@ -180,7 +180,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;
-  const uint16_t* v[kChunkBlocks];  // values of a block, or a masked copy (if some keys are unused)
+  const uint16_t* v[kChunkBlocks];  // the values of each block, or their copy by masked_values
   int row, rows, hd, first, last, block, column = 0;
 
   ValueSteps() = default;
@@ -261,12 +261,12 @@ static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int e
   return !found;
 }
 
-// Returns whether the R rows may be multiplied together although some rows do not see all `keys`.
-// The values that a row does not see must then be finite; 8-bit codes always are.
+// Returns whether the R rows may be multiplied together although some rows do not see all `keys`:
+// whether all values that a row does not see are finite. The values of 8-bit codes always are.
 template <class Kv>
 static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R, KeyRange keys) {
   if (Kv::kScaled) return true;
-  // Nearly always all rows see all keys, and no block has to be searched for infinities.
+  // In most cases all rows see all keys, and no block has to be searched for infinities.
   bool whole = true;
   for (int r = 0; r < R; r++) whole &= t.lo[r] <= keys.begin && keys.end <= t.hi[r];
   if (whole) return true;
@@ -282,7 +282,7 @@ static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R
   return true;
 }
 
-// Computes o of rows that must not be multiplied together (may_mix):
+// Computes o of R rows that must not be multiplied together (may_mix returns false):
 // each run of rows that see the same keys is multiplied separately.
 template <class Kv>
 static inline void value_runs(Tile<Kv>& t, const PairBlocks& c, int hd, int R, Shape& shape,
@@ -339,9 +339,9 @@ struct TileSlot {
   KeyRange keys = {};
 };
 
-// The work of the AMX unit while the vector units compute the softmax of the tile
-// in the other slot, row by row. The AMX unit first computes PV of the tile in `slot`,
-// then QK of the next tile, which replaces the tile in the slot.
+// What AMX does while vectors compute the softmax of another tile, row by row. There are two slots
+// for tiles. AMX first computes PV of the tile in `slot`, then QK of the next tile,
+// which takes the place of the tile in `slot`. The softmax is for the tile in the other slot.
 //   begin(index, tile): prepares a tile and returns its number of rows,
 //                       or 0 if the tile has nothing to compute
 //   end(index, tile, rows): merges or stores m, l and o of a tile

@@ -2,7 +2,7 @@
 // of q by two keys over 4 dims, or two rows of probabilities by two value columns over 4 keys.
 // The KV cache stores 2 dims (or keys) side by side, or 1 in 8-bit types, so two vectors
 // of the cache are interleaved into two operands of BFMMLA, which all pairs of rows of a tile use.
-// If the number of rows is odd, the last pair has only one row, and only its products are stored.
+// If the number of rows is odd, only the sums of the first row of the last pair are stored.
 #pragma once
 #include "kernels/generic/attention_strips.h"
 #include "kernels/vec/mmla.h"
@@ -11,9 +11,9 @@ namespace CPUSERVE_NS {
 
 constexpr int kPairElements = 8;  // elements of a pair of rows in one operand: 4 from each row
 
-// Adds to c the products of RP pairs of rows (`stride` elements apart)
-// and V vectors of 4 keys or 4 value columns. x(j, i) loads half of the 4 dims or keys of vector j:
-// the first two if i = 0, the last two if i = 1.
+// Adds to the sums c the products of RP pairs of rows (`stride` elements apart)
+// and V vectors of 4 keys (QK) or 4 value columns (PV). A product sums 4 dims (QK) or 4 keys (PV);
+// x(j, 0) loads the first two of these for vector j, and x(j, 1) the last two.
 template <int RP, int V, class Pairs>
 CPUSERVE_INLINE void pair_products(F (&c)[RP][2 * V], const uint16_t* left, size_t stride,
                                    const Pairs& x) {

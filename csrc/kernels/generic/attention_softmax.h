@@ -4,7 +4,7 @@
 
 namespace CPUSERVE_NS {
 
-// Multiplies the visible scores of a row by the scales of the 8-bit keys.
+// Multiplies the scores of the keys [lo, hi) that a row sees by the scales of these 8-bit keys.
 template <class Kv>
 static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float* s) {
   for (int k = lo / kLanes * kLanes; k < hi; k += kLanes) {
@@ -13,7 +13,7 @@ static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float*
   }
 }
 
-// Applies scale, softcap and position bias to the visible scores of a row.
+// Applies scale, softcap and position bias (ALiBi) to the scores of the keys that row r sees.
 template <class Kv>
 static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
   float index[kLanes];
@@ -40,8 +40,8 @@ CPUSERVE_INLINE float row_max(const float* s, int begin, int end) {
   return reduce_max(max(top0, top1));
 }
 
-// Sets the scores of masked keys to -inf: only the first and the last vector
-// of the visible keys [lo, hi) of a row contain masked keys. Returns the largest score.
+// Sets the scores of masked keys to -inf. Only the first and the last vector of scores
+// of the keys [lo, hi) that the row sees contain masked keys. Returns the largest score.
 CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   const int begin = lo / kLanes * kLanes, end = static_cast<int>(round_up(hi, kLanes));
   const int last = end - kLanes;
@@ -54,7 +54,7 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
 // Stores the probabilities p = 2^(s factor - m) of one row with scores s, rounded to Kv::Left.
 // If values are 8-bit, p is multiplied by the scale of the value before it is rounded. Returns l,
 // the sum of the unrounded 2^(s factor - m), computed as one chain of additions per lane.
-// Only the first and the last vector of keys can have masked lanes; their probabilities are 0.
+// Only the first and the last vector of keys can have masked lanes, which get probabilities of 0.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   const F scale = set1(t.factor), below = set1(-t.m[r]);

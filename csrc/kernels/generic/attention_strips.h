@@ -1,5 +1,5 @@
-// The two products of attention: R rows by a strip of keys (QK),
-// and R rows by a strip of value columns (PV).
+// The two products of attention: R query rows by a strip of keys (QK), and R rows of probabilities
+// by a strip of value columns (PV). A strip here is the keys or columns of a register tile.
 #pragma once
 #include "kernels/generic/attention_chunk.h"
 
@@ -51,7 +51,7 @@ static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
 
 // Adds to o[r][0 .. V * kLanes) the sum of p[r][key] v[key] over keys [begin, end).
-// The strip begins at `column` of the values. If only one of the two keys of the first or last step
+// The strip begins at `column` of the values. A step multiplies two keys. If only one of them
 // is in the range, the values of the other key may be stale and are set to zero.
 // If `fresh` is true, the sums start from zero instead of from o.
 template <class Kv, int R, int V, Ahead kAhead>
@@ -111,14 +111,14 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   }
 }
 
-// Does the same as value_strip for whole groups of 4 keys and two or more rows:
+// Does the same as value_strip for two or more rows and a multiple of 4 keys:
 // multiplies the rows in pairs with BFMMLA.
 template <class Kv, int R, int V, Ahead kAhead>
 static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
 
-// Multiplies the whole groups of 4 keys in [begin, end) with value_pairs, and the up to 3 keys
-// before and after these groups with value_strip. BFMMLA adds in the same order as two BFDOTs,
+// Multiplies keys [begin, end): with value_pairs 4 keys at a time, and with value_strip the up to
+// 3 keys at either end that are no whole group of 4. BFMMLA adds in the same order as two BFDOTs,
 // so value_pairs and value_strip compute the same bits.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
@@ -139,7 +139,7 @@ static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>
 }
 
 // The functions that multiply strips, compiled separately for each number of rows R.
-// Their callers are compiled once and take R as an argument:
+// The functions that call them are compiled once and take R as an argument:
 // this costs an indirect call for each strip, but saves half of the machine code of attention.
 template <class Kv>
 struct Strips {

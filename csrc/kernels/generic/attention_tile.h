@@ -1,5 +1,5 @@
-// One tile of attention: R rows and one chunk of kChunk keys.
-// Its result does not include earlier chunks. The header generic/attention.h explains the terms.
+// One tile of attention: R query rows and one chunk of kChunk keys. The result of a tile is
+// for its chunk alone. generic/attention.h explains the terms, such as QK, PV and hd.
 //
 // QK has one lane per key, and masked lanes are discarded, so stale keys do no harm in QK.
 // PV has one lane per output column and sums over keys, so it skips masked keys, because their
@@ -16,8 +16,8 @@
 
 namespace CPUSERVE_NS {
 
-// Computes the scores of R rows for keys [begin, end) in whole strips from the block of `begin` on.
-// The last strip is half as wide if that is enough for the last keys.
+// Computes the scores of R rows for keys [begin, end), in strips of keys from the start of the KV
+// block of `begin` on. The last strip is half as wide if it then still contains the last keys.
 template <class Kv, Ahead kAhead>
 static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int begin,
                               int end, Fetch& next) {
@@ -59,7 +59,7 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
 }
 
 // Computes PV for R rows and keys [begin, end). In decode, each strip of columns adds kValueSpan
-// keys before the next strip adds the same keys. A strip that adds all keys of the chunk
+// keys before the next strip adds the same keys. A strip that added all keys of the chunk
 // in one loop would read values that are not prefetched yet.
 template <class Kv, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
@@ -84,7 +84,7 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
 // Rows that see no key of the chunk are left out.
 struct Common {
   int begin = 0, end = kChunk;
-  bool any = false, same = true;  // any: some row sees a key; same: all rows see the same keys
+  bool any = false, same = true;  // any: some row sees a key; same: rows see equal ranges of keys
 };
 
 template <class Kv>
@@ -151,8 +151,8 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R
   clear_rows(t, R, c.hd, false);
 }
 
-// Prefetches the scales of 8-bit values. Scales are used before the values but stored after them,
-// so prefetches in the order of memory (Fetch) would be too late.
+// Prefetches the scales of 8-bit values. The scales are used before the values but stored after
+// them, so prefetches in the order of memory (Fetch) would be too late.
 template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {

@@ -46,8 +46,8 @@ CPUSERVE_INLINE void copy_bf16(uint16_t* to, const float* x, int n) {
   }
 }
 
-// The addresses of one group of columns:
-// its fp32 values (x), and in the quantized row its int8 codes, its scale and the sum of its codes.
+// The addresses of one group of columns: its fp32 values (x),
+// and its int8 codes, its scale and the sum of its codes in the quantized row.
 struct QuantGroup {
   const float* x;
   int8_t* q;
@@ -82,12 +82,12 @@ CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
   float amax;
   memcpy(&amax, &bits, sizeof amax);
   const bool live = amax >= kLeastMagnitude && amax <= FLT_MAX;
-  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN if not finite, else 0
+  const float divisor = live ? amax : 1.0f, off = amax - amax;  // off: 0, or NaN for infinity, NaN
   return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
 }
 
 // Quantizes N whole groups together: most of the cost of a group is reducing vectors
-// to single numbers, and one reduction can serve four groups.
+// to single numbers, and one reduction can process four groups.
 template <int kGroup, int N>
 CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   static_assert(N == 1 || N == 2 || N == 4, "a divisor of four");
@@ -117,8 +117,8 @@ CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   }
 }
 constexpr int kGroupsAtOnce = 4;
-// Quantizes up to kGroupsAtOnce groups.
-// If there are three groups, the last group is quantized twice.
+// Quantizes n groups, at most kGroupsAtOnce (4).
+// If there are three groups, the last group is quantized twice, as the fourth.
 template <int kGroup>
 static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n) {
   if (n >= 3) {
@@ -129,8 +129,8 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
 }
 
 // Quantizes one group of n columns, for any n, and stores it as `padded` (a multiple of 32) codes.
-// It computes two chains of maxima and two chains of sums:
-// a group can be a whole row, where a single chain would be bound by the latency of its operations.
+// Computes two chains of maxima and two chains of sums, because a group can be a whole row,
+// for which a single chain would be limited by the latency of its operations.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
@@ -190,7 +190,7 @@ CPUSERVE_INLINE void rest_of(const QuantGroup& of, int n, float* left) {
   }
 }
 
-// Quantizes 256 columns at x as group `g` of a q8g256 row of `padded` columns.
+// Quantizes the 256 columns at x as group number `g` of a q8g256 row of `padded` columns.
 static __attribute__((noinline)) void quantize_block(uint8_t* row, int64_t padded, int64_t g,
                                                      const float* x) {
   int32_t sum;
@@ -225,8 +225,8 @@ static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* 
   }
 }
 
-// Quantizes columns of a q8g128 or q8row row. Tiles never write these formats, so this function
-// is not inlined into code that writes tiles: gcc would warn about groups that tiles cannot write.
+// Quantizes columns of a q8g128 or q8row row. The epilogue of a tile never writes these formats, so
+// this function is not inlined there: gcc would warn about groups larger than a tile.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -238,7 +238,7 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
 }
 
 // Writes the second term of q8g32x2, the quantized rounding errors of the first term,
-// for up to four whole groups of 32. The second term begins `half` bytes after the first term.
+// for n (up to four) whole groups of 32. The second term is `half` bytes after the first term.
 static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
   alignas(64) float left[kGroupsAtOnce][32];
   QuantGroup to[kGroupsAtOnce];
@@ -252,7 +252,7 @@ static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t
   quantize_some<32>(to, n);
 }
 
-// Quantizes up to four whole groups of 32 as q8g32 or q8g32x2.
+// Quantizes n (up to four) whole groups of 32 columns as q8g32 or q8g32x2.
 CPUSERVE_INLINE void quantize_32s(const Rows& out, const QuantGroup* groups, int n) {
   quantize_some<32>(groups, n);
   if (out.format == ActFormat::q8g32x2) quantize_rest(groups, out.stride / 2, n);
@@ -279,8 +279,8 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
   }
 }
 
-// Writes columns [column0, column0 + n) of one row from fp32. column0 is a multiple of the group:
-// 32 for q8g32, 128 for q8g128, 256 for q8g256; for q8row, column0 is 0 and n is the width.
+// Converts the fp32 values at x to columns [column0, column0 + n) of one output row. column0 is
+// a multiple of 32 for q8g32, of 128 for q8g128, of 256 for q8g256; q8row takes a whole row.
 // The call that ends at out.width also sets the padding columns to 0, because operations read them.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {

@@ -5,8 +5,8 @@
 
 namespace CPUSERVE_NS {
 
-// y = map(tile + bias). With glu, y = map(gate + bias) * other(up + bias), and the tile has panels
-// of gate and of up in turn. with_activation() in activation.h chooses map and other.
+// Computes y = map(sum + bias) for one row of a tile. With glu, y = map(gate + bias)
+// * other(up + bias): gate and up are alternate panels. activation.h chooses map and other.
 template <class Map, class Other>
 CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int panels,
                                     const float* tile, size_t ld, float* y, Map map, Other other) {
@@ -24,7 +24,7 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   }
 }
 
-constexpr int kMostPanels = 12;  // the most panels of a tile; divisible by 1, 2, 3 and 4
+constexpr int kMostPanels = 12;  // the most panels of store_tile(); divisible by 1, 2, 3 and 4
 
 // Quantizes columns [column0, column0 + n) of output rows [row, row + rows) in groups of 32.
 // y[r] has the fp32 values of these columns for output row `row` + r.
@@ -46,7 +46,7 @@ CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64
 // Applies the epilogue to a tile of `rows` rows and `panels` (at most kMostPanels) panels,
 // and writes the output rows from row0 on. The kPanel values of panel p of row r begin
 // at the address tile + r * stride + p * kPanel. Columns at or after out.width are dropped.
-// With q8g32 output, every tile covers whole groups of 32 columns: panel0 is a multiple
+// With q8g32 output, every tile has whole groups of 32 output columns: panel0 is a multiple
 // of 2 (of 4 with glu), and only the last tile of a row may end with an incomplete group.
 static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_t panel0,
                               int panels, const float* tile, size_t stride) {

@@ -4,7 +4,7 @@
 
 namespace cpuserve {
 
-// RMS norm of each of `groups` groups of `width` columns of a row, with a gate z:
+// RMS norm of each of `groups` groups of `width` columns x of a row, with gates z for the columns:
 //   gate_first   out = rms(x silu(z)) weight     Mamba2
 //   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
 // where rms(y) = y / sqrt(mean(y^2) + eps).
@@ -18,7 +18,7 @@ struct GatedNormArgs {
   int64_t groups, width;
   float eps;
   bool gate_first, shared_weight;
-  float* out;  // output, which may equal x (with the same stride)
+  float* out;  // output; may be x, if the strides are equal
   int64_t out_stride;
   int64_t rows;
   bool sigmoid = false;

@@ -1,6 +1,6 @@
 // Multiplies heads of q and k by a Hadamard matrix before k is quantized to int8:
-// every dim becomes a signed sum of all dims of its block, so that one large channel no longer
-// determines the scale of all other channels. The scores q . k do not change.
+// every dim becomes a signed sum of all dims of its block (64 dims if head_dim is 64), so that
+// one large dim no longer determines the scale of all others. The scores q . k do not change.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -24,8 +24,8 @@ static constexpr LaneSigns lane_signs() {
 }
 static constexpr LaneSigns kLaneSigns = lane_signs();
 
-// Multiplies the kLanes values at x by the matrix kLaneSigns, in place.
-// This replaces the last butterfly steps of mix_block, which combine lanes of one vector.
+// Multiplies the kLanes values at x by the matrix kLaneSigns, in place. This replaces the last
+// steps of the fast Hadamard transform in mix_block, which would combine lanes of one vector.
 static inline void mix_lanes(float* x) {
   F sum = mul(set1(x[0]), load(kLaneSigns.of[0]));
   for (int j = 1; j < kLanes; j++) sum = fma(set1(x[j]), load(kLaneSigns.of[j]), sum);
@@ -58,8 +58,8 @@ static inline void mix_block(float* x, int n) {
   }
 }
 
-// Multiplies each block of a key by the Hadamard matrix H.
-// The block size is the largest power of two that divides hd: 64 for hd 64, 32 for 96, 16 for 80.
+// Multiplies each block of dims of a key by the Hadamard matrix H. The number of dims of a block
+// is the largest power of two that divides hd: 64 for hd 64, 32 for hd 96, 16 for hd 80.
 static inline void mix_key(float* x, int hd) {
   const int n = hd & -hd;
   for (int i = 0; i < hd; i += n) mix_block(x + i, n);

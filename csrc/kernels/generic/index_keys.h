@@ -1,4 +1,4 @@
-// Stores index keys, computes the keys of pools, and scores them (table/index_keys.h).
+// Stores index keys, computes the index keys of pools, and scores index keys (table/index_keys.h).
 #pragma once
 #include "kernels/generic/attention.h"
 #include "kernels/generic/rope_kv.h"
@@ -25,7 +25,7 @@ static inline void store_index(const StoreIndexArgs& a) noexcept {
   });
 }
 
-// Writes the hd_pad columns of the key in slot `at` of a block to x.
+// Writes the hd_pad columns of the key in token slot `at` of a KV block to x, as fp32.
 template <class Kv>
 static inline void read_key(const KvLayer& kv, const uint8_t* block, int at, float* x) {
   constexpr int S = Kv::kSide;
@@ -41,8 +41,8 @@ static inline void read_key(const KvLayer& kv, const uint8_t* block, int at, flo
   }
 }
 
-// Writes the mean of the rows of a pool, [pool][stride], to x: of their first a.width columns,
-// weighted by the softmax of the next a.width columns if there are gates.
+// Writes to x the mean of the keys of a pool, which are the first a.width columns of `rows`
+// [pool][stride]. If there are gates (a.ape), the softmax of the next a.width columns weights them.
 static inline void mean_of_pool(const PoolIndexArgs& a, const float* rows, int stride, float* x) {
   const F part = set1(1.0f / static_cast<float>(a.pool));
   for (int i = 0; i < a.width; i += kLanes) {
@@ -85,8 +85,8 @@ static inline void pool_index(const PoolIndexArgs& a) noexcept {
   });
 }
 
-// Copies n keys from key `first` on, which consist of parts, to `to` in the layout of fp32 keys,
-// [block][width][kBlock].
+// Joins the parts of n index keys, from key `first` on, and writes the keys to `to` in the layout
+// of fp32 keys in the KV cache, [block][width][kBlock].
 template <class Kv>
 static inline void join_keys(const ScoreIndexArgs& a, int64_t first, int n, float* to) {
   alignas(64) float part[kMaxHeadDim];
@@ -101,7 +101,7 @@ static inline void join_keys(const ScoreIndexArgs& a, int64_t first, int n, floa
   }
 }
 
-// The queries of a token as tiles of heads, and the memory for the scores of a tile.
+// The queries q of a token, as tiles of up to tile_rows() heads, and memory s for a tile's scores.
 template <class Kv>
 struct IndexQueries {
   typename Kv::Left* q;
@@ -123,8 +123,8 @@ static inline IndexQueries<Kv> gather_index_queries(const ScoreIndexArgs& a) {
   return to;
 }
 
-// Computes the scores of the first n keys of a chunk. Lanes after the last key hold scores of stale
-// keys, which nobody reads.
+// Computes the scores of the first n keys of an attention chunk. Lanes after key n get scores
+// of stale keys, which nobody reads.
 template <class Kv>
 static inline void score_index_chunk(const ScoreIndexArgs& a, const IndexQueries<Kv>& queries,
                                      const ChunkBlocks<Kv>& c, int n, float* out) {

@@ -13,14 +13,14 @@ CPUSERVE_INLINE uint32_t float_bits(float x) {
 }
 
 // Encodes x, rounded to nearest even, as an fp8 code: a sign bit, an exponent with bias kBias,
-// and kMantissa bits. |x| must be at most the largest finite code.
-// The function has no branches, so the compiler can vectorize loops over it.
+// and kMantissa mantissa bits. |x| must be at most the largest finite value of a code.
+// The function has no branches, so the compiler can vectorize loops that call it.
 template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // The bits of a power of two; its last mantissa bit is worth the smallest step of the fp8 code.
-  // Adding it to a value below the normal numbers therefore rounds the value to whole steps.
+  // The bits of a power of two as a float. Its last mantissa bit has the value of the smallest fp8
+  // step, so adding it to a value below the normal numbers of fp8 rounds the value to whole steps.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;

@@ -40,8 +40,8 @@ CPUSERVE_INLINE F exp2_reduced(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// Returns 1 + f (c[0] + f (c[1] + ...)). A coefficient has the value `nearest` for f
-// in [-1/2, 1/2], and `down` for f in [0, 1], at ISA levels where split_exponent rounds down.
+// A coefficient c[i] of the polynomial 1 + f (c[0] + f (c[1] + ...)): `nearest` is for f
+// in [-1/2, 1/2], and `down` is for f in [0, 1], at ISA levels where split_exponent rounds down.
 struct Fit {
   float nearest, down;
 };
@@ -55,7 +55,7 @@ CPUSERVE_INLINE F exp2_fit(F f, const Fit (&c)[N]) {
 
 // Returns 2^x for x <= 0, for softmax, with fewer operations than exp and a relative error < 2e-7.
 // For x below -125 the result is 2^-125, so that results are never denormal.
-// This does not change a sum that contains a 1, as the sums of softmax do.
+// A term of 2^-125 does not change a sum that contains a 1, as the sums of softmax do.
 CPUSERVE_INLINE F exp2_nonpositive(F x) {
   constexpr Fit kFit[] = {{6.931469769e-1f, 6.931513119e-1f},
                           {2.402224111e-1f, 2.401644492e-1f},

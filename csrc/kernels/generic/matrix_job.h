@@ -1,5 +1,5 @@
-// How linears and attention use the eight AMX tile registers. A job multiplies up to two tiles
-// of 16 rows by up to two tiles of 16 columns, so that two products use each tile that is loaded.
+// How linears and attention use the eight AMX tiles. A job multiplies up to two tiles of 16 rows
+// by up to two tiles of 16 columns, so that two products use each AMX tile that is loaded.
 #pragma once
 #include "kernels/vec/amx.h"
 
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kJobRows = 2 * kTileRows16, kJobColumns = 2;
 
-// Configures the tile registers for jobs of `rows` rows,
-// with `lines` lines of 64 bytes in each tile of columns.
+// Configures the AMX tiles for jobs of `rows` rows,
+// with `lines` lines of 64 bytes in each AMX tile of columns.
 CPUSERVE_INLINE void configure_job(int rows, int lines) {
   TileShapes shapes;
   const int first = rows < kTileRows16 ? rows : kTileRows16, second = rows - first;
@@ -23,9 +23,9 @@ CPUSERVE_INLINE void configure_job(int rows, int lines) {
   tile_configure(shapes);
 }
 
-// The tile registers of a job: 0 and 1 hold the sums of the first 16 rows,
-// 2 and 3 the sums of the other rows. The operands are in 4 and 5 (rows), and in 6 and 7 (columns).
-// RT is the number of tiles of rows, and NP the number of tiles of columns (panels).
+// The AMX tiles of a job: tiles 0 and 1 hold the sums of the first 16 rows, tiles 2 and 3 the sums
+// of the other rows. The operands are in tiles 4 and 5 (rows), and in tiles 6 and 7 (columns).
+// RT is the number of AMX tiles of rows, and NP the number of AMX tiles of columns (panels).
 template <int RT, int NP>
 CPUSERVE_INLINE void load_sums(const float* c, size_t stride) {
   tile_load<0>(c, stride);
@@ -54,9 +54,9 @@ CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
   }
 }
 
-// Loads the operands for one tile of K: rows at x, and one or two tiles of columns at w0 and w1.
-// kPassing is for rows that are not used again soon:
-// they are loaded so that they do not evict the columns from L1.
+// Loads the operands of one step along K: RT AMX tiles of rows at x, and AMX tiles of columns
+// at w0 and (if NP is 2) w1. kPassing is for rows that are not used again soon:
+// they are loaded with a hint, so that they do not evict the columns from L1.
 template <int RT, int NP, bool kPassing>
 CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {
@@ -78,7 +78,7 @@ CPUSERVE_INLINE void multiply_operands() {
     if constexpr (NP == 2) Product::template dot<3, 5, 7>();
   }
 }
-// Loads the operands of one tile of K and adds their products to the sums.
+// Loads the operands of one step along K (load_operands) and adds their products to the sums.
 template <class Product, int RT, int NP, bool kPassing = false>
 CPUSERVE_INLINE void tile_products(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {

@@ -1,5 +1,5 @@
-// RMS and layer normalization. Every row is summed in the same four chains of kLanes columns.
-// The result is written in the format of the operation that reads it.
+// RMS and layer normalization. A row is summed in four chains of vectors, always in the same order.
+// The result is written in the row format that the next operation reads.
 #pragma once
 #include <stdint.h>
 
@@ -10,7 +10,7 @@ namespace cpuserve {
 // The arguments of rms_norm and layer_norm. The kernels process rows [m0, m1).
 struct NormArgs {
   Rows x;               // f32
-  Rows out;             // output in any format; may alias x if f32
+  Rows out;             // output in any format; may be the memory of x if its format is f32
   const float* weight;  // [width]
   const float* bias;    // bias [width] of layer_norm, or nullptr
   float eps;

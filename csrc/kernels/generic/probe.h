@@ -21,9 +21,9 @@ CPUSERVE_INLINE uint64_t lane_sum(I x) {
   return sum;
 }
 
-// Returns the sum of all bytes. Each iteration reads eight vectors;
-// dot products with ones add up their bytes. A lane adds at most 4 x 255 per vector,
-// so sums over kBatch (2 MB) stay below 2^31 at any vector length.
+// Returns the sum of all bytes of `data`. Each iteration reads eight vectors and sums their bytes
+// with dot products by ones. A lane adds at most 4 x 255 per vector,
+// so sums over kBatch bytes (2 MB) stay below 2^31 at any vector length.
 static inline uint64_t probe_read(const void* data, size_t bytes) noexcept {
   constexpr size_t kVec = kLanes * 4, kStep = 8 * kVec, kBatch = size_t{2} << 20, kAhead = 2048;
   const int8_t one[4] = {1, 1, 1, 1};
@@ -72,8 +72,8 @@ struct DotBf16 {  // used only at ISA levels with an instruction for dot2
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot2(c, a, b); }
 };
-// Multiplies operands in L1 for a whole register tile in each iteration; no kernel can be faster.
-// Returns the number of operations; a multiply-add counts as two.
+// In each iteration, multiplies operands in L1 for a whole register tile; no kernel can be faster.
+// Returns the number of operations, where a multiply-add counts as two.
 // In each iteration, an asm barrier hides the operands from the compiler,
 // so that it cannot move a part of an emulated product out of the loop.
 template <class D>
@@ -105,8 +105,8 @@ static inline double dot_loop(int64_t iterations) {
   return 2.0 * D::kDepth * kLanes * kTileRows * kTileVecs * static_cast<double>(iterations);
 }
 
-// Adds products over 32 elements of K to the sums c,
-// with the dot product of the kernel for quantized weights W.
+// Adds products over 32 elements of K to the sums c of R rows x V vectors,
+// with the dot product of the weight kind W.
 template <class W, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
   // This loop is not unrolled, because gcc would then delay the additions
@@ -126,9 +126,9 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
   }
 }
 
-// Does the same as dot_loop for quantized weights W, with as many sums as their register tile.
+// Does the same as dot_loop for the quantized kind W, with as many sums as its register tile.
 // 8-bit and 4-bit weights differ on CPUs without dot-product instructions:
-// only sums of 4-bit weights fit in 16 bits, and these are widened after 32 elements of K.
+// only sums of 4-bit weights fit in 16 bits; they are widened to 32 bits after 32 elements of K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;
@@ -166,7 +166,7 @@ static inline double byte_loop(int64_t iterations) {
 
 #ifdef CPUSERVE_UNIT_TILES
 // Does the same as dot_loop for AMX: each iteration runs the four products of a job on operands
-// that stay in the tile registers. `depth` is the number of elements of K in a product.
+// that stay in AMX tiles. `depth` is the number of elements of K that a product sums.
 template <class Product>
 static inline double tile_loop(int depth, int64_t iterations) {
   alignas(64) const uint8_t zeros[kTileBytes] = {};
@@ -189,7 +189,7 @@ static inline double tile_loop(int depth, int64_t iterations) {
 
 #ifdef CPUSERVE_UNIT_MMLA
 // Does the same as dot_loop for SMMLA and BFMMLA, with the tallest register tile
-// of linear/mmla.h on operands in L1. `depth` is the number of elements of K in a product.
+// of linear/mmla.h on operands in L1. `depth` is the number of elements of K that a product sums.
 template <class Sum>
 static inline double mmla_loop(int depth, int64_t iterations) {
   constexpr int R = 6, C = 4;
@@ -216,7 +216,7 @@ static inline double mmla_loop(int depth, int64_t iterations) {
 }
 #endif
 
-// The functions of KernelTable::probe_dot, with the products that this level's kernels use.
+// The functions of KernelTable::probe_dot, with the products that kernels of this ISA level use.
 static inline double probe_f32(int64_t iterations) noexcept { return dot_loop<DotF32>(iterations); }
 
 static inline double probe_bf16(int64_t iterations) noexcept {
@@ -225,7 +225,7 @@ static inline double probe_bf16(int64_t iterations) noexcept {
 #elif defined(CPUSERVE_UNIT_BFMMLA)
   return mmla_loop<F>(4, iterations);
 #else
-  // Without dot products of bf16, kernels multiply widened values, and fp32 is their limit.
+  // Without bf16 dot products, kernels multiply bf16 values widened to fp32, at the rate of fp32.
   return kNativeDot2 ? dot_loop<DotBf16>(iterations) : dot_loop<DotF32>(iterations);
 #endif
 }

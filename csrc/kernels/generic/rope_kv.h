@@ -1,4 +1,4 @@
-// Normalizes and rotates q and k of each token, writes q to rows of queries, and stores k
+// Normalizes and rotates q and k of each token, writes q to the rows of queries, and stores k
 // and v in a token slot of the KV cache. With MLA, one compressed row is stored as both k and v.
 #pragma once
 #include "kernels/generic/attention_kv.h"
@@ -8,7 +8,7 @@
 
 namespace CPUSERVE_NS {
 
-// Rotates dims i and i + n together, for i < n, by the angle in column i of the tables.
+// Rotates each pair of dims i and i + n (i < n) by the angle with cosine[i] and sine[i].
 CPUSERVE_INLINE void rotate(float* x, const float* cosine, const float* sine, int n) {
   float* y = x + n;
   int i = 0;
@@ -26,7 +26,7 @@ CPUSERVE_INLINE void rotate(float* x, const float* cosine, const float* sine, in
   }
 }
 
-// Normalizes and rotates one head of q or k in place.
+// Normalizes (if `norm` is given) and rotates one head of q or k at x, in place.
 static inline void turn_head(const RopeStoreArgs& a, float* x, const float* norm,
                              int32_t position) {
   const int hd = a.kv.head_dim, half = a.rotary / 2;
@@ -60,8 +60,8 @@ CPUSERVE_INLINE void store_elements(KvBf16, uint16_t* p, F x) { store_bf16(p, x)
 CPUSERVE_INLINE void store_elements(KvF16, uint16_t* p, F x) { store_f16(p, x); }
 CPUSERVE_INLINE void store_elements(KvF32, float* p, F x) { store(p, x); }
 
-// Stores one key in token slot `at` of a KV block. Dims from head_dim on are stored as zeros,
-// because attention multiplies them by the zero padding of q.
+// Stores one key in token slot `at` of a KV block. The padding after head_dim is stored as zeros,
+// because attention multiplies it by the zero padding of q, and 0 x NaN is NaN.
 template <class Kv>
 static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const float* x) {
   constexpr int S = Kv::kStep;
@@ -121,14 +121,14 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
   }
 }
 
-// Does the operation that table/attention.h describes at RopeStoreArgs.
-// q and k are normalized and rotated in place, in qkv.
+// The kernel rope_store (see RopeStoreArgs in table/attention.h).
+// It normalizes and rotates q and k in place, in a.qkv.
 static inline void rope_store(const RopeStoreArgs& a) noexcept {
   with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
 }
 
-// Rotates the a.rotary columns at x and writes them to `to`:
-// the first column of each pair, and then the second column of each pair.
+// Rotates pairs of the a.rotary columns at x and writes the columns to `to`:
+// the first columns of all pairs, then the second columns of all pairs.
 static inline void turn_latent(const LatentStoreArgs& a, const float* x, float* to,
                                int32_t position) {
   const int half = a.rotary / 2;

@@ -4,9 +4,9 @@
 // Ids are ordered by descending logits, and ids with equal logits by ascending id.
 // A filter keeps the first ids of this order, so its result is one Cut. The search narrows a band
 // (a range of logits) that contains the last kept id: for each of four thresholds,
-// a pass over the row sums the weights of the ids at or above the threshold,
+// a pass over the row sums the masses of the ids with logits at or above the threshold,
 // and skips blocks with a maximum below all four thresholds. When the ids of the band fit a list
-// of kBandIds ids, a quickselect finds the cut. Loops in plain C have fixed inner trip counts
+// of kBandIds ids, a quickselect finds the cut. Loops without intrinsics have fixed trip counts
 // and no early exits, so that the compiler can vectorize them.
 #pragma once
 #include <float.h>
@@ -20,14 +20,14 @@ namespace CPUSERVE_NS {
 constexpr int kBandIds = 4096;  // the most ids in the list for the quickselect
 constexpr int kThresholds = 4;
 
-// A cut keeps id i if logits[i] > logit, or if logits[i] == logit and i <= id.
+// The last id that a filter keeps: a cut keeps i if logits[i] > logit, or == logit and i <= id.
 struct Cut {
   float logit;
   int32_t id;
 };
 
-// A row of n logits in `blocks` blocks of `block` ids, with memory for a list of ids
-// and with the maximum of each block (only an upper bound after ids have been masked).
+// A row of n logits in `blocks` blocks of `block` ids, with memory for a list of ids,
+// and with the largest logit of each block (only an upper bound after ids have been masked).
 struct Row {
   const float* logits;
   const float* mass;  // weight of each id, or nullptr: every id weighs 1
@@ -67,9 +67,9 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
   ids[b] = x;
 }
 
-// Partitions ids [lo, hi) around the median of the first, middle and last id, as quicksort does:
-// first the ids with a higher logit than the median (`before`),
-// then the median, then the other ids. Returns the index of the median.
+// Partitions ids[lo .. hi) around a pivot, the median of the first, middle and last id:
+// first the ids that come before the pivot in the order of logits,
+// then the pivot, then the other ids. Returns the index of the pivot.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -87,10 +87,10 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// Finds the fewest best ids with a total mass of at least `target` (> 0).
+// Finds the fewest ids with the highest logits that have a total mass of at least `target` (> 0).
 // For top-p the mass is a probability; for top-k (`mass` is null) each id has the mass 1.
-// Moves these ids to the beginning of `ids`, with the worst of them last, and returns the index
-// of this worst id. If the mass of all ids is below `target`, returns the index of the last id.
+// Moves these ids to the beginning of `ids`, with the lowest logit of them last, and returns
+// the index of this last one. If the mass of all ids is below `target`, returns n - 1.
 static inline int quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                             double target) {
   int lo = 0, hi = n;
@@ -110,8 +110,8 @@ static inline int quick_cut(const float* logits, const float* mass, int32_t* ids
   return lo;
 }
 
-// For each of kThresholds descending thresholds, the total weight and the number of ids with logits
-// at or above it. A BlockTally counts one block; a Tally counts a row and adds its blocks in order.
+// For each of kThresholds descending thresholds: the total mass and the number of ids with logits
+// at or above it. A BlockTally counts one block; a Tally counts a row, adding blocks in order.
 struct BlockTally {
   float weight[kThresholds];
   int32_t count[kThresholds];
@@ -168,7 +168,7 @@ static inline BlockTally tally_block(const float* x, const float* mass, int n,
   return t;
 }
 
-// Returns the tally of block b. No id is counted if the block maximum is below all thresholds.
+// Returns the tally of block b, which is empty if the block maximum is below all thresholds.
 CPUSERVE_INLINE BlockTally tally_of(const Row& r, int b, const float* thresholds) {
   if (r.block_max[b] < thresholds[kThresholds - 1]) return {};
   const int i = b * r.block, n = block_end(r, b) - i;
@@ -189,11 +189,11 @@ static inline Tally tally_row(const Row& r, const float* thresholds) {
   return t;
 }
 
-// A range [lo, hi) of logits that contains the logit of the cut:
-// the ids at or above hi weigh less than the target.
+// A range [lo, hi) of logits that contains the logit of the cut. The ids with logits at or above hi
+// have less mass together than the target.
 struct Band {
   float lo, hi;
-  double above;                // weight at or above hi
+  double above;                // total mass of the ids at or above hi
   int64_t count_lo, count_hi;  // number of ids at or above lo (an upper bound) and at or above hi
 };
 
@@ -215,7 +215,7 @@ static inline void spread_thresholds(const Band& b, int round, float* t) {
   }
 }
 
-// Narrows the band with the tally of the thresholds t. The new band is between two
+// Narrows the band with the tally of a row at thresholds t. The new band is between two
 // of these thresholds, or between a threshold and an end of the old band.
 static inline void narrow_band(const Tally& tally, const float* t, double target, Band& band) {
   int a = 0;
@@ -231,8 +231,8 @@ static inline void narrow_band(const Tally& tally, const float* t, double target
   }
 }
 
-// Writes the ids of the band to r.ids in ascending order, and returns their number.
-// Returns kBandIds + 1 if r.ids may be too small for them.
+// Writes the ids with logits in the band to r.ids, in ascending order, and returns their number.
+// Returns kBandIds + 1 if r.ids may be too small for these ids.
 static inline int gather_band(const Row& r, const Band& band) {
   const F lo = set1(band.lo), hi = set1(band.hi);
   int found = 0;
@@ -250,7 +250,7 @@ static inline int gather_band(const Row& r, const Band& band) {
   return found;
 }
 
-// Returns the cut in a band with a single logit value, where the order of the ids decides.
+// Returns the cut in a band where all logits are equal, so that the order of the ids decides.
 static inline Cut cut_equal(const Row& r, const Band& band, double target) {
   double sum = band.above;
   int32_t last = -1;
@@ -299,7 +299,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
     band.count_lo = tally_row(r, t).count[0];
     if (band.count_lo <= k) return {-FLT_MAX, r.n};
-    // The spread of the block maxima is a first estimate of where k ids begin.
+    // The first thresholds are 1, 2, 4 and 8 times the range of the block maxima below the largest.
     float least = largest;
     for (int b = 0; b < r.blocks; b++) {
       if (r.block_max[b] > -FLT_MAX && r.block_max[b] < least) least = r.block_max[b];
@@ -346,7 +346,7 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   if (mass < 0.8 * expected || mass > 1.25 * expected) return false;
   const int at = quick_cut(r.logits, r.mass, r.ids, n, target * mass / total);
   constexpr int kNear = kSampleIds / 256, kFar = kSampleIds / 64;
-  // Returns the logit with a rank in [lo, hi); r.ids[lo .. hi) are the ids with these ranks.
+  // Returns the logit with rank `rank`; r.ids[lo .. hi) must be the ids with ranks lo to hi - 1.
   const auto logit_of = [&r](int rank, int lo, int hi) {
     return r.logits[r.ids[lo + quick_cut(r.logits, nullptr, r.ids + lo, hi - lo, rank - lo + 1)]];
   };

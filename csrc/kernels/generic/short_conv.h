@@ -6,8 +6,8 @@ namespace cpuserve {
 
 // The causal convolution of each channel before a recurrent layer, followed by silu if `silu`:
 //   out[t][c] = bias[c] + sum_j weight[j][c] x[t - taps + 1 + j][c]
-// The terms are added to bias[c] one after another, with j ascending.
-// A task may compute only some of the channels. Then all pointers point to its first channel,
+// The terms of the sum are added to bias[c] one after another, with j ascending.
+// A task may compute only some of the channels. All pointers then point to its first channel,
 // and the strides are the numbers of floats from one row to the next.
 constexpr int32_t kMaxTaps = 8;
 struct ShortConvArgs {

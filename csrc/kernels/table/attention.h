@@ -9,7 +9,7 @@
 namespace cpuserve {
 
 constexpr int kBlock = 32;   // tokens of one KV block
-constexpr int kChunk = 256;  // keys of one chunk; chunk c has positions 256 c to 256 c + 255
+constexpr int kChunk = 256;  // keys of one attention chunk; chunk c has positions from 256 c on
 
 // The element type of the KV cache, and the layout of K and V of one head in one block.
 // hd_pad is head_dim rounded up to 16.
@@ -20,9 +20,9 @@ constexpr int kChunk = 256;  // keys of one chunk; chunk c has positions 256 c t
 //                      their scales are 256 times larger)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
-// Whether rope_store mixes the dimensions of q and k, so that int8 codes lose less precision.
-// It multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q by H / n,
-// where n is the largest power of two that divides head_dim. Scores do not change.
+// Returns whether rope_store mixes the dimensions of q and k, so that int8 codes lose less
+// precision. It multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q
+// by H / n, where n is the largest power of two that divides head_dim. Scores do not change.
 inline bool kv_mixed(KvType t) { return t == KvType::int8; }
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
@@ -37,7 +37,7 @@ inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
 // If the blocks of a sequence are consecutive, attention reads contiguous memory for a head.
 constexpr int kSlabBlocks = 8;
 
-// Where the keys and values of one layer are.
+// The addresses of the keys and values of one layer in the KV cache.
 struct KvLayer {
   uint8_t* base;        // K of head 0 in block 0
   size_t slab_stride;   // bytes from a slab of kSlabBlocks blocks to the next
@@ -60,14 +60,14 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
 // [max_position][rotary/2], which already contain any scaling (Llama 3, YaRN, linear).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
-  Rows q;    // [T, q_heads * hd_pad]: rotated (and mixed) q, padded with zeros;
+  Rows q;    // output [T, q_heads * hd_pad]: rotated (and mixed) q, heads padded with zeros;
              // f32, or bf16 if the KV cache is bf16 or has scales (kv_scaled)
   KvLayer kv;
   int32_t q_heads;
   int32_t rotary;    // dimensions to rotate; 0 = none
-  const float* cos;  // row = position
+  const float* cos;  // the row of a token is its position
   const float* sin;
-  const float* q_norm;  // [head_dim] rms norm per head before rotation, or nullptr
+  const float* q_norm;  // [head_dim] weights of the RMS norm before rotation; nullptr: no norm
   const float* k_norm;
   float eps;
   const int32_t* positions;  // [T]
@@ -87,15 +87,14 @@ struct LatentStoreArgs {
   Rows q;       // f32 [T, q_heads * (nope + rotary)]
   Rows latent;  // f32 [T, q_heads * rank]
   Rows kv;      // f32 [T, rank + rotary]
-  Rows out;     // the queries, in the format of RopeStoreArgs::q
+  Rows out;     // output: the rotated queries, in the format of RopeStoreArgs::q
   KvLayer layer;
   int32_t q_heads, nope, rank, rotary;
   const float* cos;  // row = position
   const float* sin;
   const float* norm;  // [rank]
   float eps;
-  bool
-      interleaved;  // neighbouring columns are rotated as a pair, else columns i and i + rotary / 2
+  bool interleaved;  // pairs to rotate: columns 2 i and 2 i + 1, or else i and i + rotary / 2
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T]
   int64_t m0, m1;            // tokens [m0, m1) are processed
@@ -105,51 +104,51 @@ struct LatentStoreArgs {
   X(rope_store, const RopeStoreArgs&) \
   X(latent_store, const LatentStoreArgs&)
 
-// One unit of attention: some rows of one KV head of one sequence attend
-// to chunks [chunk0, chunk1) of its keys.
+// One attention unit: some rows of one sequence attend, in KV heads [kv_head, kv_head + heads),
+// to chunks [chunk0, chunk1) of the keys of this sequence.
 // Row r of a sequence is token `t0 + r / group` and query head `kv_head * group + r % group`.
 struct AttentionArgs {
-  Rows q;  // the queries that rope_store or latent_store has written
+  Rows q;  // queries, as rope_store or latent_store writes them
   KvLayer kv;
   int32_t kv_head, group;      // group = q_heads / kv_heads, the query heads of a KV head
   int64_t row0, rows;          // the unit has rows [row0, row0 + rows); row 0 belongs to token t0
   int64_t t0;                  // index of the sequence's first token in the tokens of the step
   int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // the KV blocks of the sequence
-  int32_t chunk0, chunk1;      // chunks to visit; chunk = absolute position / kChunk
+  int32_t chunk0, chunk1;      // range of chunks; the chunk of a key is its position / kChunk
   int32_t window;              // a row sees keys fewer than `window` positions away; 0: all keys
   float scale, softcap;        // if softcap is 0, scores are not capped
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
   // The result. If `partial` is null, the unit merges its chunks and writes rows of `out` in the
   // input format of the output projection. Otherwise it writes a partial result per row and chunk:
-  // the floats { m, l, 14 unused, o[hd_pad] }, with m, l and o of generic/attention.h.
+  // the floats { m, l, 14 unused, o[hd_pad] }; generic/attention.h explains m, l and o.
   // The partial result of row row0 + r and chunk c has the index r * partial_stride + c - chunk0.
   // The kernel attention_merge computes `out` from the partial results.
   Rows out;        // the output [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // the partial result of the first row and chunk0
   void* scratch;   // kAttentionScratch bytes
-  // The number of partial results from one row to the next in `partial`,
-  // if several units share the chunks of one sequence; 0 means chunk1 - chunk0.
+  // The number of partial results from one row to the next in `partial`, if several units
+  // compute different chunks of the same rows. 0: the unit has all chunks, so chunk1 - chunk0.
   int64_t partial_stride;
   int32_t heads = 1;  // computes KV heads [kv_head, kv_head + heads); 1 if `partial` is set
-  // Bytes of scratch to use for rows, so that these stay in L2 (WorkSizes::attention_bytes).
+  // Bytes of scratch that vector kernels use: they stay in L2 (WorkSizes::attention_bytes).
   int32_t scratch_bytes = kAttentionScratch / 2;
   // Only for MLA, where the keys are also the values: memory for the values of a chunk
   // in the layout of V (kv_chunk_bytes() bytes, aligned to 64 bytes).
   void* values = nullptr;
-  // If 0, attention is causal: a row sees the keys up to its own position. Otherwise (in encoders)
-  // the number of keys of the sequence; a row then sees keys after its own position as well.
+  // 0: attention is causal, and a row sees the keys up to its own position. In encoders: the number
+  // of keys of the sequence; a row then sees keys after its own position as well.
   int32_t keys = 0;
 };
 constexpr int kMaxHeadDim = 576;  // the largest hd_pad
 struct AttentionKernel {
   void (*attend)(const AttentionArgs&) noexcept;
-  // Heads with a larger hd_pad use attend_wider, the kernel of the level below.
+  // Heads with a larger hd_pad use attend_wider, the kernel of the ISA level below.
   int32_t widest_head = kMaxHeadDim;
   void (*attend_wider)(const AttentionArgs&) noexcept = nullptr;
 
-  // Returns the function for heads of this padded width.
+  // Returns the function that computes heads of `hd_pad` columns.
   auto for_head(int32_t hd_pad) const noexcept {
     return hd_pad > widest_head ? attend_wider : attend;
   }

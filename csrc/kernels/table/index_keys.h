@@ -1,6 +1,6 @@
-// The arguments of the kernels for index keys. An indexer scores the tokens of a sequence with
-// them, and attention reads only the tokens with the highest scores. Index keys are rows of a
-// latent layer of the KV cache.
+// The arguments of the kernels for index keys. An indexer scores the index keys of a sequence,
+// and attention reads only the keys and values of the tokens with the highest scores.
+// Index keys are rows of a latent layer of the KV cache (a layer with keys only).
 #pragma once
 #include "kernels/table/attention.h"
 
@@ -21,8 +21,8 @@ struct StoreIndexArgs {
 
 // Computes the scores of index keys [begin, end) for one token:
 //   scores[key - begin] = sum over heads h, in ascending order, of weights[h] * max(0, q_h . key)
-// If `pool` is more than 1, a key belongs to `pool` tokens. Their rows of `layer` are its parts, in
-// ascending order. Floats up to the next multiple of kChunk may be written as well.
+// If `pool` is more than 1, a key belongs to `pool` tokens, and the row of each of these tokens
+// in `layer` has a part of it. Floats after the last score, up to a multiple of kChunk, may change.
 struct ScoreIndexArgs {
   Rows q;                // f32 [T, heads * width]
   const float* weights;  // [heads] of the token; nullptr: all are 1
@@ -34,8 +34,8 @@ struct ScoreIndexArgs {
   float* scores;
   void* scratch;  // score_index_scratch() bytes
 };
-// Returns the bytes of scratch that score_index needs: queries, scores of a tile, and the keys of a
-// chunk in fp32.
+// Returns the bytes of scratch that score_index needs: for the queries of a token, the scores
+// of a tile, and the keys of an attention chunk in fp32.
 inline size_t score_index_scratch(int32_t heads, int32_t width, int32_t pool) {
   const size_t keys = pool > 1 ? kChunk : 0, tile = 16 * kChunk + 64;
   const size_t columns = static_cast<size_t>(width);
@@ -43,10 +43,10 @@ inline size_t score_index_scratch(int32_t heads, int32_t width, int32_t pool) {
 }
 
 // Computes the keys of pools [first, last) of a sequence, and stores them in `to`. A pool is `pool`
-// consecutive tokens. Their rows in `raw` have a key, and if `ape` is given, a gate of each column.
-// The key of a pool is the mean of its keys, or with gates the mean that is weighted, column by
-// column, with the softmax of gate + ape. It is normalized (RMS norm) if `norm` is given, and
-// rotated by the angle of the first token. Token i of the pool stores part i of the columns.
+// consecutive tokens. The row of a token in `raw` has a key and, if `ape` is given, a gate for each
+// column. The key of a pool is the mean of the keys of its tokens, with gates a mean weighted
+// by the softmax of gate + ape in each column. It is normalized (RMS norm) if `norm` is given, then
+// rotated by the angle of the pool's first token. The row of token i gets part i of its columns.
 struct PoolIndexArgs {
   KvLayer raw, to;
   const int32_t* block_table;
