@@ -46,8 +46,8 @@ inline int64_t selected_blocks(int64_t keys) { return (keys + kBlock - 1) / kBlo
 size_t selected_bytes(const KvLayer& kv, int64_t keys);
 
 // Copies the keys and values of one head at n ascending `positions` of a sequence to `to`, where
-// they are a sequence of n tokens. Returns its KV layer, in which all heads are at one place, and
-// its block table.
+// they form a sequence of n tokens. Returns the KV layer of the copy, where all heads have the same
+// address, and the block table of the copy.
 struct SelectedKeys {
   KvLayer layer;
   const int32_t* block_table;

@@ -130,7 +130,7 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
 
 // Quantizes one group of n columns, for any n, and stores it as `padded` (a multiple of 32) codes.
 // Computes two chains of maxima and two chains of sums, because a group can be a whole row,
-// for which a single chain would be limited by the latency of its operations.
+// and a single chain would be limited by the latency of its operations.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();

@@ -169,7 +169,7 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
 }
 
 // Sets the share of the next block that call number `i` prefetches, for kinds with kLineUnits.
-// Cache lines are prefetched in the order in which tiles read them: a line of each panel in turn.
+// Cache lines are prefetched in the reading order of tiles: a line of each panel in turn.
 // The hardware prefetcher then sees one stream for each panel, and runs ahead of the prefetches.
 // With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 % and 83 %
 // of the dot-product peak; if lines are prefetched panel by panel, it reaches 70 % and 73 %.

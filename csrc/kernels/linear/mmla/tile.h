@@ -32,7 +32,7 @@ struct MmlaTile {
   int64_t steps;  // steps from the first of these units to the end of K
   float* c;       // the sum of the first row and the first column of the panel
   int c_stride;
-  bool resume;  // whether c has sums over earlier units of K, to which the tile adds
+  bool resume;  // whether the tile adds to sums over earlier units of K in c
   LineFetch fetch;
 };
 
