@@ -1,6 +1,6 @@
 """The only module that reads the process environment.
 
-It reads the environment once, at the first use,
+This module reads the environment once, at the first use,
 so that each setting has one value and a known source. No code of cpuserve changes the environment.
 """
 

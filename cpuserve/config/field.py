@@ -24,7 +24,7 @@ FALSE = {"0": False, "false": False, "no": False, "off": False}
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The name of an option in another server; `convert` translates a text from the other server.
+    """The name that another server has for an option; `convert` translates a value of that server.
 
     differs: how the meaning of the value differs from the other server, or "".
     """

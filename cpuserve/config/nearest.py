@@ -21,7 +21,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 def nearest_and_all(name: str, known: Mapping[str, str], command: str) -> str:
     """Return the end of an error which says that `name` is not supported.
 
-    It lists similar names, and the `command` that lists all supported names.
+    This text has similar names, and the `command` that lists all supported names.
     known: maps the spelling of a supported name to compare with `name` ("llama") to the spelling
       that the error shows ("LlamaForCausalLM").
     """

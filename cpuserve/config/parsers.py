@@ -3,7 +3,7 @@
 serving/tools/families.py has the meanings of these values.
 """
 
-# Both options also accept "auto" (found from the model's files) and "none".
+# The two options also accept "auto" (the parser is found from the model's files) and "none".
 TOOL_CALL_PARSERS = (
     "apertus", "cohere_command_r", "cohere_command3", "deepseek_v3", "deepseek_v31",
     "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "glm47", "granite", "hermes",

@@ -6,7 +6,7 @@
               + score x (scored prompt tokens)
 
 The weights base, row, key and so on are fitted online by normalized least mean squares.
-This method needs a few multiplications per step,
+Least mean squares needs a few multiplications per step,
 stores no history, and adapts when other programs slow the machine.
 """
 
@@ -253,8 +253,9 @@ class CostModel:
 class _Agreed:
     """Returns the part of a relative error to correct: 0 unless the last error had the same sign.
 
-    So a single delayed step does not change the weights. If errors have both signs, the weights
-    stay near the median of the step times. The mean would be higher, because of delayed steps.
+    A single delayed step therefore does not change the weights of the cost model. If errors have
+    both signs, predictions stay near the median of the step times, not near their mean,
+    which delayed steps raise.
     """
 
     def __init__(self) -> None:

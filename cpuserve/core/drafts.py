@@ -1,7 +1,7 @@
 """Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-A draft token adds a row to the step. It is worth this row if the probability that it is accepted,
-divided by the time of a row, exceeds the tokens per second of the step without the draft.
+A draft token adds a row to the step. It is worth the time of this row if its probability
+to be accepted, divided by that time, exceeds the tokens per second of the step without the draft.
 Reading the weights limits a step of one sequence: a row costs little, so uncertain drafts pay.
 Arithmetic limits a step of many sequences, so only drafts that are almost certainly right pay.
 """

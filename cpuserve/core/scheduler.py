@@ -338,7 +338,7 @@ class Scheduler:
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
-                # in its place. It is not freed while other requests share it. So a block is taken
+                # in its place. But a shared block is not freed. So a new block is taken
                 # here, where other requests can be preempted: prompt chunks preempt no request.
                 if slides and not self._get_blocks(request):
                     break

@@ -3,7 +3,7 @@
 --log-level is the log level of the parent.
 
 The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages,
-and Ready (or Fatal). It receives requests and sends one StepOutput per step.
+and Ready (or Fatal). From then on it takes requests and sends one StepOutput per step.
 Exit codes: 0 after Shutdown or when the parent has ended,
 2 if the engine could not start (Fatal has the reason), 1 for any other failure.
 """
@@ -67,7 +67,7 @@ Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 class SocketChannel:
     """The engine's end of the socket pair. Sends block while the parent does not read.
 
-    `listen` starts a reader thread. It sees aborts and replies to Pings while a step runs.
+    `listen` starts a reader thread. This thread sees aborts and replies to Pings while a step runs.
     The inbox has no limit, because the parent limits its queue of requests.
     """
 

@@ -45,7 +45,7 @@ log = get_logger("engine")
 class InlineClient:
     """EngineClient of an engine on a thread of this process, with additional synchronous methods.
 
-    These are start, submit, abort, ask_now and shutdown.
+    The synchronous methods are start, submit, abort, ask_now and shutdown.
     Only the engine's thread uses the executor.
     """
 
@@ -114,7 +114,7 @@ class InlineClient:
             self._channel.release()
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop these sequences; no output of them arrives after the current step."""
+        """Stop the sequences `ids`; no output of them arrives after the current step."""
         ids = list(ids)
         for number in ids:
             self._router.remove(number)

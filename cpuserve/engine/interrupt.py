@@ -20,7 +20,7 @@ Reason = Literal["", "left", "came"]
 class Interrupt:
     """The messages that the engine has not handled yet, and the requests of the running step.
 
-    It calls cancel(True), from any thread, to end the running step. After this step it calls
+    Interrupt calls cancel(True), from any thread, to end the running step. After the step it calls
     cancel(False). Otherwise a cancel(True) that came too late would end the next step.
     """
 

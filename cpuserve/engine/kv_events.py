@@ -2,7 +2,7 @@
 
 A message has three frames: the topic, a sequence number (8 bytes, big endian) and a batch of events
 (msgpack). A subscriber that misses a number sends the first missing number to the replay socket.
-It then gets each batch from this number on as (number, batch), and (-1, empty) at the end.
+The socket returns each batch from this number on as (number, batch), and (-1, empty) at the end.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class KvEventPublisher:
         binds = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
         (self._out.bind if binds else self._out.connect)(endpoint)
         self._replay = self._context.socket(zmq.ROUTER)
-        # A ROUTER socket drops messages beyond its limit, and still counts those just sent.
+        # A ROUTER socket drops messages beyond its limit, where messages just sent still count.
         self._replay.set_hwm(4 * (settings.buffer_steps + 1))
         if settings.replay_endpoint is not None:
             self._opening = _shifted(settings.replay_endpoint, settings.rank)

@@ -48,7 +48,7 @@ class RestartPolicy:
     After steady_s of service the engine counts as healthy, and its next restart is immediate again.
 
     first_attempts: number of starts that are tried when the server starts.
-      Then the server ends, so that its operator sees the failure.
+      After as many failures the server ends, so that its operator sees the failure.
     enabled: False = never restart.
     """
 

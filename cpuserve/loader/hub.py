@@ -215,7 +215,7 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: ProgressFn |
 def _cached_snapshot(repo: str, revision: str | None) -> Path:
     """Return the copy of an earlier download.
 
-    It is models--OWNER--NAME/snapshots/COMMIT, and models--OWNER--NAME/refs/REVISION has COMMIT.
+    The copy is in models--OWNER--NAME: snapshots/COMMIT, where the file refs/REVISION has COMMIT.
     snapshot_download(local_files_only=True) refuses such a copy, because it lacks files
     that cpuserve never downloads (pickles). Opening the checkpoint reports missing weights.
     """

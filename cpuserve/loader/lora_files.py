@@ -104,7 +104,7 @@ class Adapter:
     tiled: whether the value heads of gated delta nets are in the order of llama.cpp.
     stored: for each linear and table of the Program, the checkpoint module that has its rows.
     task: the name of the task, if several tasks share the file.
-    types: (table of words, table of token types), if the adapter changes both.
+    types: (table of words, table of token types), if the adapter changes both tables.
       All tokens have type 0. The change of type 0 is one more column of matrix B for words,
       and matrix A for words has ones in this column.
     """

@@ -45,7 +45,7 @@ TEXT_PARTS = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "Qwen4ExpForConditionalGeneration": "Qwen4ExpForCausalLM",
 }
-# Other text parts of such models, by the model_type of the part.
+# The architectures of other text parts of these models, by the model_type of the text part.
 TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": {
         "ministral3": "Ministral3ForCausalLM",

@@ -153,7 +153,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
     # The new active stream is the target of the correction of all streams.
-    # It is sqrt(2) times the value in the source, until the correction scales it by 1 / sqrt(2).
+    # The target is sqrt(2) times the value in the source; the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
     h = b.rms_norm(target, f"{at}.input_layernorm")
     low = b.linear(h, f"{at}.laurel.linear_left", features=cast("int", s.extra["laurel_rank"]))

@@ -162,8 +162,8 @@ def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
 def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     """Return the per-layer embeddings of all layers, side by side: [T, layers * input_width].
 
-    They are the sum of a projection of the token's embedding x and of rows looked up by token id.
-    They are sqrt(2) times the values in the source; `gated_input` corrects this factor.
+    Each is the sum of a projection of the token's embedding x and of a row looked up by token id.
+    The sums are sqrt(2) times the values in the source; `gated_input` corrects this factor.
     """
     width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
     inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)

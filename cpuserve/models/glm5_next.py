@@ -30,7 +30,7 @@ class Glm5Next:
 
     streams: the number of residual streams.
     rounds: how often the columns of the weights of the streams are normalized (Sinkhorn).
-    floor: a small number that is added to these weights and to their sums.
+    floor: a small number that is added to the weights of streams and to their sums.
     bound: the lower bound of the logarithms of decays; 0 if there is none.
     gate_limit: the limit of the gates and ups of all MLPs.
     """

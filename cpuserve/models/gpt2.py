@@ -28,8 +28,8 @@ class Gpt2:
 
     Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx) and "transposed".
     transposed: whether the checkpoint stores matrices as [in, out], as published ones do.
-    It does not if the config has conv1d_transposed, a key of cpuserve for GGUF files and quantized
-    copies.
+    Checkpoints with conv1d_transposed in their config store [out, in]. Only cpuserve has this key,
+    for GGUF files and quantized copies.
     """
 
     @staticmethod

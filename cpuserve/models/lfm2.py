@@ -99,7 +99,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _adjusted(config: Mapping[str, Any], width: int) -> int:
     """Return the width of the MLP: two thirds of `width`, times block_ffn_dim_multiplier.
 
-    It is rounded up to a multiple of block_multiple_of, unless the multiplier is null.
+    The width is rounded up to a multiple of block_multiple_of, unless the multiplier is null.
     """
     if config.get("block_ffn_dim_multiplier", 1.0) is None:
         return int(2 * width / 3)

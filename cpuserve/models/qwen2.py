@@ -41,9 +41,10 @@ class Qwen2:
 def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the windows of a Qwen config as arguments of read_decoder.
 
-    They are `window` if all layers have the same window, else `extra["windows"]`; {} without
-    windows. Windows are used only if use_sliding_window is true, in layers that layer_types marks
-    as "sliding_attention"; without layer_types, in layers from max_window_layers on.
+    The argument is `window` if all layers have the same window, else `extra["windows"]`;
+    {} without windows. Windows are used only if use_sliding_window is true,
+    in layers that layer_types marks as "sliding_attention";
+    without layer_types, in layers from max_window_layers on.
     """
     window = read_int(config, "sliding_window", 4096, low=0)
     if (

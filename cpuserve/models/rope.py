@@ -56,7 +56,7 @@ def split_ropes(
 ) -> tuple[dict[str, Any], Rope]:
     """Return (config with only the RoPE of full attention, the RoPE of layers with a window).
 
-    rope_parameters may have both, by the kind of layer.
+    rope_parameters may have both RoPEs, by the kind of layer.
 
     theta, local_theta: the bases of the two RoPEs if the config has none.
 
@@ -166,7 +166,7 @@ def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, in
 def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """Return the RoPE of Llama 3: low frequencies are divided by `factor`, high ones unchanged.
 
-    Frequencies between these get a linear blend of both.
+    A frequency between low and high is a linear blend of its divided and unchanged value.
     """
     factor = read_float(params, "factor")
     low = read_float(params, "low_freq_factor")

@@ -85,7 +85,7 @@ def _narrows(facts: ModelFacts, isa: str) -> bool:
     """Whether "auto" computes this checkpoint in bfloat16: a float32 encoder at a BF16_DOT level.
 
     Encoders are usually stored as float32.
-    In bfloat16, their vectors have a cosine above 0.9999 to those in float32.
+    In bfloat16, their vectors have a cosine above 0.9999 to the float32 vectors.
     Prompts, which are all that an encoder computes, take a third of the time on AMX.
     """
     return facts.whole_prompts and facts.dtype == "float32" and isa in BF16_DOT

@@ -1,6 +1,6 @@
 """Conditions of a host that slow down every model, and their remedies.
 
-`serve` prints these as notes, and `doctor` lists them with its other problems.
+`serve` prints the conditions as notes, and `doctor` lists them with its other problems.
 """
 
 from __future__ import annotations

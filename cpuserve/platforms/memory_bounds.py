@@ -28,7 +28,7 @@ class Needs:
 
 
 class Bound(NamedTuple):
-    """A limit on memory: it leaves `available` bytes, and other uses need `needed` of these.
+    """A limit on memory: it leaves `available` bytes; all but the KV cache need `needed` bytes.
 
     what: the words that complete "N bytes ... are free" in messages.
     """

@@ -11,7 +11,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
 # The slots for snapshots of one request:
-# after its prompt and after its response, because later prompts may begin with these.
+# after its prompt and after its response, because later prompts may begin with either.
 SNAPSHOTS_OF_ONE = 2
 AUTO_SHARE = 4  # states take at most a quarter of the free memory, as keys and values do
 MOST_SHARE = 2  # if max_num_seqs was requested, states take at most half of the free memory

@@ -1,6 +1,6 @@
 """Work sizes that were the fastest in `cpuserve bench kernels --tune` on this machine.
 
-They are stored by ISA level in a file of the cache directory,
+The sizes are stored by ISA level in a file of the cache directory,
 and are valid for one CPU model and one version of cpuserve. A file that is damaged,
 or was made on another CPU or by another version, is ignored, and a line at the start says so.
 """

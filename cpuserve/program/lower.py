@@ -88,7 +88,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Return the bytes of packed weights that a decode step of `sequences` sequences reads.
 
-        They include the experts that the step is expected to use if all are equally probable.
+        Of the experts, only those that the step probably uses are counted (all equally probable).
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 

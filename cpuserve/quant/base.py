@@ -26,9 +26,9 @@ class QuantTensor:
     data: uint8 view [rows, row_bytes] of the mapped file (a vector has rows = 1).
     shape: the logical shape.
     row_order: row i is row row_order[i] of the file (None = the same order).
-      It reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
+      row_order undoes the RoPE interleaving of q and k in GGUF files and keeps their blocks.
     column_order: weight i of a stored row multiplies input column_order[i] (None = input i).
-      It is needed if inputs that share a scale are not neighbours (activation order of GPTQ).
+      column_order is for inputs that share a scale but are not neighbours (act-order of GPTQ).
     release: a function that removes the pages of `data` from this process (MADV_DONTNEED).
     """
 

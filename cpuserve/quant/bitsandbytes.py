@@ -68,7 +68,7 @@ class BitsAndBytesWeights(PackedWeights):
     )
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """Return the matrix with its stored codes, or in fp32 if the kernels cannot read these."""
+        """Return the matrix with its stored codes, or in fp32 if no kernel reads the codes."""
         if self.leader(stem) == ("weight", "I8"):
             return self._int8(name, stem)
         state = self._state(stem)

@@ -2,7 +2,7 @@
 
 The packers (csrc/kernels/linear) read the rows of the checkpoint,
 and quantize them on all threads while they pack. This file selects the weight kind of each matrix.
-It also has the same arithmetic in numpy, for the torch executor and the tests.
+The file has the same arithmetic in numpy as well, for the torch executor and the tests.
 
 int8: one scale per output: its largest absolute weight / 127.
 int4: a scale and a minimum per 128 inputs. The range is clipped if that reduces the squared error.
@@ -11,8 +11,8 @@ since their precision affects the choice of every token.
 
 Activations are int8 rows with one scale per 128 inputs. The losses below are in nats per token,
 compared with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation
-scale per row is 8 % faster with many rows. But it added a loss of 0.020 in the down projections,
-0.016 in q, k and v, and 0.004 in gate and up. It added no measurable loss in the attention output,
+scale per row is 8 % faster with many rows. But one scale per row lost 0.020 in down projections,
+0.016 in q, k and v, and 0.004 in gate and up. It lost nothing measurable in the attention output,
 so only the attention output has one scale per row. Activation scales per 128 inputs
 in all layers lost 0.009 (0.006 of it in gate and up), and scales per 32 inputs lost 0.003.
 4-bit weights in groups of 128 lost 0.5, so small models get groups of 32 ("int8_fine" and so on).

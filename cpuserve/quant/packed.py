@@ -1,7 +1,7 @@
 """Common code for checkpoints that store a quantized matrix as several tensors.
 
 AWQ and GPTQ store `q_proj.qweight`, `q_proj.scales` and more.
-Here they become the single tensor that a Program reads (`q_proj.weight`).
+Here these tensors become the single tensor that a Program reads (`q_proj.weight`).
 Its rows are converted to a source type of the packers when they are read, one matrix at a time.
 
 A matrix in a format without kernels becomes fp32 rows,

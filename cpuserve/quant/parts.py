@@ -78,7 +78,7 @@ class PartWeights:
 
     If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5),
     each matrix has the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
-    This holds for biases as well.
+    The biases of experts have such names as well.
 
     If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is
     as in gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.

@@ -1,7 +1,7 @@
 """TorchExecutor runs the Program in torch where the native executor cannot run.
 
-It is slow but generates the same texts. On a CPU or system that the kernels do not support,
-or if the user requests it, the platform selects this executor and logs a warning.
+TorchExecutor is slow but generates the same texts. On a CPU or system that the kernels do not
+support, or if the user requests it, the platform selects TorchExecutor and logs a warning.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ OTHER_STATE = (
 class TransformersExecutor(TorchSampling, Executor):
     """The executor that runs a causal language model of transformers from a local directory.
 
-    It reads only safetensors and never runs code of the checkpoint. Raises ModelError for a model
-    that transformers cannot load, or that has other state than keys and values.
+    Only safetensors are read, and code of the checkpoint is never run.
+    Raises ModelError for a model that transformers cannot load,
+    or that has other state than keys and values.
     """
 
     def __init__(self, config: EngineConfig, progress: ProgressFn | None = None) -> None:

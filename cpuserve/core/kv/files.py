@@ -106,10 +106,10 @@ class BlockFiles:
     def rescan(self) -> None:
         """Read the folders again.
 
-        Other threads may change the list meanwhile.
-        They never wait for the disk or for the scan of a long list: this method takes the lock only
-        to begin, and at the end to apply their changes to the new list. It also releases the GIL
-        after every few files. Only one thread may call `add`, `trim` and `rescan`.
+        Other threads may change the list meanwhile, and never wait for the disk or for the scan of
+        a long list. This method holds the lock only at its beginning, and at its end, when it
+        applies their changes to the new list. It releases the GIL after every few files.
+        Only one thread may call `add`, `trim` and `rescan`.
         """
         with self._lock:
             self._since = OrderedDict()

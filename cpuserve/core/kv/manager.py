@@ -515,7 +515,7 @@ class KvManager:
     def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
         """Return the indices of blocks where a sequence that adopts `match` keeps its states.
 
-        These are the last full block of its `num_tokens` tokens, and the last block in common with
+        The blocks are the last full one of its `num_tokens` tokens, and the last one in common with
         another sequence if it has no state yet, because a third sequence may begin like these two.
         """
         if not self.has_states:

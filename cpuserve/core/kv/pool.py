@@ -33,7 +33,7 @@ class BlockPool:
 
     A block is in use (it has references), cached (it has no references,
     but `keep` has kept its content) or free. `take` hands out free blocks first.
-    Then it evicts cached blocks: it calls `on_evict(block)` before it reuses a block.
+    If none is free, `take` evicts cached blocks: it calls `on_evict(block)` before it reuses one.
     `continuations(block)` returns the blocks that follow `block` in longer prefixes, each after
     its predecessors. These blocks cannot be used without `block`, so they are evicted before it.
 

@@ -247,7 +247,7 @@ class PrefixIndex:
     def search(self, chain: PrefixChain, token_ids: Sequence[int], most: int) -> FoundPrefix:
         """Return the index entries of the first blocks of a sequence, at most `most` entries.
 
-        It continues where the last search ended,
+        The search continues where the last one ended,
         because every step searches for each waiting sequence. An entry is evicted only
         after its children, so the result is still valid if its last entry is in the index. An entry
         that was inserted again may have another parent: the search then starts from the beginning.
@@ -301,7 +301,7 @@ class PrefixIndex:
         the parent's entry was evicted, or one of `blocks` belongs to another entry.
 
         old: an evicted entry of the same tokens.
-        It is used again, so that its children can be found again.
+        The old entry is used again, so that its children can be found again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):

@@ -100,7 +100,7 @@ class Compiler:
             raise GrammarError(msg)
         self.words = mask_words(vocab)
         # llguidance before 1.7 supports only one end-of-sequence token.
-        # It treats an end token as text if the tokenizer does not mark it as special.
+        # llguidance treats an end token as text if the tokenizer does not mark it as special.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)

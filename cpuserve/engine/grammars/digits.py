@@ -2,8 +2,8 @@
 
 Grammars allow any number of digits, and small models write digits until max_tokens.
 llguidance has no limit for digits, so this module removes them from its bitmasks.
-It recognizes a number without the whole text: the text ends with digits, and the bitmask allows the
-characters that may follow a number. In a string, the bitmask would allow a quotation mark instead.
+Digits recognizes a number without the whole text: the text ends with digits, and the bitmask
+allows the characters that may follow a number. In a string, it would allow a quotation mark.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ class Reader:
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
     """Whether these facts prove that no value fits both `left` and `right`.
 
-    beside: members that both may have in addition if both are closed; None = not closed.
+    beside: other members that a value may have if `left` and `right` are closed; None = not closed.
     """
     for one, other in ((left, right), (right, left)):
         for group in one.branches:

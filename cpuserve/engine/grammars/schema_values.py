@@ -31,7 +31,7 @@ _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY
 
 # The own pattern of llguidance for this format has x([x-]*x)? for a label of a domain.
 # With it, bitmasks take milliseconds, because llguidance does not see that any x may follow.
-# This pattern matches the same labels.
+# _LABEL matches the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"

@@ -127,7 +127,7 @@ class Linear(Op, frozen=True):
             self._lower_runs(to, to.value(self.out), self.then)
             return
         # gate and up with different layouts cannot share a matrix:
-        # compute both, then act(gate) * up.
+        # compute both products, then act(gate) * up.
         width = sum(self.features)
         both = to.take(width, "f32")
         self._lower_runs(to, both, "none")
@@ -260,7 +260,7 @@ class Logits(Op, frozen=True):
 class Hidden(Op, frozen=True):
     """The rows of x [T, width] with row_target -2 in StepArrays, unchanged, in fp32.
 
-    It is the last op of an embedding model, as `Logits` is of a model that writes text.
+    Hidden is the last op of an embedding model, as Logits is of a model that writes text.
     """
 
     write_of = None

@@ -19,7 +19,7 @@ from cpuserve.program.reference.recurrent import ChunkRows
 class ConvInputs:
     """The inputs of a short convolution that each state slot keeps.
 
-    They are the last inputs before the chunk of 16 tokens, and the input of each open token.
+    A slot keeps the last inputs before the chunk of 16 tokens, and the input of each open token.
     """
 
     def __init__(self, channels: int, taps: int, slots: int, dilation: int = 1) -> None:

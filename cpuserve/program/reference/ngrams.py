@@ -12,7 +12,7 @@ from cpuserve.program.reference.recurrent import ChunkRows
 class LastIds:
     """The token ids that each state slot keeps.
 
-    They are the last ids before the chunk of 16 tokens, and the id of each later token.
+    A slot keeps the last ids before the chunk of 16 tokens, and the id of each later token.
 
     A stored number is the id + 1, or 0 for a token before the sequence.
     """

@@ -11,8 +11,8 @@ from cpuserve.loader.gguf.keys import Keys
 def _bert(keys: Keys) -> dict[str, Any]:
     """Return the entries of config.json for BERT.
 
-    They are right for files of RoBERTa as well, because the converter drops the first rows of its
-    position table: positions then begin at row 0 as in BERT.
+    These entries are right for files of RoBERTa as well: the converter drops the first rows of the
+    position table, so positions begin at row 0 as in BERT.
     """
     types = keys.file.tensors.get("token_types.weight")
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
