@@ -75,8 +75,8 @@ void replace(Function*& to, Function* from) {
   to = from;
 }
 // Replaces a linear kernel by the kernel of a higher ISA level. For up to few_rows rows,
-// the new kernel uses the product of the lower level. If `pack` of the new kernel is null,
-// the new kernel reads the same panels, and the lower level packs them.
+// the new kernel uses the function `product` of the lower level. If `pack` of the new kernel
+// is null, the new kernel reads the same packed panels, and keeps `pack` of the lower level.
 void replace(LinearKernel& to, const LinearKernel& from) {
   const LinearKernel below = to;
   to = from;
@@ -94,8 +94,8 @@ void replace(AttentionKernel& to, const AttentionKernel& from) {
   to.attend_wider = below;
 }
 
-// Replaces the entries of `level` that an ISA unit defines,
-// and records the level of the unit as the provider of these entries.
+// Replaces the entries of the kernel table of `level` that an ISA unit defines,
+// and records the level of this unit as the provider of these entries.
 void lay_over(Level& level, const Unit& unit) {
   size_t next = 0;
   const bool empty = level.entries.empty();

@@ -1,13 +1,13 @@
 // The interface of the kernels: plain structs of arguments and one table of function
 // pointers for each ISA level. The arguments of a kernel are in a file of table/, or at the top
-// of the file of the kernel in generic/; only ISA units compile the other lines of that file.
+// of the file of the kernel in generic/; only ISA units compile the other lines of such a file.
 //
 // Rules every kernel obeys:
-//  * noexcept, no allocation, no I/O, no globals, no getenv; the caller provides scratch memory.
+//  * A kernel is noexcept and uses no allocation, I/O, globals or getenv; it gets scratch memory.
 //  * Batch invariance: for one ISA level and weight kind, the bits of an output row depend only
 //    on its own inputs, never on the number of rows, other rows, threads or the division of work.
 //    A dot product over K is one chain of additions in ascending K for each output element
-//    (lanes of a vector are output columns, so there are no horizontal sums).
+//    (lanes of a vector are output columns, so no sum is over the lanes of a vector).
 //    Attention processes chunks of kChunk keys that begin at absolute multiples of kChunk.
 //    Each chunk starts from an empty state, and chunks are merged in ascending order.
 //  * Keys and values of masked or unused KV slots never enter a product, because 0 x NaN is NaN.
@@ -33,12 +33,12 @@
 
 namespace cpuserve {
 
-// The types of products: KernelTable::probe_dot has a function for each that measures its rate.
+// The types of products. KernelTable::probe_dot has a function that measures the rate of each type.
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
 // The kernels that have exactly one entry in the table: X(name, types of the arguments).
-// The file with the arguments of a kernel has its line of this list. In an ISA unit that defines
-// all kernels (isa/unit.h), the entry is the function of this name in kernels/generic/.
+// The file with the arguments of a kernel has the kernel's line X(...) of this list. In an ISA unit
+// with all kernels (isa/unit.h), the entry is the function of this name in kernels/generic/.
 #define CPUSERVE_KERNELS(X)      \
   CPUSERVE_NORM_KERNELS(X)       \
   CPUSERVE_CONVERT_KERNELS(X)    \

@@ -1,24 +1,24 @@
-// The memory of a unit of recurrent layers (recurrent.h): addresses, open rows and prefetching.
-// The header kernels/table/recurrent.h explains the terms.
+// The memory of a state unit of recurrent layers: addresses, open rows and prefetching.
+// kernels/table/recurrent.h explains the terms chunk, closed state and open row.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
 
-// The steps of a unit are separate functions:
+// The steps that compute a state unit are separate functions:
 // inlined into one function, they would have too few registers.
 #define CPUSERVE_NOINLINE __attribute__((noinline))
 
 namespace CPUSERVE_NS {
 
-// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory.
+// A kernel call with up to kFewVectors vectors (k and q of few tokens) waits for memory.
 // It therefore reads kStreams states in turn, some rows of each, because a core
 // that reads several pages has more cache lines on their way from memory. Reading 8 states in turn
 // is 1.3 times as fast as reading one state, and 2 states 1.1 times (128 KiB at a time,
-// 2 cores of an Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
+// 2 cores of an Ice Lake Xeon, November 2026). The sums for all these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
-// The arguments of a unit, and the addresses and sizes that follow from them.
+// The arguments for a state unit, and the addresses and sizes that follow from them.
 // C is kStateChunk (16 tokens). Row t is a token of this call, and row i is any row of the chunk.
 // G_i is the sum of g from the start of the chunk to row i, and G_end the sum over the chunk.
 struct Recurrence {
@@ -30,7 +30,7 @@ struct Recurrence {
   float* u;                    // [heads][C][value_row]
   float* decay;           // G, the sum of g since the chunk began: [heads][C]; by_row: [C][key_row]
   float* queries;         // queries q [rows][key_row], with zeros after key_width
-  float* closing;         // [C][value_row] u times the decay until the end of the chunk
+  float* closing;         // [C][value_row] u times the decay from its row to the chunk's end
   float* sums;            // [heads at a time][vectors][value_row]: closed states times vectors
   float *kk, *kq;         // dot products [rows][C] k_i . k_t (kk) and k_i . q_t (kq)
   float *to_u, *to_out;   // [rows][C] kk and kq times exp(G_t - G_i)
@@ -38,7 +38,7 @@ struct Recurrence {
   float *faded, *ending;  // by_row: faded [2 * C][key_row] has exp(G_t) k_t, then exp(G_t) q_t;
                           // ending [C][key_row] has exp(G_end - G_i) k_i
   float* row_fade;        // by_row: [key_row] exp(G_end)
-  int vectors;            // number of vectors: k of all rows (delta only), then q of all rows
+  int vectors;            // number of vectors: k of all rows t (delta only), then q of all rows t
   bool closes, whole;     // closes: this call fills the chunk; whole: it has all rows of the chunk
   const float* vector[2 * kStateChunk];
 
@@ -83,7 +83,7 @@ CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64
 // It takes two thirds of the operations of exp().
 CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
-// Computes G of the new rows, and their k and q times exp(G).
+// by_row: computes G of the rows of this call, and k and q of these rows times exp(G).
 static CPUSERVE_NOINLINE void append_row_decays(const Recurrence& r) {
   const RecurrentArgs& a = r.a;
   const int64_t width = a.shape.key_width;
@@ -126,16 +126,16 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   }
 }
 
-// A part of the memory that a unit reads or writes, apart from its states:
+// A piece of the memory that a state unit reads or writes, apart from its states:
 // `rows` rows of `width` floats from `at` on, which begin `stride` floats apart.
 struct Piece {
   const float* at;
   int64_t rows, stride, width;
 };
-// Returns piece `index` of the memory that a unit prefetches, in the order of use: the open keys,
-// k, q, v, the results, and u of all heads. A unit with a whole chunk probably belongs to a prompt,
-// where the next chunk follows in memory. Such a unit prefetches k, q, v and the results
-// of the next chunk; the unit before it has prefetched k, q, v and the results of this chunk.
+// Returns piece `index` of the memory that a call prefetches, in the order of use: the open keys,
+// k, q, v, the results, and u of all heads. A call with a whole chunk probably belongs to a prompt,
+// where the next chunk follows in memory. Such a call prefetches k, q, v and the results
+// of the next chunk; the call before it has prefetched k, q, v and the results of this chunk.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
@@ -160,7 +160,7 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 class UnitFetch;
 static void begin_row(UnitFetch& f);
 
-// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile.
+// Prefetches the pieces of a state unit (piece_of) into L2, a few cache lines with every tile.
 // This keeps memory busy without more requests than a core can track at the same time.
 class UnitFetch {
  public:

@@ -6,8 +6,8 @@
 // of the elements of k or q. A column of u and of the result depends only on the same column of S.
 // Only the dot products k_i . k_t and k_i . q_t are summed across lanes, in a fixed order.
 //
-// A call with few tokens is bound by reading the states, and its other work must take
-// less time than these reads. A call with many tokens is bound by its products, which are computed
+// A kernel call with few tokens is limited by reading the states; its other work must take less
+// time than these reads. A call with many tokens is limited by its products, which are computed
 // in register tiles as in linear/dense.h. Sums have the same order in both cases. A state is closed
 // (updated by its chunk) right after the rows of the chunk are computed, while the state is in L2.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace CPUSERVE_NS {
 
-// Calls call(Height<n>) for an n in [1, kMost], so that n is a constant in the called function.
+// Calls call(Height<n>{}) for an n in [1, kMost], so that n is a constant in the called function.
 template <int N>
 struct Height {
   static constexpr int value = N;
@@ -42,7 +42,7 @@ CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
 
 // Adds to sum[i] the products of vector r.vector[first + i] and `rows` rows of a state:
 //   sum[i] += sum over d < rows of vector[begin + d] * s[d]
-// s[d] are W registers of columns of row d, and `s` points to row 0.
+// s[d] are W registers of neighbouring columns of row d of the state, and `s` points to row 0.
 // With kFetch, the function also prefetches the same number of rows from `ahead` on.
 template <int R, int W, bool kTail, bool kFetch>
 CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
@@ -71,7 +71,7 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
-  constexpr int64_t kAhead = 512;  // how far ahead to prefetch, in floats; the lines come from L2
+  constexpr int64_t kAhead = 512;  // floats from the rows in use to the rows to prefetch from L2
   const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width, row = r.value_row;
   const float* state = r.a.closed + head * depth * width + c;
   F sum[R][W];
@@ -90,8 +90,8 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Rows [begin, begin + rows) of one state.
-// The products of these rows with all vectors are added to `sums`.
+// Rows [begin, begin + rows) of one state. stream_products adds the products of these rows
+// with all vectors (k and q of the tokens) to `sums`.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;
@@ -117,9 +117,9 @@ static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows&
   }
 }
 
-// over_columns calls call(c, Height<kWide>, Height<0>) for each kWide vectors of columns from c
-// on (up to `width`), and returns the first remaining column. over_last_columns does so for single
-// vectors, and then calls call(c, Height<1>, Height<1>) for a tail of less than a vector.
+// over_columns calls call(c, Height<kWide>, Height<0>) for each kWide registers of columns from c
+// on (up to `width`), and returns the first column that remains. over_last_columns does so for
+// single registers, then calls call(c, Height<1>, Height<1>) for columns that fill no register.
 template <int kWide, class Call>
 CPUSERVE_INLINE int64_t over_columns(int64_t c, int64_t width, const Call& call) {
   for (; c + kWide * kLanes <= width; c += kWide * kLanes) call(c, Height<kWide>{}, Height<0>{});
@@ -131,9 +131,9 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
   if (c < width) call(c, Height<1>{}, Height<1>{});
 }
 
-// Multiplies many vectors with the state of one head, some columns (a panel) at a time.
-// The first tile of vectors brings the panel into L1 or at least L2,
-// and reading it from L2 is fast enough for the other tiles.
+// Multiplies many vectors with the state of one head, some columns of the state at a time.
+// The first tile of vectors brings these columns into L1 or at least L2,
+// and reading them from L2 is fast enough for the other tiles.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   const auto panel = [&](int64_t c, auto wide, auto tail) {
@@ -150,7 +150,7 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
 
 // Multiplies few vectors with the states of heads [head, end) in turn,
 // some rows of each state at a time. Near the end of these states, the cache lines
-// to prefetch belong to the heads from `end` on, or to the unit that is computed next.
+// to prefetch belong to the heads from `end` on, or to the state unit that is computed next.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
                                               UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
@@ -245,7 +245,7 @@ static inline void key_products(const Recurrence& r) {
   });
 }
 
-// Does the same as decay_products if the decay is a vector: kk, kq and the sums include it already.
+// Does the same as decay_products for by_row, where kk, kq and the sums include the decay already.
 static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   for (int64_t i = 0; i < 2 * kStateChunk; i++) r.fade[i] = 1.0f;
   for (int64_t i = 0; i < r.a.rows * kStateChunk; i += kLanes) {
@@ -263,8 +263,8 @@ static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
   }
 }
 
-// Computes fade, to_u and to_out of one head. Element i of row t of to_u
-// and to_out may have any value if row i of the chunk comes after row t, because it is not used.
+// Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out is not used,
+// and may have any value, if row i of the chunk comes after row t.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   if (r.a.shape.by_row) return row_decay_products(r);
@@ -285,8 +285,8 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
   }
 }
 
-// Computes u and the results of rows [first, first + T) of this call, for W registers
-// of columns from column c on. Their sums start from products with the closed state.
+// Computes u and the results of a tile: rows [first, first + T) of this call, W registers
+// of columns from column c on. The sums start from products with the closed state.
 // Then the rows of the chunk before this tile are added, and at last the earlier rows of this tile.
 template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
@@ -309,7 +309,7 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
       out[t][w] = mul(fade, load(out_sums + at));
     }
   }
-  // If the call has a whole chunk, no later call needs its u:
+  // If this call has a whole chunk, no later call needs the u of the chunk:
   // u then overwrites the sums that it is computed from.
   float *u = (r.whole ? sums : r.u + head * kStateChunk * row) + c,
         *closing = r.closing + before * row + c;
@@ -350,8 +350,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
   }
 }
 
-// Computes a tile of the state after a full chunk (see close_state):
-// rows [d, d + R), and W registers of columns from column c on.
+// Computes a tile of the state of a head after a full chunk (see close_state):
+// rows [d, d + R) of the state, and W registers of its columns from column c on.
 template <int R, int W, bool kTail>
 static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
   const int64_t width = r.a.shape.value_width;
@@ -398,7 +398,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
 
 // Updates the state of a head by its full chunk, where (x) is the outer product and i ascends:
 //   S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i)
-// If the decay is a vector, exp(G_end - G_i) multiplies k_i instead, and the factors of u are ones.
+// If the decay is a vector (by_row), exp(G_end - G_i) multiplies k_i instead of u_i.
 static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;
   const float* u = r.u + head * kStateChunk * row;

@@ -14,9 +14,9 @@ struct SharedCut {
   Cut cut;
 };
 
-// The parts of the scratch memory: a copy of the logits (if the unmodified ones are still needed),
+// The parts of the scratch memory: a copy of the logits (if unmodified logits are needed later),
 // the masses, the sum and the maximum of each block of ids, ids for select.h, and the shared cut.
-// In rows with a shared cut, the tallies of blocks replace the copy of the logits.
+// In rows with a shared cut, the tallies of blocks take the place of the copy of the logits.
 struct SampleScratch {
   float* logits;
   float* mass;
@@ -44,7 +44,7 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Computes the maxima of blocks [first, last). Returns false if a logit is NaN.
+// Computes the largest logit of each of the blocks [first, last). Returns false if a logit is NaN.
 // Because max(x, m) ignores a NaN in x, `bad` sums 0 * clamp(x):
 // clamp keeps NaN (math.h), and a finite number adds 0.
 static inline bool scan_blocks(const Row& r, int first, int last, float* block_max) {
@@ -70,7 +70,7 @@ static inline bool scan_blocks(const Row& r, int first, int last, float* block_m
   return reduce_add(bad) == 0.0f;
 }
 
-// Finds the largest logit. Returns false if it is not finite, or if a block maximum is NaN.
+// Finds the largest block maximum. Returns false if it is not finite, or if a block maximum is NaN.
 static inline bool find_largest(const Row& r, const float* block_max, float* largest) {
   float top = -INFINITY;
   bool numbers = true;
@@ -99,7 +99,7 @@ static inline int32_t first_largest(const Row& r, float largest) {
   return -1;
 }
 
-// mass = exp((logit - largest) * inverse) for the n logits x of a block; inverse = 1 / temperature.
+// Computes mass = exp((x - largest) * inverse) for n logits x; inverse is 1 / temperature.
 static inline void exp_block(const float* x, float* mass, int n, float largest, float inverse) {
   const F top = set1(largest), scale = set1(inverse);
   int i = 0;
@@ -123,7 +123,7 @@ static inline double sum_block(const float* mass, int n) {
   return s[0];
 }
 
-// Computes the masses of the ids in blocks [first, last), and the sum of each block.
+// Computes the masses of the ids in blocks [first, last), and the sum of the masses of each block.
 static inline void weigh_blocks(const Row& r, int first, int last, float largest, float inverse,
                                 float* mass, double* block_mass) {
   for (int b = first; b < last; b++) {
@@ -139,7 +139,7 @@ static inline double sum_blocks(const Row& r, const double* block_mass) {
   return total;
 }
 
-// Returns the mass of the row. If `weighed` is false, computes the masses of its blocks first.
+// Returns the total mass of the row. If `weighed` is false, computes the masses of its ids first.
 static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
                                float* mass, double* block_mass) {
   if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);
@@ -203,8 +203,8 @@ static inline double drop_improbable(const Row& r, float min_p, float* logits, f
   return total;
 }
 
-// Drops all ids of blocks [first, last) after the cut. If all ids of a block come after the cut,
-// only its block_mass is set to 0, and the masses of its ids do not change.
+// Drops the ids of blocks [first, last) that the cut does not keep: sets their masses to 0. If a
+// block keeps no id, only its block_mass is set to 0, and the masses of its ids do not change.
 static inline void drop_blocks(const Row& r, Cut cut, int first, int last, float* mass,
                                double* block_mass) {
   for (int b = first; b < last; b++) {
@@ -218,7 +218,7 @@ static inline void drop_blocks(const Row& r, Cut cut, int first, int last, float
   }
 }
 
-// Drops all ids after the cut, and returns the total mass of the kept ids.
+// Drops all ids that the cut does not keep, and returns the total mass of the kept ids.
 static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
   drop_blocks(r, cut, 0, r.blocks, mass, block_mass);
   return sum_blocks(r, block_mass);
@@ -242,7 +242,7 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
       running += static_cast<double>(mass[i]);
       if (running > at) return i;
     }
-    sum += block_mass[b];  // `running`, added in another order, may stay slightly below `at`
+    sum += block_mass[b];  // added in another order, `running` may end slightly below `at`
   }
   return last;
 }
@@ -253,9 +253,9 @@ static inline int32_t draw_at(const SampleParams& p, const SampleScratch& s, con
   return draw(r, s.mass, s.block_mass, u * total);
 }
 
-// Does steps 4 to 6 of table/sampling.h at a temperature above zero.
+// Does steps 4 to 6 of table/sampling.h at a temperature above zero, and returns the sampled id.
 // `logits` is the same memory as r.logits, but writable.
-// If `weighed` is true, the scratch memory already has the masses at this temperature.
+// If `weighed` is true, the scratch memory already has the masses at the temperature of p.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
                                  float* logits, float largest, int32_t position, bool weighed) {
   double total = weigh_row(r, largest, 1.0f / p.temperature, weighed, s.mass, s.block_mass);
@@ -334,7 +334,7 @@ static inline void answer_invalid(SampleArgs& a) {
 }
 
 // Returns the greedy or sampled token, or -1 if bans and the mask exclude every id.
-// `largest` is the maximum of raw.logits.
+// `raw` is the row of unmodified logits, and `largest` its maximum.
 // Bias, bans, mask and penalties change a.logits, or a copy of the logits if logprobs are reported.
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
@@ -376,7 +376,7 @@ static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) 
 // Computes the masses of ids [begin, end) that sample() needs first:
 // at temperature 1 if it reports logprobs, otherwise at the temperature of the request. Bias,
 // bans and penalties are not considered here, because they can change until the row is sampled:
-// if there are any, sample() computes the masses again.
+// if a request has any of these, sample() computes the masses again.
 static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const bool draws = a.target < 0 && a.params && !is_greedy(*a.params) && !a.mask;
   if (a.num_top < 0 && !draws) return;
@@ -389,7 +389,7 @@ static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end)
   weigh_blocks(r, first, last, largest, inverse, s.mass, s.block_mass);
 }
 
-// Starts the shared search for the cut of top_p (if shares_cut() holds), after sample_weigh.
+// Starts the search for the cut of top_p that threads share (if shares_cut() returns true).
 static inline void sample_guess(const SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   Row r = row_to_sample(a, s);
@@ -414,7 +414,7 @@ static inline void sample_tally(const SampleArgs& a, int32_t begin, int32_t end)
   }
 }
 
-// Ends the search: computes the cut from the tallies of all blocks.
+// Ends the search for the cut of top_p: computes the cut from the tallies of all blocks.
 static inline void sample_cut(const SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;
@@ -425,8 +425,8 @@ static inline void sample_cut(const SampleArgs& a) noexcept {
   s.shared->cut = end_search(r, s.shared->search, tally);
 }
 
-// Drops the token ids in [begin, end) that top-p does not keep.
-// In descending order of probability, they come after the cut.
+// Drops the token ids in [begin, end) that top-p does not keep:
+// the ids after the cut in descending order of probability.
 static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;
@@ -456,7 +456,7 @@ static inline void sample(SampleArgs& a) noexcept {
   if (a.num_top < 0) return;
   const float logit = a.logits[a.token];
   a.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
-  if (a.target < 0) scan_row(r, s.block_max, &largest);  // bans may have lowered the block maxima
+  if (a.target < 0) scan_row(r, s.block_max, &largest);  // again: bans changed some block maxima
   a.rank = rank_of(r, logit);
 }
 

@@ -1,5 +1,5 @@
 // Level amx: the level avx512_bf16, and linears and attention on AMX tiles.
-// A build with CPUSERVE_MODELS replaces the tile instructions with C++ (tests/amx/tile_model.h)
+// A build with CPUSERVE_MODELS replaces AMX instructions with C++ code (tests/amx/tile_model.h)
 // and the vectors with vec/avx2.h, so that the tests of this level run on any x86 CPU.
 #define CPUSERVE_NS cpuserve::isa_amx
 #ifdef CPUSERVE_TILE_MODEL

@@ -8,7 +8,7 @@
 //   CPUSERVE_UNIT_BF16     the bf16 linear and attention (bf16 dot products)
 //   CPUSERVE_UNIT_I8MM     the quantized linears with SMMLA
 //   CPUSERVE_UNIT_BFMMLA   the bf16 linear with BFMMLA, attention with BFMMLA and BFDOT
-//   CPUSERVE_UNIT_TILES    linears and attention on matrix tiles (AMX)
+//   CPUSERVE_UNIT_TILES    linears and attention on AMX tiles
 #pragma once
 #if defined(CPUSERVE_UNIT_I8MM) || defined(CPUSERVE_UNIT_BFMMLA)
 #define CPUSERVE_UNIT_MMLA

@@ -8,7 +8,7 @@
 namespace cpuserve {
 
 // Recurrent layers, all in fp32. Each head has a state S [key_width, value_width].
-// In the formulas, t is a token, k, q and v are its rows, and (x) is the outer product:
+// In the formulas, t is a token, k, q and v are rows of this token, and (x) is the outer product:
 //   S_t = exp(g_t) S_{t-1} + k_t (x) u_t     out_t = S_t^T q_t
 //   u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)   gated delta rule
 //   u_t = beta_t v_t                              Mamba2: k = B, q = C, v = x, beta = dt, g = dt A
@@ -16,27 +16,27 @@ namespace cpuserve {
 // g_t is a vector [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
 // The state is computed only after each kStateChunk tokens of the sequence,
 // and is then called the closed state. Tokens after it form a chunk.
-// Each token of the chunk has an open row: k, u and G_t, the sum of g since the chunk began.
-// A token reads the closed state S once and adds the open rows in ascending order:
+// Each token of the chunk has an open row: its k, u and G_t, the sum of g since the chunk began.
+// The result of a token t adds the closed state S and the open rows i up to t, in ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i
 // u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t,
 // and exp(G_t - G_i) multiplies the elements of k_i. The division of tokens into calls therefore
-// does not change a bit of a row, and dropping the open rows of the last tokens undoes them.
+// changes no bit of a row, and dropping the open rows of the last tokens removes these tokens.
 constexpr int64_t kStateChunk = 16;  // tokens of a full chunk, after which the state is closed
 
 struct RecurrentShape {
   int32_t key_width, value_width;
-  int32_t heads;        // value heads of a unit, which share keys and queries
+  int32_t heads;        // value heads of a state unit; they share keys and queries
   bool delta;           // true: gated delta rule; false: Mamba2
   bool by_row = false;  // g_t is a vector; requires delta and one head
 };
 
-// Some tokens of one unit, which is `heads` states of one sequence.
+// Some tokens of one state unit: the states of shape.heads heads of one sequence.
 // `closed`, `open` and `scratch` need no alignment, but access is faster at multiples of 64 bytes.
 struct RecurrentArgs {
   RecurrentShape shape;
   const float* closed;     // the closed state [heads][key_width][value_width] before the chunk
-  float* closed_to;        // a call that fills the chunk writes the state here; may equal `closed`
+  float* closed_to;        // the state after the chunk, if this call fills it; may equal `closed`
   float* open;             // recurrent_open_floats() floats; rows after num_open may hold anything
   int64_t num_open;        // number of open rows before this call, 0 to 15
   int64_t rows;            // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
@@ -44,13 +44,13 @@ struct RecurrentArgs {
   int64_t k_stride, q_stride, v_stride;
   const float *g, *beta;  // token t and head h have the index t * stride + h; g is finite and <= 0
   int64_t g_stride, beta_stride;
-  // by_row: g of row d is -rate softplus(g[t * g_stride + d] + bias[d]).
+  // by_row: g of row d of the state is -rate softplus(g[t * g_stride + d] + bias[d]).
   const float* bias = nullptr;
   float rate = 0.0f;
   float* out;  // row t of the result is [heads][value_width] at out + t * out_stride
   int64_t out_stride;
   uint8_t* scratch;  // scratch memory of recurrent_scratch_bytes() bytes
-  // The closed state of the unit that this thread computes next, or nullptr.
+  // The closed state of the state unit that this thread computes next, or nullptr.
   // The kernel prefetches the beginning of this state.
   const float* next = nullptr;
 };
@@ -59,7 +59,7 @@ struct RecurrentArgs {
 // Rows are padded to whole vectors of every ISA level.
 inline int64_t recurrent_row_floats(int32_t width) { return round_up(width, 16); }
 
-// Returns the number of floats of the open rows of a unit: k [16][padded key_width],
+// Returns the number of floats of the open rows of a state unit: k [16][padded key_width],
 // u [heads][16][padded value_width] and G [heads][16], or [16][padded key_width] if by_row.
 inline int64_t recurrent_open_floats(const RecurrentShape& s) {
   const int64_t key = recurrent_row_floats(s.key_width);
@@ -67,7 +67,7 @@ inline int64_t recurrent_open_floats(const RecurrentShape& s) {
   return kStateChunk * (row + (s.by_row ? key : int64_t{s.heads}));
 }
 
-// Returns the bytes of scratch memory of a unit, which has these parts:
+// Returns the bytes of scratch memory for one call (one state unit). The memory has these parts:
 // - q [16][padded key_width]
 // - u of the chunk [16][padded value_width]
 // - kRecurrentSums rows of products of a state and a vector

@@ -6,7 +6,7 @@
 namespace cpuserve {
 
 // The format of a row of activations.
-// Every value of a program is a matrix that is stored row by row in one of these formats.
+// Every value of a Program is a matrix that is stored row by row in one of these formats.
 // The weight kind of the linear that reads the value determines its format (program/lower.py).
 //   f32    width floats
 //   bf16   width bfloat16, round to nearest even
@@ -18,7 +18,7 @@ namespace cpuserve {
 //   q8g256 like q8g32, in groups of 256, but the sums of a group are int16: first 16 sums of 16 q,
 //          then 8 sums of 32 q.
 //   q8row  like q8g32, but the whole row is one group. Operations that write a row piece by piece
-//          (epilogues of linears, attention) cannot write q8g128, q8g256 and q8row; convert can.
+//          (epilogues of linears, attention) cannot write q8g128, q8g256 and q8row; ConvertOp can.
 //   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another, each half of the row stride.
 //          The first row (term) has the quantized values, the second has the quantized rounding
 //          errors of the first: together about 15 bits. A linear adds the products of both terms.
@@ -30,7 +30,7 @@ constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // padded_width returns the number of columns that a row of `width` columns has in memory.
-// scale_group returns the number of columns that share one scale in the q8 formats.
+// scale_group returns the number of columns that share one scale (only for q8 formats).
 inline int64_t padded_width(ActFormat f, int64_t width) {
   const bool blocks = f == ActFormat::q8g256 || f == ActFormat::q8g256x2;
   return round_up(width, blocks ? 256 : f == ActFormat::q8g128 ? 128 : 32);
@@ -42,7 +42,7 @@ inline int64_t scale_group(ActFormat f, int64_t width) {
                                                             : 32;
 }
 constexpr int64_t kBlockSums = 48;  // bytes of the sums of a group of q8g256
-// two_terms returns whether a row of this format has two terms, term_format the format of one term.
+// two_terms returns whether a row of format f has two terms; term_format, the format of one term.
 inline bool two_terms(ActFormat f) { return f == ActFormat::q8g32x2 || f == ActFormat::q8g256x2; }
 inline ActFormat term_format(ActFormat f) {
   return f == ActFormat::q8g32x2    ? ActFormat::q8g32

@@ -7,8 +7,8 @@ namespace cpuserve {
 
 constexpr int kMaxTop = 20;  // default limit of alternatives (top_logprobs) for a token
 
-// logits = softcap * tanh(logits * scale / softcap), or logits * scale if softcap is 0.
-// Threads may divide a row anywhere, because each logit is independent.
+// Sets each logit to softcap * tanh(logit * scale / softcap), or to logit * scale if softcap is 0.
+// Threads may divide a row anywhere, because each logit is independent of the others.
 struct ScaleLogitsArgs {
   float* logits;
   int64_t count;
@@ -38,7 +38,7 @@ struct TokenCount {
   int32_t id;
   int32_t prompt;
   int32_t output;
-};  // id < 0: the entry is empty
+};  // an entry with id < 0 is empty
 struct SampleParams {
   float temperature, top_p, min_p;
   int32_t top_k;  // 0: no limit
@@ -51,10 +51,10 @@ struct SampleParams {
   const int32_t* banned;
   int32_t num_banned;  // number of ids that this row must not sample (stop ids, min_tokens)
   const TokenCount* counts;
-  int32_t num_counts;  // number of different ids seen so far; 0 if there are no penalties
+  int32_t num_counts;  // number of different ids in prompt and output; 0 if there are no penalties
 };
-// Returns the number of ids in a block:
-// the ids of a row are divided into at most kMaxBlocks blocks.
+// Returns the number of token ids in a block. The ids of a vocabulary
+// are divided into at most kMaxBlocks blocks.
 constexpr int kMaxBlocks = 2048;
 constexpr int sample_block(int vocab) {
   return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
@@ -75,7 +75,7 @@ struct SampleArgs {
   int32_t target;              // id to score instead of sampling, -1 = sample
   int32_t num_top;             // number of alternatives (top_logprobs); -1: no logprobs at all
   const int32_t* mask;    // id i is allowed if bit i % 32 of word i / 32 is 1; nullptr: all ids
-  int32_t token;          // out
+  int32_t token;          // out: the sampled token, or `target`
   float logprob;          // out: the log probability of `token`
   int32_t rank;           // out: 1 + number of ids with a larger logit
   int32_t* top_ids;       // out [num_top]: ids, most probable first; if equal, lower id first

@@ -12,17 +12,17 @@ namespace cpuserve {
 constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10, kMostPassRows = 16;
 constexpr size_t kAttentionScratch = 512 << 10;
 struct WorkSizes {
-  // Bytes of weights of a strip (4 panels, 64 columns) in one K block.
+  // Bytes of a K block: of the weights of a strip (4 panels, 64 columns) for a part of K.
   // The K block stays in L2 while rows are multiplied by it.
   int32_t strip_bytes = 256 << 10;
   // The number of rows that are multiplied by a K block while their sums stay in L2:
   // an even number up to kMostBlockRows.
   int32_t rows = kMostBlockRows;
-  // Bytes that stay in L1 for reuse: rows that were widened to fp32,
-  // or a K block of a strip if K blocks stay in L1 (linear/driver.h). Up to kMostNearBytes.
+  // Bytes of data that stays in L1 for reuse, at most kMostNearBytes: rows that were widened
+  // to fp32, or a K block of a strip if K blocks stay in L1 (linear/driver.h).
   int32_t near_bytes = kMostNearBytes;
-  // A pass over the weights (for few rows) prefetches this many bytes ahead, all panels of a tile
-  // together. Under load, memory has a latency of 200 ns. At 40 GB/s, 8 KB arrive in that time.
+  // A pass over the weights (for few rows) prefetches this many bytes ahead of its reads, in all
+  // panels of a tile together. Memory under load takes 200 ns; at 40 GB/s it sends 8 KB meanwhile.
   int32_t ahead_bytes = 8 << 10;
   // The most rows that float kinds multiply in one pass over the weights (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;
@@ -30,11 +30,11 @@ struct WorkSizes {
   // with one scale per column. A pass with more rows prefetches to L1:
   // on Granite Rapids, passes of 4 rows of bf16 at AVX2 then read 4 to 10 % more bytes a second.
   int32_t far_pass_rows = 3;
-  // If 1, K blocks of linears with few rows, and of int8 weights with one scale per column,
-  // stay in L1, and the next block is prefetched to L2. If 0, all K blocks stay in L2,
-  // and the next block is prefetched to L1, from where it is evicted to L2 (linear/driver.h).
+  // 1: K blocks of linears with few rows, and of int8 weights with one scale per column,
+  // stay in L1, and the next K block is prefetched to L2. 0: all K blocks stay in L2,
+  // and the next K block is prefetched to L1, from where it is evicted to L2 (linear/driver.h).
   int32_t near_blocks = 1;
-  // Bytes of the scratch of an attention unit that stay in L2; up to kAttentionScratch.
+  // Bytes of scratch memory that an attention unit keeps in L2; at most kAttentionScratch.
   int32_t attention_bytes = kAttentionScratch / 2;
 };
 

@@ -22,8 +22,8 @@ constexpr int kTileLineBytes = 64;  // bytes of a row of A, and of a line of B
 constexpr int kTileLines = 16;      // lines of a tile of B
 constexpr int kTileBytes = kTileLines * kTileLineBytes;
 
-// The operand of LDTILECFG: the number of rows and the bytes per row of each tile register.
-// A tile register with 0 rows must not be used.
+// The operand of the instruction LDTILECFG: the number of rows and the bytes per row of each
+// AMX tile. Code must not use an AMX tile with 0 rows.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -65,8 +65,8 @@ template <int T>
 CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C += A B in bf16. The products of even and of odd elements of K are summed in two chains,
-// and the sum of both chains is added to C.
+// C += A B in bf16. The products of the even elements of K are one chain of additions, the products
+// of the odd elements are another chain, and the sum of the two chains is added to C.
 template <int C, int A, int B>
 CPUSERVE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

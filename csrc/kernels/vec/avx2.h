@@ -310,7 +310,7 @@ CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum holds the eight quads of a group of 32: at most 8 * 2 * 15 * 128 = 30,720.
+// A 16-bit sum holds eight quads (32 codes up to 15): at most 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m256i v;
 };

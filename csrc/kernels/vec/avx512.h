@@ -42,7 +42,7 @@ CPUSERVE_INLINE F scale2(F p, F n) { return _mm512_scalef_ps(p, n); }
 CPUSERVE_INLINE F scale2_far(F p, F n) { return scale2(p, n); }
 // split_exponent rounds x down: VREDUCEPS subtracts the largest integer <= x,
 // and VSCALEFPS in add_exponent rounds the exponent down by itself.
-// Both take three operations on Intel; rounding, subtracting and scaling would take five.
+// Together they take three operations on Intel; rounding, subtracting and scaling would take five.
 constexpr bool kSplitsDown = true;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
   *e = x;
@@ -146,7 +146,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  const __m512i least = _mm512_set1_epi32(1 << 22);  // byte 0 means 2^-127, a denormal float
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // for byte 0: its 2^-127 is a denormal float
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
 // The bits of the code are moved into an fp16, but the exponent keeps the bias 7 of E4M3.
@@ -309,9 +309,9 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits:
 CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
-constexpr int kGroupVecs = 12;  // the other registers hold the emulated products
+constexpr int kGroupVecs = 12;  // the other registers hold products while these are emulated
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum holds the eight quads of a group of 32: at most 8 * 2 * 15 * 128 = 30,720.
+// A 16-bit sum holds eight quads (32 codes up to 15): at most 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m512i v;
 };

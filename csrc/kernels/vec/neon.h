@@ -259,7 +259,7 @@ CPUSERVE_INLINE Q shift_right(Q x, int n) { return {vshlq_u8(x.v, vdupq_n_s8((in
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {vqtbl1q_u8(vld1q_u8(table), index.v)};
 }
-// Returns u8 - 128 as signed bytes. as_signed() keeps the values of bytes below 128.
+// Returns the bytes u - 128 as signed bytes. as_signed() returns bytes below 128 unchanged.
 CPUSERVE_INLINE int8x16_t less128(Q u) {
   return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
 }
@@ -283,7 +283,7 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum takes one product from each of the eight quads of a group of 32,
+// A 16-bit sum adds one product from each of the eight quads (4 codes) of a group of 32 codes,
 // so it is at most 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;

@@ -1,6 +1,6 @@
 // The vector primitives that kernels/generic and kernels/linear are written in.
-// One header per instruction set defines all of them in namespace CPUSERVE_NS,
-// a different one in each ISA unit. Nothing else in the kernels refers to an instruction set.
+// One header for each instruction set defines all of these primitives in namespace CPUSERVE_NS;
+// an ISA unit includes one of the headers. No other file of the kernels uses intrinsics.
 //
 //   F  kLanes floats          I  kLanes int32
 //   P  kLanes pairs of bf16   Q  kLanes quads of bytes
@@ -29,7 +29,7 @@
 //   I load_bits(const float*) void store_bits(float*, I): integers in memory of type float
 //   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   void store_pairs(uint16_t*, P)
 //   F dot2(F acc, P a, P b):
-//     acc + a.even b.even + a.odd b.odd, in an order that is fixed for each ISA level
+//     acc + a.even b.even + a.odd b.odd, in an order of additions that each ISA level fixes
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*): kLanes elements as floats
 //   F load_e8m0(const uint8_t*): half of the E8M0 values, which are 2^(byte - 127)
 //   F load_s8 load_e5m2 load_e4m3 (const uint8_t*): kLanes bytes as floats;
@@ -41,8 +41,8 @@
 //   P lookup_pairs(Entries, const uint8_t*): for each of kLanes bytes, the entry of its low nibble
 //     (even element) and the entry of its high nibble (odd element)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
-//   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. Lanes must
-//     be finite and not denormal, or a NaN that was a bf16. Ties go to even or away from 0.
+//   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. A lane must
+//     be finite and not denormal, or a NaN that was a bf16. Ties round to even or away from 0.
 //   void store_bf16_normal2(uint16_t*, F x, F y): stores x, and then y after it
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): like interleave_bf16, but truncates instead of rounding
@@ -54,7 +54,7 @@
 //   Q shift_right(Q, int n): shifts each byte right by n bits; the upper n bits of the result are
 //     undefined
 //   Q lookup16(const uint8_t* table, Q index): table[index] for each byte, index <= 15
-//   I dot4(I acc, Q u8, Q s8): acc + the four products of each lane, exact for every u8 and s8
+//   I dot4(I acc, Q u8, Q s8): acc + the sum of four products in each lane, exact for all u8 and s8
 //   I dot4_small(I acc, Q u8, Q s8): dot4 for u8 <= 127 and s8 other than -128
 //   void sums_of_16(const int8_t* x, int32_t* out): out[i] = sum of x[16 i] to x[16 i + 15], i < 16
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
@@ -65,21 +65,21 @@
 //   I dot_words(I acc, Q x, Q y): acc + x.even y.even + x.odd y.odd
 //   void prefetch(const void*) prefetch_l2(const void*)
 //
-// The fastest way to multiply bytes differs between instruction sets,
-// so kernels/linear chooses it by the following constants:
+// The fastest way to multiply bytes differs between instruction sets, so the tiles
+// of kernels/linear depend on the following constants and functions of each instruction set:
 //   constexpr bool kNativeDot2; if false, dot2 is fma(odd a, odd b, fma(even a, even b, acc))
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 other than -128): acc + the sum of
 //     (u8 - 128 + kDot8Zero) s8
-//   S: small accumulators, each for at most 8 calls of sdot. S szero()  S sdot(S, Q u8 <= 15, Q s8)
+//   S: small sums of at most 8 calls of sdot. S szero()  S sdot(S, Q u8 <= 15, Q s8): adds products
 //     I widen(S): the sums as int32
 //     constexpr bool kWideS: S is the type I, so its sums may start from any value
 //   constexpr bool kEmulatesDots: dot4, dot8 and sdot take several instructions
 //   constexpr int kLanes, kVecs = kPanel / kLanes
-//   constexpr int kTileRows, kTileVecs: the largest register tile of float sums, kTileRows rows by
-//     kTileVecs vectors: 6 x 4 with AVX-512, 6 x 2 with AVX2, 6 x 4 with NEON
+//   constexpr int kTileRows, kTileVecs: the largest register tile of float sums is kTileRows rows
+//     by kTileVecs vectors: 6 x 4 with AVX-512, 6 x 2 with AVX2, 6 x 4 with NEON
 //   constexpr int kGroupVecs: the most int32 vectors in a register tile of a quantized linear
 //
-// Every function is `static inline` and always_inline: no symbol may leak out of the unit.
+// Every function is `static inline` and always_inline: an ISA unit may export no symbols of these.
 #pragma once
 #include <math.h>
 #include <stddef.h>
