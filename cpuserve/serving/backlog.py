@@ -10,7 +10,7 @@ from cpuserve.errors import TooManyRequests
 LONGEST_RETRY_S = 600.0
 _GAIN = 0.1
 # The backlog averages the share of prompt tokens that are not in the prefix cache,
-# over about _WINDOW_TOKENS tokens. The share starts at 1, as if _PRIOR_TOKENS had been computed.
+# over about _WINDOW_TOKENS tokens. The share starts at 1, with a weight of _PRIOR_TOKENS tokens.
 _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 
 
@@ -35,7 +35,7 @@ class Backlog:
     ) -> None:
         self.requests = 0
         self.tokens = 0
-        self._of: dict[str, tuple[int, int]] = {}  # (requests, tokens) that wait, by caller
+        self._of: dict[str, tuple[int, int]] = {}  # caller: its waiting (requests, prompt tokens)
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._prompt_rate = prompt_rate
@@ -71,7 +71,7 @@ class Backlog:
     def start(self, tokens: int, computed: int, caller: str = "") -> None:
         """Remove a sequence at its first output; `computed`: prompt tokens not in the cache."""
         self.leave(tokens, caller)
-        # Several waiting sequences may have the same prompt. Only the first one counts its tokens:
+        # Several waiting sequences may have the same prompt. Its tokens count for one of them only:
         # `tokens` is 0 for the other sequences, although each computes a few prompt tokens again.
         self._learn_share(tokens, min(computed, tokens))
         now = self._clock()
@@ -81,7 +81,7 @@ class Backlog:
         self._since, self._started = now, True
 
     def leave(self, tokens: int, caller: str = "") -> None:
-        """Remove a sequence that has no output; it does not change the measured pace of starts."""
+        """Remove a sequence that has no output; the measured pace of starts does not change."""
         self._count(-1, -tokens, caller)
 
     def has_share(self, caller: str) -> bool:

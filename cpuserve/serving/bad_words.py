@@ -57,7 +57,7 @@ def _spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
     word = word.lstrip(" ")
     found = [encode(word), encode(f" {word}")]
-    # Some tokenizers put a space before each text. A word within a text shows the ids without it.
+    # Some tokenizers put a space before a text. A word after _LINE has its ids without this space.
     line, after = encode(_LINE), encode(_LINE + word)
     if after[: len(line)] == line:
         found.append(after[len(line) :])

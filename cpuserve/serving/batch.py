@@ -105,7 +105,7 @@ async def _chat_item(
 ) -> BatchItem:
     tools, (prompt,) = await read_prompts(context, call, num_bytes=0)
     form = response_structure(call, tools)
-    # A thought and the text after it are separate requests, with max_tokens for both together.
+    # A thought and the text after it are separate engine requests that share one max_tokens.
     most = max(1, output_limit(len(prompt.ids), params, context.bounds))
     if params.max_tokens != 0:
         params = msgspec.structs.replace(params, max_tokens=most)
@@ -182,7 +182,7 @@ class _Batch:
             raise output
         sequence = self.running.get(output.id)
         if sequence is None:
-            return  # sent before the engine learned that a stop string ended the sequence
+            return  # the engine sent this output before a stop string ended the sequence here
         item, run = sequence.item, sequence.run
         if run.is_first:
             item.cached_tokens = max(item.cached_tokens, output.cached_tokens)

@@ -72,7 +72,7 @@ class BeamSearch:
         return self._steps >= self._most or not self.running or self._is_settled()
 
     def take(self, rows: Sequence[TokenLogprob]) -> None:
-        """Do a step; rows: for each beam of `running`, its most likely next tokens as `top`."""
+        """Do a search step; rows: for each beam of `running`, its likely next tokens (`top`)."""
         width = self._rules.width
         going: list[tuple[float, int, int, float, int]] = []
         for number, (beam, row) in enumerate(zip(self.running, rows, strict=True)):
@@ -115,8 +115,8 @@ class BeamSearch:
     def _is_settled(self) -> bool:
         """Return whether no beam can become better than the responses that have ended.
 
-        Each further token lowers the sum. The divisor grows or shrinks with the length,
-        so that the best possible score is at the present length, or at the greatest one.
+        Each further token lowers the sum of the logprobs, and the length changes its divisor.
+        So the best possible score is at the present length, or at the greatest one.
         """
         if len(self._ended) < self._rules.width:
             return False

@@ -77,7 +77,7 @@ class Earlier:
     """The token ids of an earlier prompt and response, which go before the new prompt.
 
     mark: a text in the messages. Only the rendered text after the mark belongs to the new prompt.
-      If the mark is "", all rendered text belongs to it, without the tokens that begin a text.
+      If the mark is "", the new prompt is all rendered text, without a BOS token.
     """
 
     ids: tuple[int, ...]
@@ -245,7 +245,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
 
 def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
-    """Return a call with all fields that `asked` shares with GenerateCall, and with `more`.
+    """Return a GenerateCall with the fields that the body `asked` shares with it, and with `more`.
 
     refused: fields that the dialect refuses if they are set. They are not copied,
     because they can only have values that mean "not set", such as false or an empty list.

@@ -41,7 +41,7 @@ async def chat_prompt(
     """Return the token ids of the messages, rendered with the chat template.
 
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
-    opening: the forced beginning of the response, such as the start of a call.
+    opening: the forced beginning of the response, such as the start of a tool call.
     waits: `opening` and the grammar of the response come after the thought,
       if the prompt allows a thought.
 

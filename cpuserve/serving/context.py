@@ -51,9 +51,9 @@ class ModelContext:
     loading, failed: the progress of loading, and the reason why the engine is gone;
       see `unavailable`.
     learned_format: how the model writes tool calls and thoughts.
-    shown_ids: the special tokens that mark calls and thoughts, which the parser needs as text.
+    shown_ids: the special tokens around tool calls and thoughts, which the parser needs as text.
     fills_in: whether the model has tokens for fill-in-the-middle.
-    kv_bytes: the most memory that the KV cache may take.
+    kv_bytes: the most bytes of memory that the KV cache may take.
     pooling: how the model makes embeddings (see EngineConfig.pooling).
     vector_width: the length of an embedding.
     adapters: the path of each LoRA adapter, by the name that requests use as their model.

@@ -30,7 +30,7 @@ class CreatedName:
     def view(self, base: ModelContext) -> ModelContext:
         """Return the context of the created model, which shares the engine and limits of `base`.
 
-        Before `prepared`, it has the template of `base`.
+        Until `prepared` has run, the returned context has the chat template of `base`.
         """
         made, preset = copy(base), self._preset
         made.model_names = (self.name,)

@@ -28,7 +28,7 @@ REPETITION_FOUND = "repetition_detected"
 
 
 class PromptProgress(msgspec.Struct, gc=False):
-    """`processed` of the `total` prompt tokens are ready; `cached` were in the cache."""
+    """`processed` of the `total` prompt tokens are in the KV cache; `cached` were prefix hits."""
 
     index: int
     total: int
@@ -64,9 +64,9 @@ class Thought(msgspec.Struct, gc=False):
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
-    """A part of the arguments of call number `call`; its first part has the id and the name.
+    """A part of the arguments of tool call number `call`; the first part has the id and the name.
 
-    custom: it calls a custom tool, and `arguments` is the text of its input, not JSON.
+    custom: the tool is a custom tool, and `arguments` is the text of its input, not JSON.
     """
 
     index: int
@@ -83,7 +83,7 @@ class ToolSearched(msgspec.Struct):
     id, name, arguments: as in ToolCallDelta.
     found: the name of each found tool.
     error: why the search failed.
-    after: the number of pieces of text before it in its choice.
+    after: the number of pieces of text before the search in its choice.
     """
 
     index: int
@@ -96,7 +96,7 @@ class ToolSearched(msgspec.Struct):
 
 
 class Embedding(msgspec.Struct, gc=False):
-    """The vector of a prompt: fp32, little-endian, of length 1."""
+    """The vector, scores or logits of a prompt (SamplingParams.vectors): fp32, little-endian."""
 
     index: int
     vector: bytes
@@ -157,7 +157,7 @@ Event: TypeAlias = (
 
 @dataclass(slots=True)
 class Thoughts:
-    """A whole thought; `after`: the number of pieces of text before it in its choice."""
+    """A whole thought; `after`: the number of pieces of text before the thought in its choice."""
 
     text: list[str] = field(default_factory=list)
     after: int = 0
@@ -165,9 +165,9 @@ class Thoughts:
 
 @dataclass(slots=True)
 class WholeToolCall:
-    """A whole tool call; `after`: the number of pieces of text before it in its choice.
+    """A whole tool call; `after`: the number of pieces of text before this call in its choice.
 
-    custom: the call is of a custom tool, so the arguments are the text of its input, not JSON.
+    custom: the tool is a custom tool, so `arguments` is the text of its input, not JSON.
     """
 
     id: str
@@ -196,7 +196,7 @@ class Choice:
     vector: bytes = b""
     reason: str | None = None
     stop_reason: str | int | None = None
-    # The thoughts, calls and searches, in their order in the response.
+    # The thoughts, tool calls and searches for tools, in their order in the response.
     _inner: list[Thoughts | WholeToolCall | ToolSearched] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
@@ -240,7 +240,7 @@ class Choice:
 
     @property
     def parts(self) -> list[str | Thoughts | WholeToolCall | ToolSearched]:
-        """The thoughts, calls and searches, and the texts between them, in order, none empty."""
+        """The thoughts, tool calls, tool searches and non-empty texts of the response, in order."""
         found: list[str | Thoughts | WholeToolCall | ToolSearched] = []
         begin = 0
         for inner in self._inner:
@@ -278,7 +278,7 @@ class WholeResponse:
 
 
 def json_object(written: str) -> msgspec.Raw:
-    """Return arguments unchanged if they can be decoded as a JSON object, else {}."""
+    """Return the arguments of a tool call unchanged if they are a JSON object, else {}."""
     try:
         msgspec.json.decode(written, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):

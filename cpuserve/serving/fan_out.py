@@ -26,7 +26,7 @@ MAX_SEQUENCES_PER_REQUEST = 1024
 # Each item takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
 # The most values of prompt logprobs in a response: for each token its own logprob,
-# the logprobs of its alternatives, and one for the list. Each value takes about 300 bytes
+# the logprobs of its alternatives, and one more for their list. Each value takes about 300 bytes
 # in this process until the response has been written, so this number of values takes 160 MB.
 MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
@@ -47,7 +47,7 @@ class SequenceRequest:
     lines: the rules for ending the response at a line; None = none.
     ended: time.monotonic() at the end of the sequence (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
-    recent: where the response is remembered when it has ended, None = nowhere.
+    recent: the record of the prompt, which gets the response at its end; None = no record.
     response_ids: all tokens of the response, when it has ended.
     """
 

@@ -245,7 +245,7 @@ class Generation:
         self._kept = kept
         self._num_bytes = num_bytes
         self._beginning = shared_beginning(sequences)
-        self._rounds = [self]  # one for each round of a response; a search for tools ends a round
+        self._rounds = [self]  # a Generation for each round; a search for tools ends a round
 
     def usage(self) -> TokenUsage:
         """Return the token counts so far."""
@@ -388,7 +388,7 @@ class Generation:
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
-            for sequence in sequences:  # its search may never have started
+            for sequence in sequences:  # the search of a sequence may never have started
                 dismiss(context, sequence)
         yield [self.usage()]
 
@@ -435,7 +435,7 @@ class Generation:
         finally:
             for sequence, task in zip(sequences, tasks, strict=True):
                 task.cancel()
-                dismiss(context, sequence)  # a task that never started does not do this itself
+                dismiss(context, sequence)  # a task that never started has not dismissed it
             await asyncio.gather(*tasks, return_exceptions=True)
         yield [self.usage()]
 

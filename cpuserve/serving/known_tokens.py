@@ -2,8 +2,8 @@
 
 A client sends the model's response back as a message, and the chat template writes it again.
 The text may then be tokenized in another way than the model wrote it, and the arguments
-of calls may have other white space. All tokens after the first difference would then have to be
-computed again. So if the text of the prompt has the same content as the response, the prompt
+of tool calls may have other white space. All tokens after the first difference would then have
+to be computed again. So if the text of the prompt has the same content as the response, the prompt
 gets the generated tokens.
 """
 
@@ -104,7 +104,7 @@ async def explain(context: ModelContext, call: GenerateCall, prompt: Prompt) -> 
         session=session if len(session) <= _LONGEST_SESSION else "",
     )
     size = len(prompt.ids) // _COMPARED_PER_US
-    others = recent.of(made.caller, made.scope)  # read here: it may grow while the thread runs
+    others = recent.of(made.caller, made.scope)  # `recent` may change while the thread below runs
     await run_sized(size, lambda: compare(made, others, decoder(context)))
     return made
 
@@ -122,7 +122,7 @@ def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun)
     response = list(run.response_ids)
     ends = {*context.bounds.eos_ids, *sequence.params.stop_token_ids}
     if response and response[-1] in ends:
-        response.pop()  # not in the KV cache, and templates may write another end
+        response.pop()  # the end token is not in the KV cache, and templates may write another end
     made.ids += bytes_of(response)
     context.recent.add(made)
 
@@ -190,7 +190,7 @@ def _said(context: ModelContext, earlier: RecentPrompt, text: str) -> tuple[obje
 
 
 def _arguments(written: str) -> str:
-    """Return JSON arguments of a call in a uniform spelling, and other texts unchanged."""
+    """Return JSON arguments of a tool call in a uniform spelling, and other texts unchanged."""
     try:
         return repr(json.loads(written, object_pairs_hook=tuple))  # repr, as 1 == True in Python
     except (ValueError, RecursionError):
@@ -211,5 +211,5 @@ def _shape(call: GenerateCall) -> PromptShape:
 def _digest(value: Sequence[object] | None) -> bytes:
     try:
         return hashlib.blake2b(_json(value), digest_size=16).digest()
-    except (ValueError, RecursionError):  # half of a surrogate pair, in a field that is not used
+    except (ValueError, RecursionError):  # an unused field may have half of a surrogate pair
         return b""

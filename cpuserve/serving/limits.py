@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cpuserve.config.server import ServerOptions
 
 # A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes at most about 64,
-# when many short messages escape all non-ASCII characters. The minimum allows for requests
+# when many short messages escape all non-ASCII characters. LEAST_BODY_BYTES allows for requests
 # with many prompts or long lists of token ids: their size is independent of the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
@@ -33,8 +33,8 @@ class ClientLimits:
     max_held_bytes: int = LEAST_HELD_BYTES
     body_wait_s: float = 10.0
     # The most admitted sequences that have not finished;
-    # each takes a few KB here and in the engine. FrontEnd sets it to the number
-    # that may wait plus the number that its engines can run.
+    # each takes a few KB here and in the engine. FrontEnd sets this limit
+    # to the number of sequences that may wait plus the number that its engines can run.
     max_sequences: int = 2048
     # A stream's headers wait for its first token, so that an earlier error has its own status.
     # But proxies close connections that are silent for a minute,

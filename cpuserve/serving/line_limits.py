@@ -21,7 +21,7 @@ class LineRules(NamedTuple):
 
 
 class LineLimits:
-    """Applies LineRules to a text that arrives in pieces; `ended` says whether the text is over.
+    """Applies LineRules to a text that arrives in pieces; `ended`: whether a rule ended the text.
 
     The start of a line, with the line break before it, is held back until its indentation is known.
     """

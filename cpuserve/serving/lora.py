@@ -88,5 +88,5 @@ def _check_name(name: str) -> None:
 def _exists(path: str) -> bool:
     try:
         return Path(path).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown ~user
+    except (OSError, ValueError, RuntimeError):  # the path is invalid, for example too long
         return False

@@ -34,7 +34,7 @@ class EventPace:
 
 
 def _joined(first: list[Event], second: list[Event]) -> list[Event]:
-    """Return one list of events, which has its tokens and their logprobs in its first Text."""
+    """Return the events of both lists, with all tokens and their logprobs in the first Text."""
     if not (first and second):
         return first or second
     texts = [next((e for e in events if isinstance(e, Text)), None) for events in (first, second)]

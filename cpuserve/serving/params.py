@@ -112,7 +112,7 @@ def max_tokens(lengths: Lengths) -> int:
 
 
 def _check_min_tokens(call: GenerateCall, budgets: list[int]) -> None:
-    """Raise InvalidRequest if fewer than min_tokens fit: unlike max_tokens, it is never cut."""
+    """Raise InvalidRequest if fewer than min_tokens fit: only max_tokens is reduced to fit."""
     least, shortest = call.min_tokens or 0, min(budgets)
     if least > shortest and (call.max_tokens is None or call.max_tokens > shortest):
         msg = f"min_tokens is {least}, but the prompt leaves {shortest} tokens: lower it"
@@ -150,7 +150,7 @@ def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, Any]:
 
 
 def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
-    """Raise InvalidRequest if a token id is outside of the vocabulary; it quotes the first one."""
+    """Raise InvalidRequest, with the first wrong id, if token ids are not in the vocabulary."""
     for start in range(0, len(ids), _IDS_AT_ONCE):
         some = ids[start : start + _IDS_AT_ONCE]
         if min(some) < 0 or max(some) >= vocab_size:

@@ -30,8 +30,8 @@ _GENERATION_PROMPT_TOKENS = 16
 # The compared end has _END_CHARS characters, and leaves out the last _SKIPPED_CHARS of the prompt.
 _LEAST_COMMON = 32
 _END_CHARS, _SKIPPED_CHARS = 256, 64
-# The cache has whole blocks only, so a hit may have up to this number of tokens less
-# than the two prompts have in common.
+# The prefix cache has whole blocks only, so a hit may be up to this number of tokens shorter
+# than the beginning that two prompts share.
 _PARTS_OF_BLOCKS = 64
 _SHOWN_TOKENS, _SHOWN_CHARS = 16, 80
 # The beginning of GenerateCall.caller if the caller has an API key; else the caller is an address.

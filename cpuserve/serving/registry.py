@@ -315,7 +315,7 @@ class ModelRegistry:
             self._retire(earlier)
 
     def drop(self, name: str) -> None:
-        """Stop serving a created model; its running requests may finish."""
+        """Stop serving a created model; requests that run now may finish."""
         del self._created[name]
         self._retire(self._by_name.pop(name))
 
@@ -366,7 +366,7 @@ class ModelRegistry:
                 await self._end(slot)
 
     async def _end(self, slot: _Slot) -> None:
-        """Unload a model, and with the last one the processes that models share; needs the lock."""
+        """Unload a model; after the last one, end processes that models share. Needs the lock."""
         await slot.unload()
         if slot.key and slot not in self._by_name.values():
             self._slots.pop(slot.key, None)
@@ -417,7 +417,7 @@ class ModelRegistry:
     async def _load(self, slot: _Slot) -> ModelContext:
         name = slot.loader.name
         async with self._lock:
-            await slot.unload()  # its engine may have ended
+            await slot.unload()  # the engine of the slot may have ended
             while True:
                 promised = sum(context.kv_bytes for context in self.loaded())
                 try:
@@ -428,18 +428,18 @@ class ModelRegistry:
                     log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
                     raise slot.failed(msg, self._clock()) from None
-                except Exception as error:  # such as a full disk
+                except Exception as error:  # for example, the disk is full
                     log.exception("model %s cannot be loaded", name)
                     msg = f"The model {name!r} cannot be loaded: the server's log has the reason"
                     raise slot.failed(msg, self._clock()) from error
                 else:
                     slot.set_loaded(context, self._clock())
-                    self._on_release(slot)  # the clients that asked for it may have disconnected
+                    self._on_release(slot)  # clients that requested the model may have disconnected
                     log.info("model %s is loaded", name)
                     return context
 
     async def _make_room(self, slot: _Slot, error: TooLittleMemory) -> None:
-        """Unload a model that no request uses; ServiceUnavailable if there is none in time."""
+        """Unload an idle model to free memory; ServiceUnavailable if none becomes idle in time."""
         name = slot.loader.name
         deadline = self._clock() + self._idleness.room_s
         while loaded := [other for other in self._all() if other.holds_room]:
@@ -480,7 +480,7 @@ class _Slot:
     """One model that is loaded on demand."""
 
     def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
-        """keep_s: seconds without requests until it is unloaded. can_stop: False = it never is."""
+        """keep_s: seconds without requests until the model is unloaded. can_stop: False = never."""
         self.loader = loader
         self.key = ""  # created models with the same key share this engine
         self.names = (loader.name, *loader.aliases, *loader.adapters)
@@ -514,7 +514,7 @@ class _Slot:
             raise self._failure.refusal(now)
 
     def on_loaded(self, done: asyncio.Future[ModelContext]) -> None:
-        """Note that loading has ended. Requests that await it get its failure."""
+        """Note that loading has ended; a failure is raised in the requests that await `done`."""
         self.loading = None
         if not done.cancelled():
             done.exception()
@@ -525,7 +525,7 @@ class _Slot:
         return self.context is not None and self.can_stop
 
     def is_idle(self) -> bool:
-        """Return whether the model is loaded and no request uses it or is about to use it."""
+        """Return whether the model is loaded, may be unloaded, and has no request that uses it."""
         return self.context is not None and not self.leases and self.can_stop and self.context.ready
 
     async def unload(self) -> None:

@@ -15,16 +15,16 @@ _FORMATS = "text, json_object, json_schema or structural_tag"
 
 
 def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
-    """Return the structured output of the text; None if the text is free or a call is forced.
+    """Return the structured output of the text; None if the text is free or a tool call is forced.
 
     Raises:
       InvalidRequest: a field is invalid, both fields are set,
-        or structured_outputs is set and tool_choice forces a call.
+        or structured_outputs is set and tool_choice forces a tool call.
     """
     asked = _response_format(call.response_format)
     forced = bool(call.tools) and call.tool_choice == "required"
     if call.structured_outputs in (None, {}):
-        # Agents send a response format with every request; it applies to texts, not to calls.
+        # Agents send response_format with every request; it applies to texts, not to tool calls.
         return None if forced else asked
     if asked is not None:
         msg = "response_format and structured_outputs exclude each other: set one of them"

@@ -117,8 +117,8 @@ def _breaker_ids(
 def sequences(breaker: str, words: Sequence[bytes], tokenizer: Tokenizer) -> list[list[int]]:
     """Return the token sequences that contain `breaker`.
 
-    words: the text of each token. A token that contains the breaker is a sequence. So is a token
-    that ends with the beginning of the breaker, and the tokens of the breaker's rest.
+    words: the text of each token. A token that contains the breaker is a sequence.
+    A token that ends with the beginning of the breaker, and the tokens after it, are a sequence.
     """
     text = breaker.encode()
     found: list[list[int]] = []
@@ -140,12 +140,12 @@ def prefixes(words: Sequence[bytes]) -> bytes:
     """Return for each token the longest other token that its text begins with, or -1.
 
     words: the text of each token. The result is int32 little-endian. If several tokens
-    have the same text, the result for each of them is the one with the next lower id.
+    have the same text, the result for each such token is the token with the next lower id.
     """
     import numpy as np
 
     links = np.full(len(words), -1, "<i4")
-    open_: list[int] = []  # tokens that the current text begins with, the shortest first
+    open_: list[int] = []  # tokens that are prefixes of the current token's text, shortest first
     for token in sorted(range(len(words)), key=lambda i: (words[i], i)):
         if not words[token]:
             continue

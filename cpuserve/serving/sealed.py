@@ -1,7 +1,7 @@
 """Thoughts as opaque texts that clients send back: `encrypted_content` and `signature`.
 
 The text is the thought, compressed, after a checksum. It is not secret, because the client
-may read the thought anyway. It is for clients that send back only this field of a thought.
+may read the thought anyway. Some clients send back only this field of a thought.
 """
 
 from __future__ import annotations

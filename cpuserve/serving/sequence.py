@@ -1,6 +1,6 @@
-"""One sequence of a response as up to two engine requests: until its thought ends, and after it.
+"""One sequence of a response as one or two engine requests: up to the end of a thought, and after.
 
-If a model thinks, structured outputs and forced calls begin after the thought, and a thought
+If a model thinks, structured outputs and forced tool calls begin after the thought, and a thought
 that has used its token budget is ended. The sequence then goes on as a new engine request.
 Its prompt has the tokens so far, and the tokens that the server adds
 (the end of the thought, the forced beginning). All but the last block are in the prefix cache,
@@ -65,7 +65,7 @@ class SequenceRun:
 
     @property
     def finish(self) -> str | None:
-        """Why the sequence has ended; None while it goes on."""
+        """The finish reason of the sequence; None while it goes on."""
         return self._processor.finish
 
     @property
@@ -94,7 +94,7 @@ class SequenceRun:
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many of its tokens are kept.
 
-        Raises like TextProcessor.push.
+        The errors are the same as in TextProcessor.push.
         """
         events, count = self._processor.push(output)
         self._tokens += output.tokens[:count]
@@ -102,7 +102,7 @@ class SequenceRun:
             self._held += events
             self._num_held += count
             return [], 0
-        if self._processor.turn is NextTurn.NONE:  # the response is generated again, structured
+        if self._processor.turn is NextTurn.NONE:  # the response is generated again, with a grammar
             self._held.clear()
             return [], 0
         if self._held:
@@ -111,7 +111,7 @@ class SequenceRun:
         return events, count
 
     def turn(self) -> tuple[list[Event], int]:
-        """Begin the next request; return the events and the number of tokens that are added."""
+        """Begin the next engine request; return its events and the number of tokens it adds."""
         tools, sequence, why = self._tools, self._sequence, self._processor.turn
         assert tools is not None
         self.is_first = False
@@ -135,7 +135,7 @@ class SequenceRun:
         return self._context.get_tokenizer().encode(text, add_special_tokens=False)
 
     def _next(self, given: Sequence[int] = (), scores: int | None = None) -> None:
-        """Set the ids and the parameters of the next request.
+        """Set the ids and the parameters of the next engine request.
 
         given: ids that count as a part of the prompt.
         scores: how many alternatives the prompt's logprobs have;

@@ -83,7 +83,7 @@ class _Match:
         self._shorter = [0]
 
     def push(self, text: str) -> int:
-        """Continue with `text`; return where in it the stop string is first complete, or 0."""
+        """Read more text; return the index in `text` after the first complete stop string, or 0."""
         stop, length, at = self.stop, self.length, 0
         while at < len(text):
             if not length:
@@ -154,7 +154,7 @@ class TextProcessor:
         self._stops = StopFilter(params.stop, self._include) if params.stop else None
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
-        self.num_reasoning = 0  # tokens of thoughts
+        self.num_reasoning = 0  # the number of tokens in thoughts
         self._index = index
         self.finish: str | None = None
         self._calls: ToolParser | None = None
@@ -162,13 +162,13 @@ class TextProcessor:
         self._budget: int | None = None
         self._waits = False
         self._lines: LineLimits | None = None
-        self._thought = False  # whether the response has had a thought
+        self._thought = False  # whether the response has contained a thought
         self.turn: NextTurn | None = None
 
     def find_calls(
         self, parser: ToolParser, shown_ids: frozenset[int], *, tells_thoughts: bool = True
     ) -> None:
-        """Find thoughts and tool calls in the text; the sequence ends after parser.most_calls.
+        """Find thoughts and tool calls in the text; parser.most_calls tool calls end the sequence.
 
         shown_ids: special tokens that the parser must see as text.
         tells_thoughts: False = no events for thoughts, but their tokens are counted.
@@ -194,10 +194,10 @@ class TextProcessor:
         return self._waits and self.turn is None and not self._thought
 
     def go_on(self, ids: Sequence[int], opening: str, *, is_last: bool) -> list[Event]:
-        """Return the events of tokens that the server adds, after which the model goes on.
+        """Return the events of the tokens `ids`, which the server adds before the model goes on.
 
-        opening: the end of the added text, which the client does not see, because it begins a call
-          or a structured output.
+        opening: the end of the added text, which begins a tool call or a structured output.
+        The client does not see it.
         is_last: these tokens reach max_tokens, so the response ends.
         """
         assert self._calls is not None
@@ -256,8 +256,8 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # Clients run the calls of a response with the reason tool_calls, so the last call
-        # must be complete. A limit may have cut off text or a further call after this last call.
+        # Clients run the tool calls of a response with the reason tool_calls, so the last call
+        # must be complete. A limit may have cut off text or a further call after it.
         if calls is not None and (
             (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
             or (finish == "stop" and calls.last_closed)
@@ -269,7 +269,7 @@ class TextProcessor:
         return events, count
 
     def _shown(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces that the client gets; neighbours of one type are joined."""
+        """Return the pieces that the client gets; adjacent pieces of one type are joined."""
         if not self._tells_thoughts:
             pieces = [piece for piece in pieces if not isinstance(piece, Thought)]
         return _joined(pieces) if len(pieces) > 1 else pieces
@@ -366,7 +366,7 @@ class TextProcessor:
         return stopped or (self._calls is not None and self._calls.is_full)
 
     def _rest(self, event: Text) -> list[Piece]:
-        """Return the pieces that were held back, at the end of the response."""
+        """Return the pieces of the text that is still held back at the end of the response."""
         stops, pieces = self._stops, []
         if not self._has_ended():
             text = self._detokenizer.flush()
@@ -382,7 +382,7 @@ class TextProcessor:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces with neighbours of one type joined."""
+    """Return the pieces, with adjacent pieces of one type joined."""
     found = pieces[:1]
     for piece in pieces[1:]:
         last = found[-1]

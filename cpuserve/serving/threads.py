@@ -24,7 +24,7 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs on another thread if it is long.
 
     size: the estimated time of `work` in microseconds, about 1 for each character to tokenize
-    or object to create. Work above LONG_CHARS would delay the tokens of running streams too much.
+    or object to create. Work longer than LONG_CHARS would delay the tokens of running streams.
     """
     return work() if size <= LONG_CHARS else await asyncio.to_thread(work)
 

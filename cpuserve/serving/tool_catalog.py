@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 MOST_FOUND = 5
 _LONGEST_PATTERN = 200
-_LONGEST_TEXT = 8192  # characters of a description that are searched; clients may send millions
+_LONGEST_TEXT = 8192  # only this many characters of a description are searched
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_]+")
 # The usual constants of BM25: the weight of repeated words, and of the length of a text.
 _K1, _B = 1.2, 0.75
@@ -31,7 +31,7 @@ _BY_WORDS = (
 
 
 class FoundTools(NamedTuple):
-    """The name of each tool that a search has found, the best first, or why it failed."""
+    """The name of each tool that a search has found, the best first, or why the search failed."""
 
     names: list[str]
     error: str = ""
@@ -74,7 +74,7 @@ class ToolSearch:
         return sum(len(text) for tool in self.tools for text in _texts_of(tool))
 
     def run(self, arguments: str) -> FoundTools:
-        """Return the tools that a call with these arguments finds."""
+        """Return the tools that a call of the search function with these arguments finds."""
         query = _query(arguments)
         if query is None:
             return FoundTools([], "it needs a query, which is a text")

@@ -1,4 +1,4 @@
-"""Move the time of day to the end of a conversation, so that prompts share what comes before it.
+"""Move the time of day to the end of a conversation, so that prompts share the text before it.
 
 Some clients (Home Assistant) begin or end the system text with a line about the time:
 "Current time is 11:55:05. Today's date is 2026-04-11." Templates write the tools and all messages

@@ -150,7 +150,7 @@ class FrontEnd:
             for task in (stopped, loading, watching, shown, batches):
                 if task is not None:
                     task.cancel()
-            if batches is not None:  # end them before the engine closes, so no line fails
+            if batches is not None:  # end batches before the engine closes, so no line fails
                 await asyncio.wait((batches,))
 
     async def _run_batches(self) -> None:

@@ -113,7 +113,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:
-    """Return the maximum number of sequences: running, queued, and those of one more request."""
+    """Return the maximum number of sequences: running, queued, and of one further request."""
     waiting = options.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
     return waiting + sum(config.max_num_seqs for config in configs)
 

@@ -69,7 +69,7 @@ def serve(
     others: (model, prepare) of each further model, which is loaded when a request needs it;
       prepare(promised_bytes) gets the bytes of free memory that loaded models may still take.
     further: a function of (name, model, adapter, quantization);
-      it returns such a pair for a model that a client creates.
+      it returns the pair (model, prepare) for a model that a client creates.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.

@@ -132,7 +132,7 @@ def _refused(action: str) -> InvalidRequest:
 
 
 def _actions(source: str) -> Iterator[tuple[str, str | None]]:
-    """Yield (text before it, action) for each action, and (text, None) at the template's end."""
+    """Yield (text before an action, the action) for each action, and at the end (text, None)."""
     at, is_trimmed = 0, False
     while (begin := source.find("{{", at)) >= 0:
         found = _ACTION.match(source, begin)

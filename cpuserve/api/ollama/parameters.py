@@ -40,7 +40,7 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     check_repeat_penalty(options.repeat_penalty)
     given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
     if (given.get("num_predict") or 0) <= 0:
-        given.pop("num_predict", None)  # then a response may fill the context
+        given.pop("num_predict", None)  # without this limit, a response may fill the context
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = [stop]
     values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}

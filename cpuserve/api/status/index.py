@@ -14,7 +14,7 @@ from cpuserve.version import version
 router = APIRouter()
 # Ollama clients detect a running server by this body.
 _RUNS = b"Ollama is running"
-# Requests that accept one of these types explicitly get the description instead of that text.
+# Requests that accept one of these types explicitly get the description instead of _RUNS.
 _DESCRIBED = ("text/html", "application/json")
 
 

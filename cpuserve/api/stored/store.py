@@ -74,7 +74,7 @@ E = TypeVar("E", bound=Entry)
 class Store:
     """Stores entries in memory. If a limit is exceeded, the oldest finished entry is dropped.
 
-    It is an entry of the caller with the most stored bytes,
+    The dropped entry belongs to the caller with the most stored bytes,
     so a caller that stores much replaces its own entries.
     """
 

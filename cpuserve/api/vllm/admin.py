@@ -73,11 +73,11 @@ async def server_info(request: Request) -> Response:
 async def reset_prefix_cache(request: Request) -> Response:
     """Clear the prefix caches of all models; running requests keep the blocks that they use.
 
-    So the vLLM parameter reset_running_requests=true has no effect: later requests cannot find
-    these blocks. Blocks in tiers of --kv-tiers or on disk stay, because they outlive the process.
+    Later requests cannot find the blocks of running requests, so the vLLM parameter
+    reset_running_requests=true has no effect. Tiers of --kv-tiers keep their blocks.
 
     Raises:
-      InvalidRequest: the request sets reset_external, to clear these tiers as well.
+      InvalidRequest: the request sets reset_external, to clear the tiers of --kv-tiers as well.
       EngineDead: an engine ended before it had cleared its cache.
     """
     switches = ("false", "0", "true", "1")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The most characters in all prompts of a call, each with the state.
 # The characters make a quarter as many tokens, of 40 bytes each in this process, so 160 MB.
 MAX_CHARS = 1 << 24
-# A decision needs one token: the most likely token, and the distribution of all tokens.
+# A decision generates one token, the most likely one, and reads the distribution of all tokens.
 GREEDY: dict[str, Any] = {
     "n": 1,
     "max_tokens": 1,
@@ -142,7 +142,7 @@ def _check_number(asks: Sequence[_Asked]) -> None:
 
 
 def _opening(context: ModelContext, rendered: str) -> str:
-    """Return the text that ends a thought which the prompt begins, and begins the response."""
+    """Return the text after `rendered`: the end of an open thought, and the response's start."""
     learned = context.learned_format
     thinks = begins_thought(rendered, learned.tags or THINK)
     return (learned.thought_end.closed if thinks else "") + learned.form_opening

@@ -127,7 +127,7 @@ def _result(
 
 
 def probabilities(logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """Return the probability of each option: the softmax over all labels, added by option."""
+    """Return the probability of each option: a softmax over all labels, summed for each option."""
     most = max(max(some) for some in logprobs)
     weights = [math.fsum(math.exp(logprob - most) for logprob in some) for some in logprobs]
     total = math.fsum(weights)

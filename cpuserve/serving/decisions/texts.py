@@ -65,7 +65,7 @@ class PromptEnd:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def ids_after(self, text: str) -> list[int]:
-        """Return the tokens that `text` adds to the prompt; [] if it changes those before."""
+        """Return the tokens that `text` adds to the prompt; [] if earlier tokens would change."""
         whole, num = self.ids_of(self._text + text), len(self._ids)
         return whole[num:] if whole[:num] == self._ids else []
 

@@ -1,4 +1,4 @@
-"""Tool calls: the formats of models, which are found from the output of chat templates."""
+"""Formats of tool calls, found from the output of chat templates. A call here is a tool call."""
 
 from __future__ import annotations
 

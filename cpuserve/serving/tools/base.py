@@ -22,24 +22,24 @@ NO_SCHEMAS: Schemas = {}
 class ToolParser(Protocol):
     """Finds the thoughts and tool calls in the text of one sequence, which arrives in pieces.
 
-    The pieces together, with neighbours of one type joined, do not depend on where the text is cut.
+    With adjacent pieces of one type joined, the pieces do not depend on how the text is divided.
 
-    most_calls: the parser ignores the text after this many complete calls; None = no limit.
+    most_calls: the parser ignores the text after this many complete tool calls; None = no limit.
     """
 
     most_calls: int | None
 
     @property
     def num_closed(self) -> int:
-        """How many calls are complete."""
+        """How many tool calls are complete."""
 
     @property
     def last_closed(self) -> bool:
-        """Whether the call that began last is complete."""
+        """Whether the tool call that began last is complete."""
 
     @property
     def is_full(self) -> bool:
-        """Whether `most_calls` calls are complete."""
+        """Whether `most_calls` tool calls are complete."""
 
     @property
     def in_thought(self) -> bool:
@@ -63,7 +63,7 @@ class ToolParser(Protocol):
 
     @property
     def num_calls(self) -> int:
-        """The number of calls that have begun: the parser has read the name."""
+        """The number of tool calls that have begun: the parser has read their function name."""
 
     def force(self, opening: str) -> list[Piece]:
         """Return the pieces of `opening`, the beginning of a call that the server has forced."""
@@ -79,7 +79,7 @@ class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
     markers: the parser must see the text of these tokens, even if they are special tokens.
-    forces: `opening` and the grammars are implemented, so calls can be forced.
+    forces: `opening` and the grammars are implemented, so tool calls can be forced.
     """
 
     @property
@@ -102,7 +102,7 @@ class ToolFormat(Protocol):
         """Return whether a prompt with tools instructs the model to write this format."""
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call of `function` (None: of any function), to force a call."""
+        """Return the beginning of a tool call, to force it; function: None = any function."""
 
     def grammar(
         self,
@@ -112,18 +112,18 @@ class ToolFormat(Protocol):
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text.
+        """Return the Lark grammar of the text after `opening`; with `whole`, of the whole response.
 
-        The text ends with the call or, if `several`, with the last one of any number of calls.
+        The text ends after one tool call or, if `several`, after any number of tool calls.
         schemas: the JSON schema of the arguments of each function that may be called;
           None = any arguments.
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text where every call is one of these functions.
+        """Return the Lark grammar of free text with tool calls of the functions in `schemas` only.
 
-        schemas: as for `grammar`. A call is constrained from the marker where the parser
-        finds it.
+        schemas: as for `grammar`. A tool call is constrained from the marker
+        where the parser finds it.
         """
 
     def parser(
@@ -144,7 +144,7 @@ class ToolFormat(Protocol):
 
 
 class UnforcedCalls:
-    """The methods of a ToolFormat that has no grammars, so that it cannot force calls."""
+    """The methods of a ToolFormat without grammars, which cannot force tool calls."""
 
     forces = False
 
@@ -189,8 +189,8 @@ class WholeFormat(ToolFormat, Protocol):
 def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
     """Return the Lark rules of a response that consists of the rules call_0 to call_(number - 1).
 
-    The response is one call or, with `between`, several calls with that text between them;
-    then `end` may follow the last call.
+    The response is one call or, with `between`, several calls with that text between two of them.
+    If there may be several calls, `end` may follow the last one.
 
     begin: the text before the first call, in Lark.
     """

@@ -51,7 +51,7 @@ class Braces:
 
 
 class BraceParser(LayoutParser):
-    """A LayoutParser with two states in the arguments: in a string between marks, or outside."""
+    """A LayoutParser with two states in the arguments: inside or outside of a marked string."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ def _leading_text(text: str) -> tuple[str, int]:
 
 
 def _value(text: str) -> str:
-    """Return a value with unquoted keys and words as JSON; any other text as a JSON string."""
+    """Return a value with unquoted keys and words as JSON, and any other text as a JSON string."""
     parts = re.split(r'("(?:[^"\\]|\\.)*(?:"|$))', text)
     parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
     return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Calls with known names and arguments, from which a format of calls is learned.
+"""Tool calls with known names and arguments, from which a format of calls is learned.
 
 A way of writing arguments has a reader: a function that finds the known arguments
 in the text of a call. The readers are listed in learn_layout.py.

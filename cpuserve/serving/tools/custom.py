@@ -39,7 +39,7 @@ def as_function(name: str, description: str | None, grammar: InputGrammar) -> di
 class CustomCalls:
     """A ToolParser that turns the arguments of calls of custom tools into the texts in them.
 
-    All other pieces of the inner parser are passed through unchanged.
+    All other pieces of the wrapped parser are passed through unchanged.
 
     tools: the names of the custom tools.
     """
@@ -51,12 +51,12 @@ class CustomCalls:
 
     @property
     def num_closed(self) -> int:
-        """How many calls are complete."""
+        """How many tool calls are complete."""
         return self._parser.num_closed
 
     @property
     def last_closed(self) -> bool:
-        """Whether the call that began last is complete."""
+        """Whether the tool call that began last is complete."""
         return self._parser.last_closed
 
     @property
@@ -70,7 +70,7 @@ class CustomCalls:
 
     @property
     def is_full(self) -> bool:
-        """Whether `most_calls` calls are complete."""
+        """Whether `most_calls` tool calls are complete."""
         return self._parser.is_full
 
     @property
@@ -85,7 +85,7 @@ class CustomCalls:
 
     @property
     def num_calls(self) -> int:
-        """How many calls have begun."""
+        """How many tool calls have begun."""
         return self._parser.num_calls
 
     def may_stop(self, char: str) -> bool:
@@ -129,7 +129,7 @@ class CustomCalls:
         return found
 
     def _end(self) -> list[Piece]:
-        """Return the rest of the input of the last custom call."""
+        """Return the part of the last custom tool's input that was not reported yet."""
         given, last = self._input, self._last
         self._input = self._last = None
         if given is None or last is None or not (text := given.flush()):
@@ -138,7 +138,7 @@ class CustomCalls:
 
 
 class InputText:
-    """Reads arguments in pieces, and returns the text that is the input.
+    """Reads the arguments of a call in pieces, and returns the text that is the tool's input.
 
     Models may write the text itself in place of an object, or use another name for the parameter.
     """
@@ -150,7 +150,7 @@ class InputText:
         self._read = self._before
 
     def push(self, arguments: str) -> str:
-        """Return the part of the text that no later piece can change."""
+        """Return the further part of the input text that no later piece can change."""
         self._held += arguments
         found: list[str] = []
         while self._held:
@@ -161,7 +161,7 @@ class InputText:
         return "".join(found)
 
     def flush(self) -> str:
-        """Return the rest of the text; called once, after the last piece."""
+        """Return the part of the input text that is still held back; called once, at the end."""
         held, self._held = self._held, ""
         if self._read == self._inside:
             return "" if held.startswith("\\") else held
@@ -173,7 +173,7 @@ class InputText:
         return _input_of(written, "" if begun else written)
 
     def _before(self) -> str:
-        """Read up to the beginning of the string that is the text."""
+        """Read arguments up to the beginning of the string that is the input text."""
         while self._todo:
             rest = self._held.lstrip(_SPACE)
             part = self._todo[0]
@@ -189,13 +189,13 @@ class InputText:
         return ""
 
     def _bare(self) -> str:
-        """Return arguments that are the text itself."""
+        """Return the arguments unchanged: the model wrote the input text in place of an object."""
         found, self._held = "".join(self._raw) + self._held, ""
         self._raw.clear()
         return found
 
     def _other(self) -> str:
-        """Store an object with other parameters until it has ended."""
+        """Store an object with other parameters than INPUT until it has ended."""
         self._raw.append(self._held)
         self._held = ""
         return ""
@@ -226,7 +226,7 @@ class InputText:
 
 
 def _escape(held: str, at: int) -> tuple[str, int]:
-    """Return the character of the escape at `at`, and the escape's end; 0 = it is incomplete."""
+    """Return the character of the escape at index `at`, and its end index; 0 = incomplete."""
     letter = held[at + 1 : at + 2]
     if not letter:
         return "", 0
@@ -250,7 +250,7 @@ def _escape(held: str, at: int) -> tuple[str, int]:
 
 
 def _input_of(written: str, otherwise: str) -> str:
-    """Return the text in arguments that have ended; otherwise: the text if they are not JSON."""
+    """Return the text in whole arguments, and `otherwise` if the arguments are not JSON."""
     try:
         value = json.loads(written, strict=False)
     except (ValueError, RecursionError):

@@ -16,7 +16,7 @@ from cpuserve.serving.tools.tag_texts import KEY
 
 
 def find_elements(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
-    """Find a tag for each argument, with the key as its name and tags inside of it."""
+    """Find arguments that are each a tag named after the key, with tags inside of it."""
     begin = at + len(probe.names[0])
     key, words = next((k, v) for k, v in probe.arguments.items() if isinstance(v, str))
     start = text.find(words, begin)

@@ -30,7 +30,7 @@ TagNode = tuple[str, list[Any], list[str]]  # a tag's name, the tags inside of i
 
 
 def written(value: Any, tags: TagTexts) -> str:
-    """Return a value as a template writes it."""
+    """Return a value as text in the way that a template writes it."""
     if isinstance(value, Mapping):
         return "".join(element(key, inner, tags) for key, inner in value.items())
     if isinstance(value, list):
@@ -87,7 +87,7 @@ def _json(nodes: list[TagNode], tags: TagTexts, schema: Any, root: JsonSchema) -
 
 
 def _plain(text: str, schema: Any, root: JsonSchema) -> str:
-    """Return JSON for a value without tags inside; "" may be an empty list or object."""
+    """Return JSON for a value without tags inside; the text "" may be an empty list or object."""
     types = types_of(schema, root)
     if not text.strip() and "string" not in types and types & {"array", "object"}:
         return "[]" if "array" in types else "{}"
@@ -106,7 +106,7 @@ def member_schema(schema: Any, root: JsonSchema, key: str | None) -> Any:
 
 
 def check_size(schema: JsonSchema) -> None:
-    """Raise ValueError if a schema has too many parts, counted as often as they are referred to."""
+    """Raise ValueError if a schema has too many parts; each reference to a part counts."""
     waiting: list[Any] = [schema]
     for _ in range(_MOST_PARTS):
         if not waiting:
@@ -125,7 +125,7 @@ ValueRule = Callable[[TagTexts, str, Any, JsonSchema], str]
 def nested_rule(
     tags: TagTexts, rule: str, schema: Any, root: JsonSchema, value_rule: ValueRule
 ) -> str:
-    """Return the Lark rule of a list or an object, and of the tail after it.
+    """Return the Lark rule of a list or an object, and of the end tag (tail) after it.
 
     value_rule: a function that returns the rule of an item or a member.
 
@@ -141,7 +141,7 @@ def nested_rule(
         what = refused[0] if refused else "a union of objects"
         msg = f"{what} is not supported in this model's format of calls"
         raise ValueError(msg)
-    if not (is_list or objects):  # an object with any members: tags, or nothing if it is empty
+    if not (is_list or objects):  # an object with any members: tags, or no text if it is empty
         return rf"{rule}[suffix={end}]: /({escaped(inner.open)}(.|\n)*{escaped(head)})?/"
     if is_list:
         begin = json.dumps(f"{inner.open}{tags.item}{head}")

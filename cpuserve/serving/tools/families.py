@@ -152,7 +152,7 @@ _OWN: dict[str, ToolFormat] = {
     "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
 }
-# (family, texts): one of the texts, in the template or as a special token, identifies the family.
+# (family, texts): if a text is in the template or is a special token, the family is this one.
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>")),
     ("granite", ("<|tool_call|>",)),

@@ -37,7 +37,7 @@ _LONGEST_HEADER = 1024
 
 
 class Harmony(UnforcedCalls):
-    """The format of gpt-oss. calls: False = the request has no tools, so calls are left out."""
+    """The format of gpt-oss. calls: False = the request has no tools, and calls are left out."""
 
     name = "harmony"
     reads_schemas = False
@@ -57,7 +57,7 @@ class Harmony(UnforcedCalls):
         return Harmony(calls=False)
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether these are the instructions of gpt-oss."""
+        """Return whether `instructions` are the instructions of gpt-oss."""
         return "namespace functions" in instructions and "commentary" in instructions
 
     def parser(
@@ -98,7 +98,7 @@ class HarmonyParser(CallParser):
         self._pieces = self.push(opening)
 
     def _at_marker(self, marker: str) -> None:
-        raise NotImplementedError  # the states of this parser find their ends themselves
+        raise NotImplementedError  # each state of this parser finds its end without markers
 
     @property
     def in_thought(self) -> bool:
@@ -115,7 +115,7 @@ class HarmonyParser(CallParser):
         return False
 
     def _end(self) -> None:
-        """Report the rest of a message; an incomplete header is dropped."""
+        """Report the held-back text at the end of the response; drop an incomplete header."""
         if self._state == self._in_body and self._shows:
             self._say(self._held)
         elif self._state == self._in_text_call:
@@ -127,7 +127,7 @@ class HarmonyParser(CallParser):
     def ends_with_call(self) -> bool:
         """Whether the last call is complete (see ToolParser).
 
-        A call with a text as arguments that reaches the end of the response does not count
+        A call with a text as arguments that runs to the end of the response does not count
         as complete, because max_tokens may have cut it off.
         """
         return super().ends_with_call and not self._ends_open
@@ -135,14 +135,14 @@ class HarmonyParser(CallParser):
     def _in_header(self) -> bool:
         """Read a header, which decides how the message is reported."""
         header, found, rest = self._held.partition(MESSAGE)
-        if len(header) > _LONGEST_HEADER:  # so that nothing depends on where the text is cut
+        if len(header) > _LONGEST_HEADER:  # exact, so that the division of the text has no effect
             header, found = self._held[: _LONGEST_HEADER + 1], ""
             rest = self._held[_LONGEST_HEADER + 1 :]
         begun = header.lstrip()
         is_header = any(b.startswith(begun) or begun.startswith(b) for b in _BEGINNINGS)
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False
-        if not is_header:  # the model does not write the format, so this is text
+        if not is_header:  # the model did not follow the format, so the "header" is text
             self._shows, self._thinks, self._state = True, False, self._in_body
             return True
         self._held = rest
@@ -188,7 +188,7 @@ class HarmonyParser(CallParser):
         return bool(begun)
 
     def _in_text_call(self) -> bool:
-        """Report the arguments of a call that are a text, up to the end of the message."""
+        """Report arguments that are a text and not JSON, up to the end of the message."""
         held = self._held
         ends = [(at, m) for m in (*ENDS, START) if (at := held.find(m)) >= 0]
         if not ends:

@@ -60,12 +60,12 @@ class Hermes:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text where every call is one of these functions."""
+        """Return the Lark grammar of free text with calls of the functions in `schemas` only."""
         calls = text_call_rules(schemas, "arguments", USUAL_SPACE)
         return "\n".join([text_rules(len(schemas), OPEN), *calls])
 
@@ -84,7 +84,7 @@ HERMES = Hermes()
 
 
 class HermesParser(JsonCallParser):
-    """A parser with the states: in text, in the object of a call, or before its end marker."""
+    """A parser with three states: in text, in a call's object, or before the end marker."""
 
     markers = (OPEN,)
 
@@ -125,7 +125,7 @@ class HermesParser(JsonCallParser):
         return True
 
     def _leave(self, call: JsonCall) -> None:
-        """Go on after a call that is closed, or after text that is not a call."""
+        """Choose the state after a call that is closed, or after text that is not a call."""
         self._call = None
         if call.name and call.closed:
             self._close_call()
@@ -136,7 +136,7 @@ class HermesParser(JsonCallParser):
                 self._say_lead("".join(call.raw))
 
     def _after_call(self) -> bool:
-        """Drop the end marker, and white space before it; anything else is text again."""
+        """Drop white space and the end marker after a call; report any other text as text."""
         if self._to_end_marker(CLOSE):
             self._state = self._in_text
             return True

@@ -1,4 +1,4 @@
-"""Calls that are JSON objects: a reader of one object, grammars, and a base of the parsers."""
+"""Calls that are JSON objects: a reader of one object, grammars, and a base class of parsers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def arguments_rule(index: int, schema: JsonSchema | None) -> str:
 
 
 def arguments_rules(schemas: OptionalSchemas) -> list[str]:
-    """Return the rules of the arguments of these functions."""
+    """Return the Lark rules of the arguments of all functions in `schemas`."""
     rules = [
         object_rule(arguments_rule(i, schema), schema) + PARAMETERS_OF + name
         for i, (name, schema) in enumerate(schemas.items())
@@ -80,7 +80,7 @@ class JsonCallParser(CallParser):
     _call: JsonCall | None = None
 
     def _tell(self, call: JsonCall) -> None:
-        """Report the new part of a call, once its name is known."""
+        """Report the new part of a call's arguments, once the function name is known."""
         if not call.name:
             return
         new = call.take_arguments()
@@ -134,7 +134,7 @@ class JsonCall:
         return len(text)
 
     def close(self) -> None:
-        """End an object that `lacks_end`."""
+        """End an object although its last "}" is missing (`lacks_end`)."""
         self._push("}")
 
     def _push(self, char: str) -> None:
@@ -154,7 +154,7 @@ class JsonCall:
         written = self._arguments
         if not written or written[0] != "{":
             # Some models write the arguments as a JSON string, or leave them out.
-            # Both are known only when the object has ended.
+            # Which of these cases applies is known only when the object has ended.
             return _unpacked("".join(written or ())) if self.closed else ""
         new, self._num_taken = written[self._num_taken :], len(written)
         return "".join(new)

@@ -15,7 +15,7 @@ class ObjectScanner:
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key of the value that ended with the last character, or None.
     closed: the object has ended.
-    broken: the last character is invalid at its place.
+    broken: the last character cannot follow the characters before it.
     may_close: "}" may end the object here.
     """
 

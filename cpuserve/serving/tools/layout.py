@@ -29,24 +29,24 @@ from cpuserve.tokenizer.ends import ENDS
 # The placeholders in the texts of a layout. ID: an id or a number, which differs between calls.
 # NAME: the name of the function, which some models repeat before the arguments.
 ID, NAME = "\0", "\1"
-# The parts (chunks) of a text between which a model may write any white space.
+# Matches one chunk of a text; between two chunks, a model may write any white space.
 _CHUNKS = re.compile(
     rf"[\x00\x01]|{BRACKETED}|<[^<>\s\x00\x01]*>?|(?:(?!{BRACKETED})[^\s<\x00\x01])+"
 )
 # Matches the parts of a text that may contain special tokens.
 _RUNS = re.compile(r"[^\s\x00\x01]{3,}")
-# Matches in chunks that are so rare in other texts that they show the beginning of a call.
+# Matches in a chunk that is rare in other texts, and therefore shows the beginning of a call.
 _MARKER = re.compile(rf"{TAG}|\w\w|{BRACKETED}|[^\w\s]{{2}}")
 _NINE = string.ascii_letters + string.digits
 
 
 def chunks(text: str) -> list[str]:
-    """Return the parts of a text between which there may be white space."""
+    """Return the chunks of a text: the parts between which there may be white space."""
     return _CHUNKS.findall(text)
 
 
 def lark(text: str) -> str:
-    """Return a text of a layout as a Lark expression."""
+    """Return the Lark expression that matches a text of a layout."""
     parts = re.split(f"({ID})", text)
     return " ".join("ID" if part == ID else json.dumps(part) for part in parts if part)
 
@@ -105,10 +105,10 @@ class Writing(Protocol):
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts of special tokens that the parser must get as text, besides the layout's."""
+        """The special tokens that the parser must get as text, besides the tokens of the layout."""
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout, without JSON that belongs to a call."""
+        """Return the chunks of `text` (of the layout), without JSON that belongs to a call."""
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return a Lark expression for each function's arguments and `end`, and all Lark rules.
@@ -163,7 +163,7 @@ class LayoutFormat:
         text = self.layout.section + self.layout.begin
         found = self.writing.fixed(text)
         while len(found) > 1 and not _MARKER.search(found[0]) and found[0] + found[1] in text:
-            found[:2] = [found[0] + found[1]]  # a single sign occurs in many other texts
+            found[:2] = [found[0] + found[1]]  # one punctuation mark alone occurs in other texts
         return found
 
     @cached_property
@@ -211,11 +211,11 @@ class LayoutFormat:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         layout = self.layout
         before = lark(layout.opening) if whole else ""
         if not whole and function is None and layout.opening.endswith(" "):
-            before = '" "?'  # opening() leaves out this space at its end
+            before = '" "?'  # opening() does not end with this space
         if function is not None and not whole and layout.ids == "indexed":
             before = lark(layout.middle[layout.middle.index(ID) :])
         more = f"( {lark(layout.between + layout.begin)} named )*" if several else ""
@@ -224,7 +224,7 @@ class LayoutFormat:
         return "\n".join([start, *self._rules(schemas)])
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text where every call is one of these functions."""
+        """Return the Lark grammar of free text with calls of the functions in `schemas` only."""
         layout, marker = self.layout, self.opens[0]
         more = lark(layout.between + layout.begin)
         again = f"( {more} named )*" if self.again else ""

@@ -1,4 +1,4 @@
-"""The state machine that parsers of LayoutFormats share: it reads the texts of the layout."""
+"""The state machine that parsers of LayoutFormats share; it reads the layout's texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 160
 
 
 class LayoutParser(CallParser):
-    """A parser with the states: in text, in the texts around a call, in its name, its arguments.
+    """A parser with four states: in text, in the layout's texts, in a name, or in arguments.
 
     If the text differs from the layout before the arguments begin, it is reported as text.
     """
@@ -41,7 +41,7 @@ class LayoutParser(CallParser):
         self._todo: list[str] = []  # chunks of the layout that must follow now
         self._then: Callable[[], bool] = self._in_text  # the state after these chunks
         self._name = ""
-        self._given = ""  # the id that the model has written
+        self._given = ""  # the id of the call, if the model has written one
         self._is_in_section = False  # True: a further call may follow without the section's text
         super().__init__(index, opening, self._id, around)
 
@@ -129,10 +129,10 @@ class LayoutParser(CallParser):
 
     @abstractmethod
     def _at_arguments(self) -> bool:
-        """Begin the call with its arguments."""
+        """Report the beginning of the call, and read its arguments."""
 
     def _finish_call(self) -> None:
-        """Go on after a complete call."""
+        """Count the call as complete, and choose the next state."""
         self._close_call()
         self._given = ""
         self._is_in_section = bool(self._format.again)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-_SHORTEST = 3  # a shorter token may be a part of any text
+_SHORTEST = 3  # a token with fewer characters may be a part of any text
 # Some templates write the text and the calls as two messages. This matches the tags after the text.
 _TURN = re.compile(rf"(?<=\w)\s*{SHORT_TAG}.*", re.DOTALL)
 
@@ -103,7 +103,7 @@ class LearnedFormat:
 
 
 def _is_in(token: str, texts: Iterable[str]) -> bool:
-    """Return whether a token is one of the texts, or a part of one with _SHORTEST characters."""
+    """Return whether a token is in `texts`, or has _SHORTEST characters and is part of a text."""
     return any(token == text or (len(token) >= _SHORTEST and token in text) for text in texts)
 
 
@@ -120,7 +120,7 @@ def learn_format(
 ) -> LearnedFormat:
     """Return how a model with this template writes responses; this renders some conversations.
 
-    calls, reasoning: a parser of config/parsers.py each;
+    calls, reasoning: the names of parsers in config/parsers.py;
     "auto" = find the format, "none" = no calls, or no thoughts.
     """
     source = template.tool_source
@@ -240,7 +240,7 @@ def _learned(probe: ProbeConversations, around: Around) -> ToolFormat | None:
 
 
 def _without_lead(answer: str, around: Around) -> str:
-    """Return a rendered call without an empty thought or text before it, with its header."""
+    """Return a rendered call with its header, but without an empty thought or text before it."""
     turns, tags = around.turns, around.tags
     rest = answer.lstrip()
     for mark in (tags.open, tags.close):
@@ -268,9 +268,9 @@ def _gap(spoken: str | None) -> str:
 def _reads(
     found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
-    """Return whether the parser of `found` reads the text and the calls of `answer` back.
+    """Return whether the parser of `found` finds exactly this text and the calls in `answer`.
 
-    None if `answer` is None. The text may be missing, because some templates drop it before calls.
+    None if `answer` is None. The text may be missing, as some templates drop text before calls.
     """
     if answer is None:
         return None

@@ -85,12 +85,12 @@ def _layout(
 
 
 def _finished(layout: CallLayout, probe: CallProbe) -> CallLayout | None:
-    """Return the layout without leading white space, and with `ids` set; None if it is empty."""
+    """Return the layout with `ids` set and no leading white space; None if nothing is left."""
     section, begin, middle, end = layout.section, layout.begin, layout.middle, layout.end
     close = layout.close
     if not section.strip():
         section, begin = "", (section + begin).lstrip()
-    elif not layout.between:  # the text after a call must show whether another call follows
+    elif not layout.between:  # only the text after a call shows whether another call follows
         same = common_beginning(begin, close)
         if begin[len(same) :].strip():
             section, begin = section + same, begin[len(same) :]
@@ -143,7 +143,7 @@ def common_end(one: str, other: str) -> str:
 
 
 def _in_object(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
-    """Find the JSON object around text[at:] that contains the name and the arguments."""
+    """Find the JSON object that contains the name at index `at` and the arguments."""
     name, arguments = probe.names[0], dict(probe.arguments)
     decoder = json.JSONDecoder()
     for start in reversed([i for i in range(at) if text[i] == "{"]):
@@ -166,7 +166,7 @@ def _in_object(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
 
 
 def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None:
-    """Return (begin, end) of the JSON object `arguments` among the first ones after `at`."""
+    """Return (begin, end) of the JSON object `arguments` if it comes soon after index `at`."""
     for found in list(re.finditer(r"\{", text[at:]))[:_MOST_BRACES]:
         start = at + found.start()
         try:

@@ -18,7 +18,7 @@ def turns_of(prompt: str, before: str, behind: Sequence[str]) -> Turns | None:
 
     prompt: the rendered text before any response.
     before: the rendered text before a response without calls, which includes the header.
-    behind: the rendered texts between two messages.
+    behind: the rendered texts that come after one message and before the next one.
     """
     begun = next(filter(None, (_begun(prompt, text) for text in behind)), "")
     if not begun or not before.startswith(prompt):
@@ -46,14 +46,14 @@ def tags_around(before: str, close: str, other: str) -> ThinkTags | None:
 
 
 def end_of(rendered: str, said: str, turns: Turns) -> str:
-    """Return the text between `said` and the next message, without white space at its end."""
+    """Return the text of `rendered` between `said` and the next message, stripped on the right."""
     _, _, rest = rendered.partition(said)
     at = rest.find(turns.begun)
     return rest[:at].rstrip() if at >= 0 else ""
 
 
 def _begun(prompt: str, behind: str) -> str:
-    """Return the end of the prompt that is also the beginning of a later message, or ""."""
+    """Return the end of `prompt` that is also in `behind`, so it begins a header; "" if none."""
     found = ""
     for atom in reversed(atoms(prompt[-_LONGEST:])):
         if atom + found not in behind:

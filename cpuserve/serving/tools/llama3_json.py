@@ -62,14 +62,14 @@ class Llama3Json:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
         return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text where every call is one of these functions.
+        """Return the Lark grammar of free text with calls of the functions in `schemas` only.
 
         At the beginning of a response and after a call, a call needs no marker. There, an object
         is a call if it begins with the name of an offered function; other objects are free text.
@@ -96,8 +96,8 @@ def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
     """Return the Lark grammar of calls that are JSON from the first character on.
 
     A structured output in JSON is then possible instead of calls:
-    llguidance splits both into the same lexemes. If the opening of a call were a literal,
-    llguidance would not recognize in it the "{" of a JSON response.
+    llguidance splits calls and JSON into the same lexemes. If the opening of a call
+    were a literal, llguidance would not recognize the "{" of a JSON response in it.
     """
     calls = [
         object_rule(
@@ -128,7 +128,7 @@ class Llama3JsonParser(JsonCallParser):
     _parted = False  # a semicolon has followed the call
 
     def _end(self) -> None:
-        """Report the held-back text, and an object that did not become a call, as text."""
+        """Report as text what is held back: plain text, or an object that is not a call."""
         call, self._call = self._call, None
         if call is None or not call.told:
             self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
@@ -170,7 +170,7 @@ class Llama3JsonParser(JsonCallParser):
             self._lead.append(space)
 
     def _text_again(self, raw: str) -> None:
-        """Report the held-back text and `raw` as text; further calls need a tag."""
+        """Report the held-back text and `raw` as text; a further call needs <|python_tag|>."""
         self._say_lead(raw)
         self._may_begin = self._follows_call = False
 

@@ -11,23 +11,22 @@ from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 
 _SPACE = " \t\r\n"
-# If one of these comes directly before a tag, the text only mentions the tag: `<think>`.
+# If one of these comes directly before a tag, the text only mentions the tag, as in `<think>`.
 _QUOTES = ("`", '"', "'")
 
 
 class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
-    Each state is a method that reads the held-back text.
-    The method returns True if it has changed the state; the new state then reads on.
-    Thoughts are reported without their tags.
-    In a thought, no text is a call; in other text, `markers` begin calls.
+    Each state is a method that reads the held-back text. The method returns True if it has changed
+    the state; then the method of the new state is called. Thoughts are reported without tags.
+    In a thought, no text is a tool call; in other text, `markers` begin tool calls.
 
-    White space of the model is reported unchanged, with four exceptions.
+    White space that the model writes is reported unchanged, with four exceptions.
     Line breaks at both ends of a thought and after it are dropped, because templates write them.
-    Text that the template writes between a text and a call (`around.gap`) is dropped.
-    Text of white space only is dropped before, between and after calls.
-    A line break is added between two texts around a call.
+    White space that the template writes between a text and a tool call (`around.gap`) is dropped.
+    Texts of white space only are dropped before, between and after tool calls.
+    A line break is added between the text before a tool call and the text after it.
     """
 
     markers: tuple[str, ...]
@@ -57,11 +56,11 @@ class CallParser(ABC):
             self._state = self._in_thought
         elif around.continues or self._held:
             self._state = self._in_text
-        self._lead: list[str] = []  # read as a call; becomes text if no call follows
+        self._lead: list[str] = []  # text that may begin a call; becomes text if no call follows
         self._blanks: list[str] = []  # white space, dropped at a call or at the end of the response
         self._last = ""  # the last character that was reported as text
         self._in_words = False  # False: white space is held back until other text follows
-        self._is_at_call = False  # only white space has followed the last call
+        self._is_at_call = False  # True: only white space has followed the last call
         # True: a thought has ended, and no text or call has followed.
         # Line breaks at the beginning of the next text are then dropped.
         self._follows_thought = False
@@ -143,7 +142,7 @@ class CallParser(ABC):
         """Set the next state after `marker`, one of `markers`."""
 
     def _at_start(self) -> bool:
-        """Drop the end of a thought that the response begins with: the model has not thought."""
+        """Drop a closing thought tag at the start of the response: the model did not think."""
         rest, close = self._held.lstrip(_SPACE), self._tags.close
         self._say(self._held[: len(self._held) - len(rest)])
         self._held = rest
@@ -166,11 +165,11 @@ class CallParser(ABC):
         at, _, marker = min(found)
         rest = held[at:]
         if any(len(m) > len(rest) and m.startswith(rest) for m in marks):
-            return False  # it may become a longer marker
+            return False  # with more text, a longer marker may match
         before, self._held = held[:at], held[at + len(marker) :]
         if marker in self._drops:
             self._say(before)
-            self._unsaid, self._in_words = "", False  # a line break divides two texts
+            self._unsaid, self._in_words = "", False  # a line break will divide the two texts
             return True
         if marker != tag:
             text = before.removesuffix(self._around.gap)
@@ -251,7 +250,7 @@ class CallParser(ABC):
             self._tell_text(text if divided else "\n" + text)
 
     def _without_unsaid(self, text: str) -> str:
-        """Return `text` without the beginning that `_unsaid` contains, which is never reported."""
+        """Return `text` without the text `_unsaid` at its beginning, which is never reported."""
         same = len(os.path.commonprefix([text, self._unsaid]))
         if same < min(len(text), len(self._unsaid)):
             self._unsaid = ""
@@ -278,7 +277,7 @@ class CallParser(ABC):
     def _to_end_marker(self, marker: str) -> bool:
         """Drop the end marker of a call if it comes next; return False while that is not known.
 
-        White space before the marker is dropped with it; without a marker the space is text.
+        White space before the marker is dropped with the marker; if no marker follows, it is text.
         """
         rest = self._held.lstrip(_SPACE)
         self._lead.append(self._held[: len(self._held) - len(rest)])
@@ -305,12 +304,12 @@ class CallParser(ABC):
         self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
 
     def _close_call(self) -> None:
-        """Count the last call as complete."""
+        """Count the last tool call as complete."""
         self.num_closed += 1
         self.last_closed = True
 
     def _continue_call(self, arguments: str) -> None:
-        """Report a further part of the last call's arguments."""
+        """Report a further part of the arguments of the last tool call."""
         if arguments:
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
 
@@ -319,7 +318,7 @@ def overlap(text: str, ends: Sequence[str]) -> int:
     """Return how many characters at the end of `text` may begin one of `ends`."""
     size, most = len(text), 0
     for end in ends:
-        # Most pieces do not contain the first character of an end, so this search is often enough.
+        # Most texts do not contain the first character of an end, so this search is often enough.
         at = text.find(end[0], max(0, size - len(end) + 1))
         while at >= 0 and size - at > most:
             if end.startswith(text[at:]):

@@ -1,4 +1,4 @@
-"""Calls that consist of a name and then a JSON object with the arguments.
+"""Tool calls that consist of a name and then a JSON object with the arguments.
 
 [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
 <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
@@ -26,7 +26,7 @@ class NamedJson:
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return the Lark expressions of the arguments and of `end`, and all rules; see Writing."""
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
         names = [arguments_rule(i, schema) for i, schema in enumerate(schemas.values())]
         return [f"{name} {lark(end)}" for name in names], arguments_rules(schemas)
 
@@ -72,5 +72,5 @@ class NamedJsonParser(LayoutParser):
         if scanner.closed:
             self._finish_call()
         else:
-            self._state = self._in_text  # the call is broken
+            self._state = self._in_text  # the text is not a valid tool call
         return True

@@ -39,12 +39,12 @@ class Objects:
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text around a call that are not JSON."""
+        """Return the chunks of `text`, a text around a call, that are not JSON."""
         found = (chunk.lstrip("]},") for chunk in chunks(_OBJECT.split(text, 1)[0]))
         return [chunk for chunk in found if _FIXED.fullmatch(chunk)]
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return the Lark expressions of the arguments and of `end`, and all rules; see Writing."""
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
         names = [arguments_rule(i, schema) for i, schema in enumerate(schemas.values())]
         return [f"{name} {lark(end)}" for name in names], arguments_rules(schemas)
 
@@ -65,7 +65,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         super()._at_marker(marker)
 
     def _at_call(self) -> bool:
-        """Read the beginning of a list or of an object."""
+        """Read the beginning of a list of calls, or of the object of one call."""
         self._skip_space()
         if not self._held:
             return False
@@ -94,7 +94,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         if call.name and call.closed:
             self._finish_call()
         elif call.name:
-            self._state = self._in_text  # the call is broken
+            self._state = self._in_text  # the text is not a valid tool call
         else:
             self._lead.append("".join(call.raw))
             self._text_again()
@@ -109,7 +109,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         super()._end()
 
     def _after_call(self) -> bool:
-        """Look for another object, or the end of the list."""
+        """Look for another object, or for the end of the list of calls."""
         self._skip_space()
         char = self._held[:1]
         if char in (",", ";", "{"):
@@ -125,7 +125,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         return super()._after_call()
 
     def _between(self) -> bool:
-        """Begin another object after a comma; if none follows, report the comma as text."""
+        """Begin another object after a comma; if no object follows, report the comma as text."""
         self._skip_space()
         if not self._held:
             return False

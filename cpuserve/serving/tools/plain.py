@@ -1,4 +1,4 @@
-"""Responses without calls: a text, and before it the model's thoughts between tags."""
+"""Responses without tool calls: thoughts between tags, if there are any, and then a text."""
 
 from __future__ import annotations
 

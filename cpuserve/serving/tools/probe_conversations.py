@@ -32,8 +32,8 @@ ARGUMENTS: dict[str, Any] = {
     "object": {"k": "v"},
 }
 _TYPES = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
-# The types of list items and object members:
-# the template of Command R+ writes these into the prompt, and has no words for other types.
+# The template of Command R+ writes the types of list items and object members into the prompt,
+# and can write only these types.
 _INNER: Mapping[type, Mapping[str, Any]] = {
     list: {"items": {"type": "string"}},
     dict: {"additionalProperties": {"type": "string"}},
@@ -66,7 +66,7 @@ _TAGS = re.compile(rf"((?:{_TAG.pattern})\w{{0,20}})+")
 
 
 def _behind_question(text: str) -> str:
-    """Return the text after the question: before it, a template may write the time of day."""
+    """Return the text after the question; text before it may differ, like the time of day."""
     return text.rpartition(_QUESTION)[2]
 
 
@@ -174,15 +174,15 @@ class ProbeConversations:
         before, close, after = whole.partition(_THOUGHT)[2].partition(tags.close)
         gap, found, _ = after.partition(TEXT)
         if not (close and found) or (before + gap).strip():
-            if self.prompt.endswith((tags.open, tags.close)):  # no line break after the tag
+            if self.prompt.endswith((tags.open, tags.close)):  # without a line break after the tag
                 return ThoughtEnd(tags.close, "")
             return ThoughtEnd(f"\n{tags.close}\n\n", "\n\n")
         return ThoughtEnd(before + close + gap, gap)
 
     def response(self, text: str, num_calls: int, *, whole: bool = False) -> str | None:
-        """Return a response of `text` and `num_calls` calls as the template writes it, or None.
+        """Return a response with `text` and `num_calls` calls as the template writes it, or None.
 
-        whole: keep the tags at the end of the response, which may end the turn or the call.
+        whole: keep the tags at the end of the response, which may end the turn or the last call.
         """
         rendered = self._conversation(text, num_calls)
         found = None if rendered is None else self._cut(rendered, num_calls)
@@ -191,7 +191,7 @@ class ProbeConversations:
         return found if found in self._ended else _END.sub("", found)
 
     def call_text(self, num_calls: int) -> str | None:
-        """Return a response of calls only; some templates require a text before them."""
+        """Return a response of calls only; a text that the template requires is cut off."""
         found = self.response("", num_calls, whole=True)
         if found is not None:
             return found
@@ -208,13 +208,13 @@ class ProbeConversations:
         return self._rendered[key]
 
     def takes_any_id(self) -> bool:
-        """Return whether the template accepts ids of any length; the probe's ids are short."""
+        """Return whether the template accepts ids of any length; the probe uses short ids."""
         calls = [{**self.calls[0], "id": new_call_id()}]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._render([*self._asked, turn]) is not None
 
     def _cut(self, rendered: str, num_calls: int) -> str | None:
-        """Return the part of a conversation that is the response; None if calls are missing."""
+        """Return the response in a rendered conversation; None if one of the calls is missing."""
         if self.turns is not None and self.turns.begun and rendered.startswith(self._asks):
             begin = len(self._asks)
         elif self._before and rendered.startswith(self._before):

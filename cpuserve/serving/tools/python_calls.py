@@ -64,11 +64,11 @@ class PythonParser(LayoutParser):
         self._depth = 0
         self._quote = ""  # the quotation mark that ends the current string
         self._escaped = False
-        self._is_begun = False  # the value has a character that is not white space
-        self._may_end = False  # the last character was a quotation mark that may end the string
+        self._is_begun = False  # True: the value has a character that is not white space
+        self._may_end = False  # True: the last character was a quote that may end the string
         self._num_arguments = 0
-        self._is_bare = found.opens[0] == "["  # if so, calls can only begin the text
-        self._has_begun = False  # a text has begun, so no bare call can follow
+        self._is_bare = found.opens[0] == "["  # if true, calls can only begin a response
+        self._has_begun = False  # True: a text has begun, so no call can follow if _is_bare
         super().__init__(found, index, opening, schemas, around)
 
     def _in_text(self) -> bool:
@@ -134,7 +134,7 @@ class PythonParser(LayoutParser):
                 self._key.append(char)
             if not (char.isalnum() or char in "_-.$, \t\r\n") or len(self._key) > _LONGEST_KEY:
                 self._held = self._held[at:]
-                self._state = self._in_text  # the call is broken
+                self._state = self._in_text  # the text is not a valid tool call
                 return True
         self._held = ""
         return False

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 _PARTS = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
-    # A string without a closing quote matches the rest of the text, so that the time is linear.
+    # A string without a closing quote matches up to the end of the text, to keep the time linear.
     r"""|(?P<rest>['"].*)|(?P<comma>,)(?=\s{0,64}[])}])|(?P<open>\()|(?P<close>\))""",
     re.DOTALL,
 )
@@ -41,7 +41,7 @@ def finite(text: str) -> float:
 
 
 def refuse(text: str) -> NoReturn:
-    """Raise ValueError: Python reads NaN and Infinity, which are no JSON."""
+    """Raise ValueError: the value is NaN or Infinity, which Python reads but JSON has not."""
     raise ValueError(text)
 
 

@@ -10,8 +10,8 @@
 
 The parser reports the arguments as JSON, with the types in the function's schema.
 A string is reported as it is written, without the line breaks next to the tags;
-another value is converted when it has ended (values.py). Some models omit <tool_call>
-or </parameter>. Text that does not follow the format is reported as text, with its markers.
+other values are converted when they have ended (values.py). Some models omit <tool_call>
+or </parameter>. Text that does not follow the format is reported unchanged, with markers.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Qwen3Coder:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole`, of all the text."""
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text where every call is one of these functions.
+        """Return the Lark grammar of free text with calls of the functions in `schemas` only.
 
         A call begins with its function's tag, even if the model omits <tool_call>.
         """
@@ -100,7 +100,7 @@ QWEN3_CODER = Qwen3Coder()
 
 
 def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
-    """Return the Lark rules of calls; named: a rule begins with the name, not after it."""
+    """Return the Lark rules of calls; named: each rule begins with the function's name."""
     rules = []
     for i, (name, schema) in enumerate(schemas.items()):
         begin = json.dumps(f"{name}>\n") if named else ""
@@ -127,7 +127,7 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
 
 
 class Qwen3CoderParser(TypedValues):
-    """A parser with states: in text, after <tool_call>, between or in arguments, after a call."""
+    """A parser with states in text, after <tool_call>, between or in arguments, after a call."""
 
     markers = (OPEN, FUNCTION)
 
@@ -172,7 +172,7 @@ class Qwen3CoderParser(TypedValues):
         return self._text_again()
 
     def _text_again(self) -> bool:
-        """Report as text a marker that no call follows."""
+        """Report a marker as text, because no call follows it."""
         self._say_lead()
         self._state = self._in_text
         return True
@@ -206,7 +206,7 @@ class Qwen3CoderParser(TypedValues):
                 return False
         elif END.startswith(rest) or PARAMETER.startswith(rest):
             return False
-        self._state = self._in_text  # the call is broken
+        self._state = self._in_text  # the text is not a valid tool call
         return True
 
     def _begin_value(self, key: str, value: str) -> None:
@@ -242,7 +242,7 @@ class Qwen3CoderParser(TypedValues):
         return value, True
 
     def _behind(self) -> bool:
-        """Drop the end marker, and white space before it; anything else is text again."""
+        """Drop white space and the end marker after a call; report any other text as text."""
         if self._to_end_marker(CLOSE):
             self._state = self._in_text
             return True

@@ -27,9 +27,9 @@ MOST_ROUNDS = 8
 
 @dataclass(slots=True)
 class SearchRound:
-    """Reads the events of one round: a request of the engine for the conversation so far.
+    """Reads the events of one round: one response of the engine to the conversation so far.
 
-    num_calls: how many calls for the client the model has made so far, in all rounds.
+    num_calls: how many tool calls for the client the model has made so far, in all rounds.
     num_searches: how many searches the model made in earlier rounds.
     searches: the calls of the search function in this round.
     finish: the end of the round.
@@ -52,7 +52,7 @@ class SearchRound:
         return ended and bool(self.searches)
 
     def read(self, events: list[Event]) -> list[Event]:
-        """Return the events without calls of the search, and without the end of the round."""
+        """Return the events without calls of the search function, and without the Finish."""
         found: list[Event] = []
         for event in events:
             if isinstance(event, Finish):
@@ -94,7 +94,7 @@ class SearchRound:
         return found
 
     def messages(self, results: list[ToolSearched]) -> list[dict[str, Any]]:
-        """Return the messages of the round: the assistant's, and the results of its searches."""
+        """Return the messages of the round: the assistant's message, and its search results."""
         calls = [
             {
                 "id": call.id,
@@ -117,7 +117,7 @@ class SearchRound:
 def after_search(
     call: GenerateCall, part: SearchRound, results: list[ToolSearched], used: int
 ) -> GenerateCall | Finish:
-    """Return the call of the next round; a Finish if the response ends with the search.
+    """Return the GenerateCall of the next round; a Finish if the response ends with the search.
 
     used: the number of tokens of this round.
     """

@@ -6,7 +6,7 @@
     </tool_call>
 
 The parser reports the arguments as JSON, as in qwen3_coder.py: a string while it is written,
-another value when it has ended. Its type comes from the tag (string="true") or the schema.
+another value when it has ended. The type of a value comes from its tag or the schema.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tags(TagTexts):
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return the Lark expressions of the arguments and of `end`, and all rules; see Writing."""
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
         return tag_rules(self, schemas, end)
 
     def parser(
@@ -54,7 +54,7 @@ class Tags(TagTexts):
 
 
 class TagParser(LayoutParser, TypedValues):
-    """A LayoutParser with the states in a call: between arguments, in a head, or in a value."""
+    """A LayoutParser with three states in a call: between arguments, in a head, in a value."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class TagParser(LayoutParser, TypedValues):
         return True
 
     def _in_head(self) -> bool:
-        """Read a key, and the text between it and its value."""
+        """Read a key, and the text (head) between the key and its value."""
         head = self._held[:_LONGEST_HEAD]
         key, found, _ = head.partition(self._key_end)
         rest = head[len(key) :]
@@ -153,7 +153,7 @@ class TagParser(LayoutParser, TypedValues):
         self._state = self._first_break
 
     def _ends_of(self, key: str) -> tuple[str, ...]:
-        """Return the texts that end the value of `key`: its tail, or texts after a missing tail."""
+        """Return the texts that end the value of `key`: its end tag (tail), or texts after it."""
         tags = self._writing
         tail = tags.of_key(key).tail.strip()
         if not tags.item:
@@ -166,7 +166,7 @@ class TagParser(LayoutParser, TypedValues):
         return json_of_elements(text, self._writing, self._of_value, self._schema)
 
     def _first_break(self) -> bool:
-        """Drop the line break before a value, and the quote that opens it."""
+        """Drop the line break before a value, and the quote that opens a string."""
         held, quote = self._held, self._writing.quote[0]
         if self._writing.breaks:
             if held == "\r":
@@ -187,7 +187,7 @@ class TagParser(LayoutParser, TypedValues):
     def _up_to_end(self) -> tuple[str, bool]:
         """Return the part of the value that no later text can change, and whether it has ended.
 
-        The value ends at its tail or, because models forget it, at the next tag.
+        The value ends at its end tag (tail) or, because models forget this tag, at the next tag.
         """
         ends = self._stops
         value, end = self._certain(ends, breaks=self._writing.breaks)

@@ -42,7 +42,7 @@ def tag_rules(tags: TagTexts, schemas: OptionalSchemas, end: str) -> tuple[list[
 
 
 def _marked(rules: str, name: str) -> str:
-    """Return `rules` with PARAMETERS_OF and `name` after each schema and after the last rule."""
+    """Return `rules` with PARAMETERS_OF and `name` after each JSON schema and the last rule."""
     *lines, last = rules.split("\n")
     return "\n".join([
         *(line + (PARAMETERS_OF + name) * (" %json " in line) for line in lines),
@@ -51,14 +51,14 @@ def _marked(rules: str, name: str) -> str:
 
 
 def _text(tags: TagTexts) -> str:
-    """Return the rule of a string, which cannot contain a tag, because a tag would end it."""
+    """Return the Lark rule of a string without tags, because a tag would end the string."""
     texts = [tags.tail.partition(KEY)[0]] if KEY in tags.tail else [tags.open, tags.tail]
     ends = "|".join(escaped(end.strip()) for end in texts)
     return rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
 
 
 def _free(tags: TagTexts, end: str) -> str:
-    """Return the rule of arguments without a schema, and of `end`."""
+    """Return the Lark rule of arguments without a schema, and of the text `end` after them."""
     if tags.item:  # tags inside of tags: no single tag marks the end
         return f"free[suffix={json.dumps(end)}]: /(.|\\n)*/"
     heads = " | ".join(dict.fromkeys(json.dumps(head) for _, head in tags.heads))
@@ -72,7 +72,7 @@ def _free(tags: TagTexts, end: str) -> str:
 
 
 def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> str:
-    """Return the rule of a value and its tail."""
+    """Return the Lark rule of a value and of the end tag (tail) after it."""
     end = json.dumps(tags.tail)
     types = types_of(schema, of_all)
     if tags.item and not types:
@@ -94,7 +94,7 @@ def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> st
         return f"{rule}: ( {_listed(tags, choices, types)} ) {end}"
     before, behind = tags.quote
     begin = f"{rule}: {json.dumps(before)} {rule}_text\n{rule}_text" if before else rule
-    if isinstance(schema, dict) and INPUT_GRAMMAR in schema:  # the text of a custom tool
+    if isinstance(schema, dict) and INPUT_GRAMMAR in schema:  # the input of a custom tool
         asked = {**schema[INPUT_GRAMMAR], "end": behind + tags.tail}
         return f"{begin}: {RAW_TEXT} {json.dumps(asked)}"
     return f"{begin}[suffix={json.dumps(behind + tags.tail)}]: TEXT"

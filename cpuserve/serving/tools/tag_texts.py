@@ -15,7 +15,7 @@ KEY = "\2"
 
 @dataclass(frozen=True)
 class TagTexts:
-    """The texts around arguments: OPEN key HEAD value TAIL for each argument.
+    """The texts around the arguments of calls. An argument is written OPEN key HEAD value TAIL.
 
     heads: pairs of the value's type and the text between the key and the value;
       the type is "" if all types have the same text.

@@ -1,6 +1,6 @@
-"""Thoughts: the tags between which models write them, and whether a prompt has begun one.
+"""Thoughts: the tags around them in responses, and whether a prompt ends within a thought.
 
-Models of harmony have channels in place of tags (harmony.py).
+Models with the harmony format have channels in place of tags (harmony.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ThoughtEnd:
     """The texts that the server adds to a response at the end of a thought.
 
     closed: the end of an open thought, up to the beginning of the text after it.
-    gap: the text that follows a thought that the model itself has ended.
-    begin: the beginning of the text, unless a call or structured output is forced.
+    gap: the text that the server adds after a thought that the model itself has ended.
+    begin: the beginning of the text, unless a tool call or structured output is forced.
     """
 
     closed: str
@@ -72,7 +72,7 @@ USUAL = ThoughtUse()
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The headers of the messages that a response consists of, if each has a header.
+    """The headers of the messages in a response, for models that write a header before each.
 
     Functionary writes `>>>all` before a text and `>>>NAME` before arguments, for example,
     and the prompt ends with the first `>>>`.
@@ -97,7 +97,7 @@ class Turns:
 class Around:
     """The texts around the calls of a response, for its parser.
 
-    gap: the template's text between a text and a call.
+    gap: the white space that the template writes between a text and a tool call.
     tags: the tags around thoughts.
     thinks: the prompt has begun a thought.
     continues: the prompt ends with the beginning of the response.

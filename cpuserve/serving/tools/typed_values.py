@@ -57,11 +57,11 @@ class TypedValues(CallParser):
         return ended
 
     def _converted(self, text: str) -> str:
-        """Return a whole value as JSON."""
+        """Return a value that has ended as JSON."""
         return as_json(text, self._types)
 
     def _certain(self, ends: Sequence[str], *, breaks: bool) -> tuple[str, str | None]:
-        """Take and return the part of a value that no later text can change, and the value's end.
+        """Return the part of a value that no later text can change, and the end that was found.
 
         The value ends at the first of `ends`, which stays held back; None = no end has come.
         breaks: a line break before the end does not belong to the value.
@@ -81,7 +81,7 @@ class TypedValues(CallParser):
 
 
 def inside(text: str) -> str:
-    """Return `text` as the inside of a JSON string."""
+    """Return `text` escaped for a JSON string, without quotes around it."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""Which tools a call offers to the model, and how the response is read."""
+"""Which tools a GenerateCall offers to the model, and how the response is parsed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.tools.learn import LearnedFormat
 
 MAX_TOOLS = 512
-# Templates write the name into the prompt, and a call is found by its name.
+# A template writes the function's name into the prompt, and the parser finds calls by it.
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -44,10 +44,10 @@ class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
     opening: the forced beginning of the response; "" = nothing is forced.
-    most_calls: the response ends after this number of calls, None = any number.
+    most_calls: the response ends after this number of tool calls, None = any number.
     form: the grammar of the response after `opening`; None = there is no grammar.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
-    kept: the schema that the arguments of each function must fit, None = any arguments.
+    kept: the schema that the grammar enforces for each function, None = any arguments.
     custom: the names of the custom tools.
     """
 
@@ -71,7 +71,7 @@ class ToolUse:
         return parser
 
     def grammar(self) -> str:
-        """Return the Lark grammar of a response of calls; InvalidRequest if a schema has none."""
+        """Return the Lark grammar of a response of tool calls; InvalidRequest if it has none."""
         several = self.most_calls != 1
         with _told_as_strict():
             return self.format.grammar(self.kept, None, several=several, whole=True)
@@ -97,7 +97,7 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
 
 
 def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
-    """Return whether the model may think, and a call or structured output is forced after that.
+    """Return whether the model may think before a tool call or structured output is forced.
 
     Raises:
       InvalidRequest: the errors of structured_outputs.
@@ -234,8 +234,8 @@ def _forced_form(
 ) -> StructuredOutputs | None:
     """Return the grammar of a forced call: one of the names, and arguments that fit the schema.
 
-    The schema of a function that is not strict is kept if a grammar can express it. If tool_name
-    is set, `opening` forces the name; the result is then None if all arguments are free.
+    The schema of a function that is not strict applies if a grammar can express it. If tool_name
+    is set, `opening` forces the name, and the result is None if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
     # Arguments are an object, even if the client's schema has the type "dict" or "OBJECT".

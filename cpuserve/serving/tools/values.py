@@ -1,4 +1,4 @@
-"""Argument values that are written without quotes: find their types, and convert them to JSON.
+"""Arguments that are written without quotes: find the types of values, and convert to JSON.
 
 Types are tried in the order of vLLM: null, integer, number, boolean, object, array, string.
 """
@@ -112,7 +112,7 @@ def _null(text: str) -> str | None:
 def _integer(text: str) -> str | None:
     try:
         return str(int(text))
-    except ValueError:  # no integer, or more digits than Python reads
+    except ValueError:  # the text is no integer, or has more digits than Python reads
         return None
 
 
@@ -123,7 +123,7 @@ def _number(text: str) -> str | None:
         return None
     if not math.isfinite(value):
         return None
-    return _any(text) or json.dumps(value)  # unchanged if `text` is JSON
+    return _any(text) or json.dumps(value)  # text that is JSON is returned unchanged
 
 
 def _boolean(text: str) -> str | None:

@@ -37,7 +37,7 @@ _NO_PARAMETERS = frozenset(
         *("use_beam_search", "length_penalty", "add_special_tokens", "thinking"),
     }
 )
-# Sampling parameters of vLLM that concern only its processes or texts, which are not returned.
+# Sampling parameters of vLLM that concern only its processes or texts; this route returns ids.
 _NO_EFFECT = frozenset({"detokenize", "output_kind", "skip_clone"})
 
 

@@ -20,7 +20,7 @@ CLIENT_CALLS = {
     "computer_call": "action",
     "tool_search_call": "arguments",
 }
-# The type of the output item for each of these types of tool calls.
+# The type of the item with the output, for each type of tool call that clients run.
 OUTPUT_OF = {kind: f"{kind}_output" for kind in ("function_call", *CLIENT_CALLS)} | {
     "tool_search_call": "tool_search_output"
 }

@@ -112,7 +112,7 @@ OutputItem = (
 
 
 class InputDetails(msgspec.Struct):
-    """How many prompt tokens came from the prefix cache; writes to the cache are not counted."""
+    """Prompt tokens that came from the prefix cache; cache_write_tokens is always 0 (unknown)."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
