@@ -98,7 +98,7 @@ CONTEXT_LENGTH = "context_length_exceeded"
 
 
 def status_of(error: BaseException) -> int:
-    """Return the status of the response to an error: 500 for errors without one."""
+    """Return the HTTP status of the response to an error; 500 if the error has no status."""
     return error.status if isinstance(error, RequestError) else 500
 
 

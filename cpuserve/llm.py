@@ -127,7 +127,7 @@ class LLM(PoolingMethods):
 
         prompts: a text, a list of token ids,
           {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
-        sampling_params: the parameters of all prompts, or a list with those of each prompt;
+        sampling_params: the parameters of all prompts, or a list with one item for each prompt;
           None = the model's defaults (`get_default_sampling_params`).
         use_tqdm: show progress on a terminal.
         priority: the priority of each prompt; prompts with lower values are scheduled first.

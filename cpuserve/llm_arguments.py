@@ -69,7 +69,7 @@ def conversations_of(messages: Messages | Sequence[Messages]) -> list[Messages]:
 
 
 def one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    """Return one SamplingParams per prompt; InvalidRequest if a list has more or fewer of them."""
+    """Return one SamplingParams per prompt; InvalidRequest if a list has not `count` items."""
     if isinstance(given, SamplingParams):
         return [given] * count
     if len(given) != count:

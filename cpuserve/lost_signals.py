@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Seconds in which the finalizer can end. If the signal arrives in another one, it is sent again.
+# Seconds until the signal is sent again, in which the finalizer can end.
+# If the signal arrives in another finalizer, it is sent once more.
 _AGAIN_S = 0.01
 
 
@@ -25,11 +26,11 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
     None if a handler has not raised it.
     """
     before = sys.unraisablehook
-    timer: threading.Timer | None = None  # its signal is still to come
+    timer: threading.Timer | None = None  # the timer that will send the signal
 
     def send(number: int) -> None:
         nonlocal timer
-        timer = None  # first: the handler may run at once and lose its exception again
+        timer = None  # before os.kill, as the handler may run in it and lose its exception again
         os.kill(os.getpid(), number)
 
     def hook(what: Any) -> None:
@@ -39,7 +40,7 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
             before(what)
         while (number := number_of(error)) is not None:
             error = None
-            if timer is not None:  # a second one would arrive while the first one is handled
+            if timer is not None:  # a second signal would arrive while the first one is handled
                 break
             try:
                 timer = threading.Timer(_AGAIN_S, send, (number,))

@@ -36,7 +36,7 @@ class CompletionOutput:
     cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set.
       `logprobs` has the chosen token and then the alternatives for each position.
     stop_reason: the stop string or stop token id that ended the sequence, if one did.
-    reasoning: the thoughts of a response of `LLM.chat`, which are not in `text`; None = none.
+    reasoning: the thoughts of a response of `LLM.chat`, which `text` lacks; None = no thoughts.
     tool_calls: the tool calls of the response, as in assistant messages of the API of OpenAI:
       {"id", "type": "function", "function": {"name", "arguments"}}.
     """
@@ -102,7 +102,7 @@ class BeamSearchOutput:
 class DecisionOutput:
     """The results and diagnostics of the questions of `LLM.decide`, by the ids of the questions.
 
-    num_prompt_tokens: the prompt tokens of all questions; those of the state count once.
+    num_prompt_tokens: the prompt tokens of all questions; the tokens of the state count once.
     num_cached_tokens: the prompt tokens that an earlier call left in the prefix cache.
     """
 

@@ -281,7 +281,7 @@ def _usual_length(path: Path) -> int | None:
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return {name: path} of the adapters of lora_modules and of those for the model's tasks."""
+    """Return {name: path} of the adapters in lora_modules and the adapters of the model's tasks."""
     from cpuserve.loader.tasks import task_adapters
 
     tasks = task_adapters(path, config)
@@ -295,7 +295,7 @@ def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> 
 def _adapter_slots(options: EngineOptions, count: int) -> int:
     """Return the number of adapter slots; 0 if adapters cannot change while the server runs.
 
-    There is one slot more than loadable adapters, so that one can be replaced while it is in use.
+    One slot is spare, so that an adapter can be replaced while running requests use it.
     count: the number of adapters in --lora-modules.
     """
     if not options.allow_runtime_lora_updating:
@@ -544,7 +544,7 @@ def _activation_width(spec: ModelSpec) -> int:
     attention has further values for each head: the products of its matrix with queries and output.
     An indexer has queries, keys and the positions of the selected keys.
     Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
-    Gemma 3n has several residual streams, and as many values again for their copies.
+    Gemma 3n has several residual streams, and a copy of each of them.
     """
     by_head = 4 if "rank" in spec.extra else 2
     attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim

@@ -250,7 +250,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in the event: of its token_ids; without these 1 if it has text."""
+        """The number of token_ids in the event; if it has none, 1 if there is text, else 0."""
         if self.token_ids is not None:
             return len(self.token_ids)
         said = self.delta and (self.delta.content or self.delta.reasoning_content)

@@ -95,7 +95,7 @@ def _candidates(first: BlockSizes) -> Iterator[tuple[str, list[int], Sequence[in
 def _try(
     native: Any, best: BlockSizes, other: BlockSizes, name: str, probes: Sequence[Probe]
 ) -> Trial | None:
-    """Compare `other` with `best`; None if the kernels refuse `other`. `best` stays set."""
+    """Compare `other` with `best`, which is set again; None if the kernels refuse `other`."""
     try:
         native.work_sizes = other
     except ValueError:

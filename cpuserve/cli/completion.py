@@ -65,7 +65,7 @@ def _leaves(root: CompletedCommand) -> Iterator[tuple[tuple[str, ...], Completed
 
 
 def _pattern(path: tuple[str, ...]) -> str:
-    """Return the pattern of a position of the cursor and the first two words after `cpuserve`."""
+    """Return a shell pattern of "CURSOR:WORD1:WORD2" that matches the command `path`."""
     return ":".join(["*", *path, *["*"] * (2 - len(path))])
 
 

@@ -98,7 +98,7 @@ class Conversation:
                 file.write(text)
         except FileExistsError:
             note(f"{name} already exists and was not changed; choose another name")
-        except (OSError, RuntimeError, ValueError) as e:  # also an unknown ~user, or a null byte
+        except (OSError, RuntimeError, ValueError) as e:  # such as a bad ~user or a null byte
             note(f"{name} cannot be written: {getattr(e, 'strerror', None) or e}")
         else:
             note(f"saved {len(self.messages)} messages to {name}")

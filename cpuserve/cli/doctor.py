@@ -189,7 +189,7 @@ def _roofline(host: Host, isa: str, placement: Placement | None) -> RooflineRepo
         return None
     try:
         probe = CpuPlatform().roofline(isa, placement.threads, placement.thread_cpus)
-    except (CpuserveError, RuntimeError, ValueError):  # report the rest if the probe fails
+    except (CpuserveError, RuntimeError, ValueError):  # leave only the roofline out of the report
         return None
     return msgspec.convert({"threads": placement.threads, **probe.measure()}, RooflineReport)
 

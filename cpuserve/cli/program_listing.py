@@ -13,7 +13,7 @@ from cpuserve.program.program import Program
 Shapes = dict[str, tuple[int, ...]]
 
 MOST_WEIGHTS = 4  # a line shows at most this many weight names
-SHAPES = ("width", "vocab", "rows", "in_features", "features")  # left out, as shapes show them
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # not listed: shapes show these
 
 
 def render(program: Program) -> str:

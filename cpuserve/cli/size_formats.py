@@ -38,7 +38,7 @@ FORMATS = {
 }
 _SHOWN = ("bf16", "int8/q8_0", "int4/q4_k")  # the formats that --instances shows
 # The share of memory for weights and KV cache.
-# The system, the front end and activations need the rest.
+# The system, the front end and activations need the other 10 %.
 _USABLE = 0.9
 _KV_BYTES = 2  # the bytes of a number in the KV cache, which is bf16 by default
 _KEPT = "int4/q4_k"  # with fewer bits, texts get visibly worse, above all from small models

@@ -31,7 +31,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number is `number`
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: `number`
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):

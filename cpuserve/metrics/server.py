@@ -34,7 +34,7 @@ class Sequence:
     """The times and counts of one sequence; created by ServerMetrics.start.
 
     arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet.
-    reason: why it ended.
+    reason: why the sequence ended.
     """
 
     number: int

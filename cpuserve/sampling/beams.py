@@ -6,7 +6,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-# Each beam proposes twice as many tokens as there are beams, and the engine reports 20 at most.
+# Each beam proposes twice as many tokens as there are beams; the engine reports at most 20 tokens.
 MOST_BEAMS = 10
 MOST_PENALTY = 16.0  # the limit of length_penalty, an exponent, so that no score overflows
 

@@ -45,7 +45,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.
     top_n_sigma: keep logits that are at most this number of standard deviations below the largest.
     dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0)
-      to temperature + range. In between it follows (entropy / its maximum) ** exponent.
+      to temperature + range (at the maximum entropy), by (entropy / maximum) ** exponent.
     xtc_probability, xtc_threshold: with this probability, drop all tokens that reach the threshold,
       except the least likely of these tokens.
     repeat_last_n: penalties count only the last tokens of prompt and output;
@@ -79,7 +79,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
 
 
 class ChainParams(SamplerFields, kw_only=True):
-    """The fields of SamplerFields, and further ones that the server adds.
+    """The fields of SamplerFields, and further fields that the server adds.
 
     dry_breaker_ids: the token ids of dry_sequence_breakers, one sequence after another.
     dry_breaker_ends: where each of these sequences ends in dry_breaker_ids.

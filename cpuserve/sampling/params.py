@@ -36,8 +36,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     A top_p of 0 keeps the most likely token, as in the API of OpenAI, llama.cpp and Ollama.
     The front end handles the `stop` strings, the engine all other parameters.
     `max_tokens` None means up to the context length.
-    `logprobs`, `prompt_logprobs`: None = no logprobs, 0 = only of the token,
-      k = of the token and of k alternatives.
+    `logprobs`, `prompt_logprobs`: None = no logprobs, 0 = the logprob of each token,
+      k = the logprobs of each token and of k alternatives.
     `logprob_token_ids`: the alternatives are these tokens in this order, if logprobs is not None.
     `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids.
       The last token of a word cannot be sampled when the output ends with the tokens before it.

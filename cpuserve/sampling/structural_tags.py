@@ -63,7 +63,7 @@ def _flag(value: Mapping[str, Any], name: str, where: str) -> bool:
 
 
 class _TagWriter:
-    """Writes formats as Lark expressions, and collects the rules that these need."""
+    """Writes formats as Lark expressions, and collects the rules that the expressions need."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []

@@ -42,12 +42,12 @@ class StructuredOutputs(
       without `additionalProperties` has only the members that the schema lists.
     calls: a Lark grammar of tool calls, which may permit free text.
       If another field is set as well, the response matches either that field or this grammar.
-    role: the part of the request that asks for it, for errors: "structured_outputs" or "tools".
+    role: the field that asks for the structure, for errors: "structured_outputs" or "tools".
     later: the structure begins after a thought, in the next request of the response;
       the grammar is compiled now, so that errors come before the thought.
 
     Raises:
-        InvalidRequest: none or several of them are set, or one is too long.
+        InvalidRequest: no field or several fields are set, or a field is too long.
     """
 
     json: str | dict[str, Any] | bool | None = None

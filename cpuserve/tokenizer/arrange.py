@@ -72,7 +72,7 @@ def _as_user(message: ConversationMessage) -> ConversationMessage:
 def _merged(
     messages: list[ConversationMessage], roles: tuple[str, ...]
 ) -> list[ConversationMessage]:
-    """Return the messages; neighbours of the same role are merged if the role is in `roles`."""
+    """Return the messages, with adjacent messages of a role merged if the role is in `roles`."""
     merged: list[ConversationMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -80,7 +80,7 @@ def _merged(
             last is not None
             and last["role"] == message["role"]
             and message["role"] in roles
-            and not last.get("tool_calls")  # the results of its calls come directly after it
+            and not last.get("tool_calls")  # results of calls come directly after the calls
         ):
             content = _joined(last["content"], message["content"])
             merged[-1] = {**last, **message, "content": content}
@@ -129,7 +129,7 @@ def _with_json(function: ConversationMessage) -> ConversationMessage:
 def _formed(message: ConversationMessage, traits: Traits) -> ConversationMessage:
     """Return a message with its content as a text or as parts, as the template reads it."""
     content: Content = message["content"]
-    # A template probably writes unknown roles like the user.
+    # A template probably writes a message of an unknown role like a message of the user.
     role = message["role"] if message["role"] in traits.texts | traits.parts else "user"
     texts, parts = role in traits.texts, role in traits.parts
     if parts and (isinstance(content, list) or not texts):

@@ -66,7 +66,7 @@ class ChatTemplate:
         rewrites_ids: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text. It has its BOS: encode it with add_special_tokens=False.
+        """Return the prompt text. The text includes BOS: encode it with add_special_tokens=False.
 
         The call waits for another process.
 
@@ -88,7 +88,7 @@ class ChatTemplate:
         )
         if tools and not traits.tools:
             checked = described(checked, tools, traits, self._example(source, traits))
-        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # asks for calls, but writes none
+        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # the template drops calls
             checked = described(checked, None, traits, "")
         known = arranged(checked, traits if rewrites_ids else replace(traits, call_ids="any"))
         given = tools if traits.takes_tools else None
@@ -129,7 +129,7 @@ class ChatTemplate:
         if found is None:
             try:
                 check_template(source)
-            except TemplateStopped:  # other processes may have slowed it: try again later
+            except TemplateStopped:  # other processes may have slowed the template: retry later
                 raise
             except InvalidRequest as error:
                 found = InvalidRequest(f"{error.message}; {_INSTEAD}")

@@ -67,7 +67,7 @@ class MediaPart:
         """Return the decoded bytes.
 
         Raises:
-          InvalidRequest: there are none, or more than `most_bytes`, or they are not valid base64.
+          InvalidRequest: the part has no bytes or more than `most_bytes`, or its base64 is invalid.
         """
         text, is_base64 = self.data, True
         if self.url.startswith("data:"):

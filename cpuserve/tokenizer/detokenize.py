@@ -54,7 +54,7 @@ class Detokenizer:
         self._skipped = self._skipped - ids
 
     def push_one(self, token: int) -> str:
-        """Return the text that is complete after one id, as `push`."""
+        """Return the text that is complete after one id; see `push`."""
         data = b"" if token in self._skipped else self._token_bytes(token)
         return self._out(self._decoder.decode(data))
 

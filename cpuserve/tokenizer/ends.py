@@ -70,7 +70,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The part of a tokenizer.json that is needed here; msgspec skips the rest (megabytes)."""
+    """The needed part of a tokenizer.json; msgspec skips all other members (megabytes)."""
 
     added_tokens: list[_AddedToken] | None = None
 
@@ -98,7 +98,7 @@ def _in_directory(path: Path) -> dict[str, int]:
 def _in_gguf(file: GgufFile) -> dict[str, int]:
     """Return {text: id} of the end tokens in the vocabulary of a GGUF file.
 
-    The ids in keys such as tokenizer.ggml.eos_token_id are not among them:
-    the model's config has these.
+    The ids in keys such as tokenizer.ggml.eos_token_id are left out,
+    because the model's config has these ids.
     """
     return file.positions("tokenizer.ggml.tokens", ENDS)

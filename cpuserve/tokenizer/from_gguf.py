@@ -242,7 +242,7 @@ def _added(
 
 def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
     """Return a second separator id between the texts of a pair, or None."""
-    if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # only XLM-RoBERTa has two
+    if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # only XLM-RoBERTa has it
         return None
     return vocab.ids.get("seperator", vocab.ids.get("eos"))
 

@@ -71,7 +71,7 @@ def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str
 
 
 def sentencepiece(vocab: Vocabulary) -> Core:
-    """Return the BPE of SentencePiece, which merges neighbours in order of their union's score."""
+    """Return the BPE of SentencePiece; each merge makes the piece with the highest score."""
     from tokenizers import Tokenizer, models
 
     numbered = vocab.numbered()
@@ -91,9 +91,7 @@ def sentencepiece(vocab: Vocabulary) -> Core:
 
 
 def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
-    """Return the Unigram model of SentencePiece: a text becomes the pieces with the highest sum of
-    scores.
-    """
+    """Return the Unigram model of SentencePiece, which maximizes the sum of the pieces' scores."""
     from tokenizers import Tokenizer, models
 
     pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))

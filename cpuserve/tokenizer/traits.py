@@ -33,7 +33,7 @@ class Traits:
     """The kinds of messages that one template accepts.
 
     texts, parts: the roles that may have a text, or a list of parts, as content.
-    system, late_system: the template writes a system message at the beginning, and elsewhere.
+    system, late_system: the template writes system messages at the beginning, or at later places.
     alternates: the template refuses or drops one of two consecutive user messages.
     developer: the template knows the role "developer".
     thoughts: the keys from which the template reads thoughts.
@@ -65,7 +65,7 @@ class Traits:
 def as_parts(*parts: ContentPart) -> list[dict[str, str]]:
     """Return parts as the content that templates of vision models read.
 
-    A template writes a placeholder for a part that is not text, so it needs only its kind.
+    For a part that is not text, a template writes a placeholder, which depends only on its kind.
     """
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}

@@ -1,7 +1,7 @@
 """Renders templates in processes with limits on memory and time; see process.py.
 
 All code of a process (the server, LLM, `cpuserve chat`) shares one Renderer. The first job
-starts the RenderServer process. A job that finds all forks of this process busy starts another.
+starts the RenderServer process. If all forks of this process are busy, a job starts a new fork.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RenderServer:
         self._control.close()
 
     def leave(self) -> None:
-        """Close this process's socket only: the process is a fork of the RenderServer's parent."""
+        """Close the socket in a forked child; the RenderServer itself belongs to the parent."""
         self._process.returncode = 0  # only the parent may wait for the process
         self._control.close()
 
@@ -302,7 +302,7 @@ class Renderer:
             if lost.timeout:
                 self._end()
                 return False
-            try:  # its forks end just before itself, so only a reply shows that it is there
+            try:  # forks end just before their server, so only a reply shows that it lives
                 self._idle.append(server.fork())
             except RenderProcessLost:
                 self._end()

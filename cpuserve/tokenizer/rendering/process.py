@@ -77,7 +77,7 @@ def _serve(sock: socket.socket, server: int) -> NoReturn:
             if os.getppid() != server:
                 os._exit(0)
         silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 2)  # the interpreter may complain when memory ends
+        os.dup2(silence, 2)  # drop the interpreter's messages when memory runs out
         worker = _Worker()
         send(sock, READY if worker.address_space else UNLIMITED)
         while (body := receive(sock)) is not None:
@@ -90,7 +90,7 @@ def _serve(sock: socket.socket, server: int) -> NoReturn:
 
 
 class _Worker:
-    """The state of a fork: its compiled templates, and its first address space in bytes."""
+    """The state of a fork: its compiled templates, and its initial address space in bytes."""
 
     def __init__(self) -> None:
         self._templates: dict[bytes, Template] = {}
