@@ -135,7 +135,8 @@ def _lengths(group: argparse._ActionsContainer) -> None:
 
 def _dataset(group: argparse._ActionsContainer) -> None:
     """Add the flags that select a dataset and the lengths of its prompts and responses."""
-    group.add_argument("--dataset-name", choices=DATASETS, default="random")
+    text = "kind of prompts [default: random]"
+    group.add_argument("--dataset-name", choices=DATASETS, default="random", help=text)
     group.add_argument(
         "--dataset-path",
         metavar="FILE",
@@ -172,14 +173,17 @@ def _serve(parser: Parser) -> None:
         metavar="URL",
         help="URL of the server, instead of --host and --port",
     )
-    server.add_argument("--host", default="127.0.0.1", metavar="NAME")
+    text = "host name or address of the server [default: 127.0.0.1]"
+    server.add_argument("--host", default="127.0.0.1", metavar="NAME", help=text)
     _add(server, "--port", default=8000, help="port of the server")
     server.add_argument(
         "--endpoint",
         metavar="PATH",
         help="path of the endpoint [default: the usual path of the backend]",
     )
-    server.add_argument("--backend", choices=("openai", "vllm", "openai-chat"), default="openai")
+    text = "API to measure: completions, or chat completions with openai-chat [default: openai]"
+    backends = ("openai", "vllm", "openai-chat")
+    server.add_argument("--backend", choices=backends, default=backends[0], help=text)
     server.add_argument(
         "--model",
         metavar="NAME",
@@ -207,11 +211,21 @@ def _serve(parser: Parser) -> None:
     _lengths(load)
     _dataset(load)
     _add(load, "--seed", default=0, least=0, help="seed of prompts, lengths and arrivals")
-    load.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
-    load.add_argument("--temperature", type=number(float), default=0.0, metavar="T")
-    load.add_argument("--top-p", type=number(float), metavar="P")
-    load.add_argument("--top-k", type=number(int), metavar="K")
+    _sampling(load)
     _output(parser.add_argument_group("Output"))
+
+
+def _sampling(group: argparse._ActionsContainer) -> None:
+    text = "generate the full output length, even after an end token [default: yes]"
+    group.add_argument(
+        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text
+    )
+    text = "sampling temperature; 0 = greedy [default: 0]"
+    group.add_argument("--temperature", type=number(float), default=0.0, metavar="T", help=text)
+    text = "sample from the most likely tokens with this total probability"
+    group.add_argument("--top-p", type=number(float), metavar="P", help=text)
+    text = "sample from this number of most likely tokens"
+    group.add_argument("--top-k", type=number(int), metavar="K", help=text)
 
 
 def _output(group: argparse._ActionsContainer) -> None:
@@ -222,7 +236,10 @@ def _output(group: argparse._ActionsContainer) -> None:
         metavar="NAME:MS",
         help="latency limits in milliseconds, such as ttft:500",
     )
-    group.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES")
+    text = "latencies in the report [default: ttft,tpot,itl,e2el]"
+    group.add_argument(
+        "--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES", help=text
+    )
     group.add_argument(
         "--metric-percentiles", type=_percentiles, default=[50.0, 95.0, 99.0], metavar="P,P",
         help="percentiles of each latency [default: 50,95,99]",
@@ -235,8 +252,10 @@ def _output(group: argparse._ActionsContainer) -> None:
         action="store_true",
         help="add the values of each request to the result file",
     )
-    group.add_argument("--result-dir", metavar="DIR")
-    group.add_argument("--result-filename", metavar="FILE")
+    text = "directory of the result file [default: the working directory]"
+    group.add_argument("--result-dir", metavar="DIR", help=text)
+    text = "name of the result file [default: label, rate, model and time]"
+    group.add_argument("--result-filename", metavar="FILE", help=text)
     group.add_argument("--label", metavar="TEXT", help="prefix of the result file's name")
     group.add_argument(
         "--metadata",
