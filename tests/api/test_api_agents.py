@@ -203,6 +203,7 @@ AGENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("source", deep_but([QWEN], [TEMPLATE, QWEN]), ids=["objects", "qwen"])
 @pytest.mark.parametrize(("path", "body"), AGENTS.values(), ids=AGENTS)

@@ -55,6 +55,7 @@ def api():
     return Api()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
 @pytest.mark.parametrize("body", [pytest.param(b, id=name) for name, b in BAD_JSON.items()])
 def test_a_body_that_is_no_request_is_400(api, path, body):

@@ -167,6 +167,7 @@ def sentencepiece(spaces):
     return core
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("spaces", ["normalizer", "pre-tokenizer"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("skip", [False, True])

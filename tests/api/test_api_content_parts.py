@@ -207,6 +207,7 @@ def api() -> Any:
 each_part = pytest.mark.parametrize(("dialect", "part", "shown", "stream"), list(cases()))
 
 
+@pytest.mark.matrix
 @each_part
 def test_a_part_in_the_own_turn_is_read_or_refused(api, dialect, part, shown, stream):
     asked = len(api.engine.asked)
@@ -222,6 +223,7 @@ def test_a_part_in_the_own_turn_is_read_or_refused(api, dialect, part, shown, st
         assert f"see:\n{shown}<|im_end|>" in prompt_of(api)
 
 
+@pytest.mark.matrix
 @each_part
 def test_a_part_in_the_history_is_text(api, dialect, part, shown, stream):
     response = dialect.ask(api, [dialect.user(part), SAID, HI], stream=stream)
@@ -229,6 +231,7 @@ def test_a_part_in_the_history_is_text(api, dialect, part, shown, stream):
     assert f"user\nsee:\n{LINES.get(shown, shown)}<|im_end|>" in prompt_of(api)
 
 
+@pytest.mark.matrix
 @each_part
 def test_a_part_in_the_result_of_a_tool_is_text(api, dialect, part, shown, stream):
     turns = [HI, *dialect.call(), dialect.result(part)]

@@ -64,6 +64,7 @@ CUT = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("most", [MAX_LEN, 32_000, 2**31 - 1, 2**31, 2**64, 10**30])
 @pytest.mark.parametrize("dialect", ASKS)
 def test_a_limit_that_does_not_fit_is_cut(dialect, most):

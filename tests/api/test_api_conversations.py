@@ -115,6 +115,7 @@ def text_api():
     return tool_api(says("Fine."), source=TAKES_TEXT)
 
 
+@pytest.mark.matrix
 @each_dialect
 @pytest.mark.parametrize("takes_text", [False, True], ids=["objects", "text"])
 @pytest.mark.parametrize(
@@ -204,6 +205,7 @@ def test_only_the_last_turn_of_the_user_is_refused_for_a_picture(dialect):
         assert LINE in prompt_of(api)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("returned", [None, 5, {"ok": True}, [], ["a", {"b": 1}], [None]], ids=str)
 @each_dialect
 def test_whatever_a_tool_returned_is_taken(dialect, returned):
@@ -298,6 +300,7 @@ def test_an_unknown_item_is_refused():
 BLOCKS = [kind for kind in typing.get_args(beta.BetaContentBlockParam) if isinstance(kind, type)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("place", ["assistant", "result"])
 def test_blocks_of_another_servers_history_are_taken(kind, place):

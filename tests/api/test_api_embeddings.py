@@ -20,10 +20,9 @@ TEXTS = ["The quick brown fox", "jumps over the lazy dog"]
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(shared_server):
     options = ("--served-model-name", "tiny", "--max-model-len", "64")
-    with running_server(embedding_model("last"), *options) as client:
-        yield client
+    return shared_server(embedding_model("last"), *options)
 
 
 def refused(server, path="/v1/embeddings", **body):

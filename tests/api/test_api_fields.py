@@ -15,6 +15,7 @@ from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
 from cpuserve.api.request import fields
 from tests.api.fakes import Api
+from tests.helpers.depth import deep_but
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]
@@ -290,7 +291,9 @@ def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, i
 
 
 @pytest.mark.parametrize(
-    "rule", fields.REFUSED, ids=lambda rule: f"{rule.name}-{rule.endpoints[0]}"
+    "rule",
+    deep_but(fields.REFUSED[::3], fields.REFUSED),
+    ids=lambda rule: f"{rule.name}-{rule.endpoints[0]}",
 )
 def test_a_refused_field_is_read_by_its_endpoints_and_may_be_switched_off(rule):
     places = [(path, inside) for path in BODIES for inside in ("", "options")]

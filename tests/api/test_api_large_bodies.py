@@ -182,6 +182,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=300, deadline=None)
 @given(JSON, st.integers(0, 20))
 def test_objects_are_counted_as_a_parser_would_make_them(value, enough):

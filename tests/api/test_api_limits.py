@@ -308,6 +308,7 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
     assert "empty" in error["message"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
 @pytest.mark.parametrize(
     "fields",

@@ -168,6 +168,7 @@ def breaks(engine, number, prompt, params):
     yield ZeroDivisionError("a bug")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [dies_at_once, dies_later, breaks])
@@ -195,6 +196,7 @@ def two_and_silent(engine, number, prompt, params):
     yield asyncio.Event()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [silent, two_and_silent])

@@ -159,32 +159,33 @@ def test_the_pairs_are_counted_as_requests(server):
     assert server.metric("prompt_tokens_total") - before == usage["prompt_tokens"]
 
 
-def test_an_embedding_model_scores_by_the_cosine_of_two_vectors():
-    options = ("--max-model-len", "300", "--dtype", "float32")
-    documents = [text for text in DOCUMENTS if text]  # this tokenizer has no tokens for no text
-    with running_server(embedding_model("last"), *options) as server:
-        vectors = [
-            np.array(item["embedding"])
-            for item in server.post("/v1/embeddings", input=[QUERY, *documents])["data"]
-        ]
-        cosines = [float(vectors[0] @ vector) for vector in vectors[1:]]
-        scored = server.post("/v1/score", text_1=QUERY, text_2=documents)
-        assert [item["score"] for item in scored["data"]] == pytest.approx(cosines, abs=1e-6)
-        ranked = server.post("/v1/rerank", query=QUERY, documents=documents)
-        order = sorted(range(len(documents)), key=lambda i: -cosines[i])
-        assert [result["index"] for result in ranked["results"]] == order
-        whole = server.post("/v1/embeddings", input=[QUERY, *documents])["usage"]
-        assert ranked["usage"] == scored["usage"] == whole
-        same = server.post("/v1/score", text_1=["a", "b"], text_2=["a", "a"])["data"]
-        assert same[0]["score"] == pytest.approx(1, abs=1e-6)
-        assert same[1]["score"] < 0.999
-        error = refused(server, "/v1/rerank", query="a", documents=["b"], instruction="x")
-        assert (error["param"], "takes no instruction" in error["message"]) == ("instruction", True)
-        many = [str(i) for i in range(1024)]
-        error = refused(server, "/v1/rerank", query="a", documents=many)
-        assert (error["param"], "1025 different texts" in error["message"]) == ("documents", True)
-        error = refused(server, "/v1/rerank", query="a", documents=["b " * 300])
-        assert (error["param"], "maximum context" in error["message"]) == ("documents", True)
+def test_an_embedding_model_scores_by_the_cosine_of_two_vectors(shared_server):
+    options = ("--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "float32")
+    # This tokenizer has no tokens for no text, and each text has at most 128 tokens.
+    documents = [text for text in DOCUMENTS if 0 < len(text) < 100]
+    server = shared_server(embedding_model("mean"), *options)
+    vectors = [
+        np.array(item["embedding"])
+        for item in server.post("/v1/embeddings", input=[QUERY, *documents])["data"]
+    ]
+    cosines = [float(vectors[0] @ vector) for vector in vectors[1:]]
+    scored = server.post("/v1/score", text_1=QUERY, text_2=documents)
+    assert [item["score"] for item in scored["data"]] == pytest.approx(cosines, abs=1e-6)
+    ranked = server.post("/v1/rerank", query=QUERY, documents=documents)
+    order = sorted(range(len(documents)), key=lambda i: -cosines[i])
+    assert [result["index"] for result in ranked["results"]] == order
+    whole = server.post("/v1/embeddings", input=[QUERY, *documents])["usage"]
+    assert ranked["usage"] == scored["usage"] == whole
+    same = server.post("/v1/score", text_1=["a", "b"], text_2=["a", "a"])["data"]
+    assert same[0]["score"] == pytest.approx(1, abs=1e-6)
+    assert same[1]["score"] < 0.999
+    error = refused(server, "/v1/rerank", query="a", documents=["b"], instruction="x")
+    assert (error["param"], "takes no instruction" in error["message"]) == ("instruction", True)
+    many = [str(i) for i in range(1024)]
+    error = refused(server, "/v1/rerank", query="a", documents=many)
+    assert (error["param"], "1025 different texts" in error["message"]) == ("documents", True)
+    error = refused(server, "/v1/rerank", query="a", documents=["b " * 300])
+    assert (error["param"], "maximum context" in error["message"]) == ("documents", True)
 
 
 def test_a_model_that_generates_text_has_no_scores(shared_server):

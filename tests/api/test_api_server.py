@@ -142,6 +142,7 @@ def test_a_model_that_is_refused_is_one_line_and_frees_the_port():
 ENDS = {"fake:startup": "the model is not there", "fake:broken": "ZeroDivisionError: a bug"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("model", deep_but(["fake:broken"], ENDS))
 def test_an_engine_that_cannot_start_is_a_startup_error(model):
     with served(model) as server:

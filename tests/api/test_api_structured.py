@@ -65,12 +65,10 @@ def caller(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server():
-    model = tiny_model("llama", max_position_embeddings=2048)
-    with (
-        running_server(model, "--served-model-name", "tiny") as running,
-        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
+def server(shared_server):
+    model = tiny_model("llama", max_position_embeddings=4096)
+    running = shared_server(model, "--served-model-name", "tiny")
+    with httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http:
         yield http
 
 

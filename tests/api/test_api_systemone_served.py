@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.helpers.served import default_model, running_server
+from tests.helpers.served import default_model
 from tests.helpers.tiny import tiny_model
 
 STATE = "The parcel was late, and the box was wet. I want my money back today."
@@ -33,11 +33,11 @@ def tiny():
     [tiny, pytest.param(default_model, marks=[pytest.mark.network, pytest.mark.deep])],
     ids=["tiny", "smollm2"],
 )
-def test_probabilities_are_the_logprobs_of_completions(model):
-    with running_server(model(), "--max-model-len", "512") as server:
-        done = server.post("/v1/systemone", state=STATE, questions=QUESTIONS)
-        first = server.post("/v1/systemone", state=STATE, questions={"tone": QUESTIONS["tone"]})
-        wanted = {name: logprobs(server, name) for name in QUESTIONS}
+def test_probabilities_are_the_logprobs_of_completions(shared_server, model):
+    server = shared_server(model(), "--served-model-name", "tiny")
+    done = server.post("/v1/systemone", state=STATE, questions=QUESTIONS)
+    first = server.post("/v1/systemone", state=STATE, questions={"tone": QUESTIONS["tone"]})
+    wanted = {name: logprobs(server, name) for name in QUESTIONS}
     for name, found in wanted.items():
         each = [math.exp(logprob) for logprob in found]
         shares = [p / sum(each) for p in each]

@@ -98,6 +98,7 @@ def never_ends(family):
     return script
 
 
+@pytest.mark.matrix
 @every_family
 @every_dialect
 @every_way
@@ -111,6 +112,7 @@ def test_a_thought_is_apart_and_counted(family, ask, stream):
         assert num <= told.counted <= num + marks
 
 
+@pytest.mark.matrix
 @every_family
 @every_dialect
 @every_way
@@ -136,6 +138,7 @@ def test_a_thought_goes_back_as_the_template_wants_it(family, ask, stream):
     assert ANSWER in told
 
 
+@pytest.mark.matrix
 @every_family
 @every_dialect
 @every_way
@@ -150,6 +153,7 @@ def test_a_budget_of_16_tokens_closes_the_thought_and_an_answer_follows(family, 
     assert api.engine.aborted == 1
 
 
+@pytest.mark.matrix
 @every_family
 @every_dialect
 @every_way
@@ -163,6 +167,7 @@ def test_a_form_comes_after_the_thought(family, ask, stream):
     assert not second.structured_outputs.later
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["Qwen3", "DeepSeek R1", "DeepSeek V3.1"])
 @pytest.mark.parametrize("ask", ["chat", "responses", "messages"])
 @every_way

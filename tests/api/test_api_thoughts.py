@@ -135,6 +135,7 @@ def test_a_thought_is_apart_from_the_text(source, text, ask, per_output, stream)
         assert num <= counted <= num + len(text) - len(THOUGHT) - len(ANSWER)
 
 
+@pytest.mark.matrix
 @every_family
 @every_cut
 @pytest.mark.parametrize("stream", [False, True])
@@ -180,6 +181,7 @@ def turns(*texts):
     return script
 
 
+@pytest.mark.matrix
 @every_family
 @every_cut
 @pytest.mark.parametrize("stream", [False, True])

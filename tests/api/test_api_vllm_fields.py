@@ -19,10 +19,8 @@ LOOP = {"max_pattern_size": 3, "min_count": 2}
 
 
 @pytest.fixture(scope="module")
-def server():
-    model = tiny_model("llama", dtype="bfloat16")
-    with running_server(model, "--served-model-name", "tiny") as client:
-        yield client
+def server(shared_server):
+    return shared_server(tiny_model("llama", dtype="bfloat16"), "--served-model-name", "tiny")
 
 
 def complete(server, **fields):

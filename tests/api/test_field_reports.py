@@ -15,7 +15,6 @@ from tests.api.test_api_tools import calls_of
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
-from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
 HI = [{"role": "user", "content": "hi"}]
@@ -246,6 +245,7 @@ def text_of(response, stream):
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("per_output", [1, 2, 1000])
 @pytest.mark.parametrize(
@@ -403,12 +403,10 @@ def test_alternatives_with_one_text_are_all_told():
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(shared_server):
     model = tiny_model("llama", max_position_embeddings=4096)
-    with (
-        running_server(model, "--served-model-name", "tiny") as running,
-        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
-    ):
+    running = shared_server(model, "--served-model-name", "tiny")
+    with httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http:
         http.metric = running.metric
         yield http
 

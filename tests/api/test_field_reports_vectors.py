@@ -20,9 +20,9 @@ def http_of(running):
 
 
 @pytest.fixture(scope="module")
-def embedder():
+def embedder(shared_server):
     options = ("--served-model-name", "tiny", "--max-model-len", "64")
-    with running_server(embedding_model("mean"), *options) as running, http_of(running) as http:
+    with http_of(shared_server(embedding_model("last"), *options)) as http:
         yield http
 
 
@@ -78,6 +78,7 @@ ROUTES = {
 }
 
 
+@pytest.mark.deep
 def test_results_that_are_no_numbers_are_named_on_every_route(tmp_path):
     """They are no JSON, and an error of the encoder says nothing about the model."""
     model = tmp_path / "model"

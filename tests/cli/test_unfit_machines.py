@@ -256,6 +256,7 @@ def elf(machine):
     return magic + bytes(9) + shared_object + machine.to_bytes(2, "little") + bytes(44)
 
 
+@pytest.mark.deep
 def test_an_extension_for_another_cpu_is_refused_in_one_line(installed, model):
     here = platform.machine()
     machine, name = (183, "aarch64") if here == "x86_64" else (62, "x86_64")

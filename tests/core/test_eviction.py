@@ -59,6 +59,7 @@ def test_agents_without_room_for_all_still_find_a_part(cache_tokens, least):
     assert share_of_agents(cache_tokens) >= least
 
 
+@pytest.mark.deep
 def test_many_agents_do_not_evict_each_other_completely():
     assert share_of_agents(17_000, agents=5, turns=20) >= 0.3
 

@@ -143,6 +143,7 @@ def test_stream_of_urgent_requests_does_not_starve_a_patient_one():
     assert 85 <= number <= 100
 
 
+@pytest.mark.deep
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     length=st.integers(200, 1500),

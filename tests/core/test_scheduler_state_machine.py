@@ -555,7 +555,7 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=max(1, EXAMPLES // 10),
+    max_examples=max(1, EXAMPLES // 20),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

@@ -14,6 +14,7 @@ import yaml
 
 from cpuserve.config.kv_events import read_kv_events
 from tests.deploy.pods import DEPLOY, check_rights, check_times, options
+from tests.helpers.depth import deep_but
 
 NEEDED = ("helm_python", "kubernetes_validate", "compose")
 if any(importlib.util.find_spec(name) is None for name in NEEDED):
@@ -93,7 +94,9 @@ def test_helm_finds_nothing_to_complain_about():
     assert [each for each in report["messages"] if "icon is recommended" not in each["error"]] == []
 
 
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize(
+    "values", deep_but([VALUES["defaults"], VALUES["everything"]], VALUES.values()), ids=VALUES
+)
 def test_kubernetes_accepts_what_the_chart_makes(values):
     documents = rendered(values)
     for kind, document in documents.items():

@@ -67,6 +67,7 @@ class Bounds(pydantic.BaseModel):
     hour: Annotated[str, pydantic.Field(pattern=r"^\d{2}:\d{2}$")]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", [Cat, Dog, Base, Row, Tree, Bounds], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("mode", ["validation", "serialization"])
 def test_texts_of_a_pydantic_model_are_read_by_it(walker, model, mode):

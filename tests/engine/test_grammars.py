@@ -241,6 +241,7 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_leaves_nothing(eng
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_a_process_that_ends_while_it_compiles_is_an_error_and_is_replaced(engine, monkeypatch):
     monkeypatch.setattr(process, "MODULE", "tests.helpers.no_such_module")
     lost = engine.json()
@@ -267,6 +268,7 @@ def test_preemption_does_not_change_an_answer():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.deep
 def test_a_request_that_comes_back_to_its_slot_does_not_use_the_mask_of_another_one():
     engine = Engine(max_num_seqs=1, scheduling_policy="priority")
     form = StructuredOutputs(regex="b{20}")
@@ -338,6 +340,7 @@ def test_a_grammar_that_other_fields_contradict_is_an_error_of_that_request(engi
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_grammars_used_least_recently_are_forgotten(engine, monkeypatch):
     monkeypatch.setattr(client, "MAX_GRAMMARS", 2)
     for word in ("a", "b", "c"):
@@ -351,6 +354,7 @@ def test_grammars_used_least_recently_are_forgotten(engine, monkeypatch):
     assert engine.text(again) == '"a"'
 
 
+@pytest.mark.deep
 def test_closing_ends_the_process_also_while_it_compiles():
     idle, busy = Engine(), Engine()
     idle.json()

@@ -144,8 +144,12 @@ def test_slow_reader_does_not_hold_up_the_others():
     [
         ("fake:slow", "was killed by SIGKILL (the system does that when memory runs out)"),
         ("fake:exit:4", "ended with exit code 7: going down with code 7"),
-        ("fake:logs:4", "ended with exit code 7"),
-        ("fake:crash:4", "was killed by SIGSEGV: Fatal Python error: Segmentation fault"),
+        pytest.param("fake:logs:4", "ended with exit code 7", marks=pytest.mark.deep),
+        pytest.param(
+            "fake:crash:4",
+            "was killed by SIGSEGV: Fatal Python error: Segmentation fault",
+            marks=pytest.mark.deep,
+        ),
         ("fake:abort:4", "was killed by SIGABRT: free(): invalid pointer"),
     ],
     ids=["kill", "exit", "exit after a log", "segfault", "abort"],
@@ -218,8 +222,8 @@ def test_exception_in_a_step_ends_its_requests_and_the_process_lives(capfd):
     [
         ("fake:startup", "^the model is not there$"),
         ("fake:threads", r"^can't start new thread \(limits: ulimit -u"),
-        ("fake:broken", "^ZeroDivisionError: a bug$"),
-        ("fake:exit:0", None),
+        pytest.param("fake:broken", "^ZeroDivisionError: a bug$", marks=pytest.mark.deep),
+        pytest.param("fake:exit:0", None, marks=pytest.mark.deep),
     ],
     ids=["user error", "threads", "bug", "ready"],
 )
@@ -241,7 +245,11 @@ def test_failure_to_start_is_one_line(model, text, capfd):
 
 @pytest.mark.parametrize(
     ("level", "shown"),
-    [("DEBUG", ["debug", "warning"]), ("INFO", ["warning"]), ("ERROR", [])],
+    [
+        ("DEBUG", ["debug", "warning"]),
+        pytest.param("INFO", ["warning"], marks=pytest.mark.deep),
+        pytest.param("ERROR", [], marks=pytest.mark.deep),
+    ],
 )
 def test_the_engine_logs_at_the_level_of_the_process_that_starts_it(level, shown, caplog, capfd):
     with caplog.at_level(level, "cpuserve"):

@@ -10,9 +10,20 @@ LEVELS = _C.isa_levels()
 
 def each_level(test):
     """Run `test` with `isa` set to each level of this build; skip levels that this CPU lacks."""
+    return _levels()(test)
+
+
+def each_level_of_vectors(test):
+    """The same, for slow tests: level scalar, which takes ten times as long, is deep."""
+    return _levels(scalar=[pytest.mark.deep])(test)
+
+
+def _levels(scalar=()):
+    """Return the mark that sets `isa`; `scalar` are further marks of that level."""
     parameters = []
     for level in _C.compiled_isa_levels():
         reason = f"this CPU cannot run level {level}"
-        skip = pytest.mark.skipif(level not in LEVELS, reason=reason)
-        parameters.append(pytest.param(level, marks=skip))
-    return pytest.mark.parametrize("isa", parameters)(test)
+        marks = [pytest.mark.skipif(level not in LEVELS, reason=reason)]
+        marks += scalar if level == "scalar" else ()
+        parameters.append(pytest.param(level, marks=marks))
+    return pytest.mark.parametrize("isa", parameters)

@@ -49,7 +49,7 @@ def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family)
 SPLIT = ["gemma3n", "gemma4-moe"]
 
 
-@pytest.mark.parametrize("family", deep_but(SPLIT, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SPLIT[1:], FAMILIES))
 def test_three_threads_and_two_ranks_have_the_bits_of_one_thread(family):
     with make(family, omp_threads_bind="0") as llm:
         alone = exact_answers(llm, PROMPTS, SAMPLED)

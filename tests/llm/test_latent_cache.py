@@ -9,7 +9,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
 from tests.helpers.answers import exact
 from tests.helpers.depth import deep_but
-from tests.helpers.levels import each_level
+from tests.helpers.levels import each_level_of_vectors
 from tests.helpers.oracle import transformers_logits
 from tests.helpers.rounding import assert_same_choices, model_bound
 from tests.helpers.tiny import tiny_model
@@ -123,7 +123,7 @@ def scored(path, **options):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS.keys())
-@each_level
+@each_level_of_vectors
 def test_heads_may_have_other_widths_than_groups(isa, widths):
     widths = {**widths, "first_k_dense_replace": 3}  # rounding would choose other experts
     path, prompt = tiny_model("deepseek-v2", **widths), PROMPTS[0]

@@ -45,6 +45,7 @@ def scores(llm, queries=QUERY, documents=DOCUMENTS, **more):
     return [item.outputs.score for item in found]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
 @pytest.mark.parametrize("kind", deep_but(["bert", "modernbert-mean", "qwen3-judge"], KINDS))
 def test_scores_are_those_of_transformers(kind, executor):
@@ -67,6 +68,7 @@ def test_scores_in_bfloat16_are_close_to_those_of_transformers(kind):
     assert got == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize(
     "kind",

@@ -185,6 +185,7 @@ def test_a_part_that_is_broken_or_no_file_is_named(tmp_path):
         open_checkpoint(parts[0])
 
 
+@pytest.mark.deep
 @settings(
     max_examples=200,
     deadline=None,

@@ -284,6 +284,7 @@ def test_changed_bytes_raise_model_error_or_nothing(path, changes):
     one_line_or_nothing(write(path, bytes(data)))
 
 
+@pytest.mark.deep
 @FUZZ
 @example(at=736, number=0)  # a missing token, whose error quotes a control character
 @given(

@@ -167,6 +167,7 @@ def test_eight_bits_give_the_products_of_weights_quantized_at_load(isa, scheme, 
         assert np.array_equal(got, want)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("scheme", "family"),
     with_gpt2(AS_AT_LOAD, "llama3", "phi3", "qwen3-moe", "gpt-oss", "deepseek-v2"),

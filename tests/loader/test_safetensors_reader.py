@@ -123,6 +123,7 @@ def test_truncation_at_every_byte_is_refused(path):
             SafetensorsFile(path)
 
 
+@pytest.mark.deep
 @settings(
     max_examples=600,
     deadline=None,

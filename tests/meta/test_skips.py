@@ -43,6 +43,7 @@ def test_a_listed_reason_may_skip_in_ci_and_any_reason_elsewhere(tmp_path, how):
     assert (code, "1 skipped" in output) == (0, True), output
 
 
+@pytest.mark.deep
 def test_a_test_that_is_expected_to_fail_is_no_skip(tmp_path):
     source = "@pytest.mark.xfail(reason='known')\ndef test(): raise ValueError\n"
     code, output = run(tmp_path, source)

@@ -25,7 +25,7 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.gpt_oss import published
-from tests.helpers.levels import LEVELS, each_level
+from tests.helpers.levels import LEVELS, each_level, each_level_of_vectors
 from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.quantized import ORDERED, quantized_copy
 from tests.helpers.steps import Sequence, all_rows, step
@@ -163,7 +163,7 @@ def test_every_op_of_a_mixture_of_many_tasks_agrees_whose_rows_are_added_in_part
     assert found is None
 
 
-@each_level
+@each_level_of_vectors
 @pytest.mark.parametrize("dtype", KV)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-next", "granite4-hybrid"])
 def test_every_op_agrees_at_every_level_across_a_chunk_border(family, dtype, isa):
@@ -171,14 +171,14 @@ def test_every_op_agrees_at_every_level_across_a_chunk_border(family, dtype, isa
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
 
 
-@each_level
+@each_level_of_vectors
 @pytest.mark.parametrize("dtype", KV)
 def test_every_op_of_latent_attention_agrees_at_every_level(dtype, isa):
     checkpoint = checkpoint_of("deepseek-v3", dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
 
 
-@each_level
+@each_level_of_vectors
 def test_every_op_of_small_parts_agrees(tmp_path, isa):
     made = tiny_model("gemma3n")
     for file in made.glob("*.json"):
@@ -217,7 +217,7 @@ MIXES = {
 }
 
 
-@each_level
+@each_level_of_vectors
 @pytest.mark.parametrize("sources", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize(
     "family",
@@ -235,14 +235,14 @@ def test_every_op_over_quantized_weights_agrees(family, sources, isa):
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
-@each_level
+@each_level_of_vectors
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "mxfp4"])
 def test_every_op_of_gpt_oss_agrees_beyond_its_clamp(packed, isa):
     checkpoint = open_checkpoint(published(tiny_model("gpt-oss"), packed=packed, bias=60.0))
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270) is None
 
 
-@each_level
+@each_level_of_vectors
 @pytest.mark.parametrize(
     "scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine", "int4_mixed", "int4_mixed_fine"]
 )

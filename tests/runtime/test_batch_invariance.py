@@ -16,7 +16,7 @@ from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.pack import pack
 from tests.helpers.depth import deep_but
-from tests.helpers.levels import LEVELS, each_level
+from tests.helpers.levels import LEVELS, each_level_of_vectors
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.matrix
@@ -103,7 +103,7 @@ def last_row_among(step, rows):
 
 @pytest.mark.parametrize("threads", THREADS, ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
-@each_level
+@each_level_of_vectors
 def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
     """Compare decoding with any number of rows, the whole prompt, and uneven chunks."""
     check_every_way(isa, kind, bits, threads)
@@ -111,7 +111,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads
 
 @pytest.mark.parametrize("threads", [1, 3], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@each_level
+@each_level_of_vectors
 def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv)
 
@@ -123,7 +123,7 @@ def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads)
     ids=lambda x: str(x),
 )
 @pytest.mark.parametrize("family", ["qwen3-moe", "mellum"])
-@each_level
+@each_level_of_vectors
 def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
     isa, family, kind, bits, threads
 ):
@@ -137,7 +137,7 @@ def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
     [("dense_bf16", 8), ("dense_f32", 8), ("w8_g32", 16), ("w4m_g128", 8)],
     ids=lambda x: str(x),
 )
-@each_level
+@each_level_of_vectors
 def test_a_row_of_latent_attention_has_the_same_bits_however_it_is_computed(
     isa, kind, bits, threads
 ):
@@ -146,7 +146,7 @@ def test_a_row_of_latent_attention_has_the_same_bits_however_it_is_computed(
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@each_level
+@each_level_of_vectors
 def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
     check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")
 
@@ -161,7 +161,7 @@ def test_a_row_of_selected_keys_has_the_same_bits_however_it_is_computed(isa, fa
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS)))
-@each_level
+@each_level_of_vectors
 def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family, threads):
     """Its states are read, and closed, wherever a step happens to begin."""
     check_every_way(isa, "dense_bf16", 8, threads, family=family)

@@ -48,6 +48,7 @@ def answers(m):
     return np.concatenate(out), kept
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "kv"), KINDS)
 def test_any_number_of_ranks_gives_the_same_bits(model, kind, kv):
     want, blocks = Native(model, kind=kind, kv=kv, threads=1).run(answers)

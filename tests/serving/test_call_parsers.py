@@ -226,6 +226,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.matrix
 @every
 @pytest.mark.parametrize("begun", deep_but(["", "marker"], ["", "call", "half", "marker"]))
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)

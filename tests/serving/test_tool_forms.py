@@ -169,6 +169,7 @@ def whole_calls(found, *calls):
     return found.opening(None) + between.join(call_text(found, *call) for call in calls) + end
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize(("fields", "fits", "other"), FORMS.values(), ids=FORMS.keys())
 def test_an_answer_with_tools_has_its_form_or_is_calls(allows, found, fields, fits, other):
@@ -418,6 +419,7 @@ def nested(depth):
     return schema
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("choice", [None, "f"], ids=["any", "named"])
 @pytest.mark.parametrize(
     ("schema", "value"),

@@ -83,6 +83,7 @@ def test_the_headers_are_found(family):
     assert (found.tags is None) == (family == "Functionary 3.2")
 
 
+@pytest.mark.matrix
 @families
 @pytest.mark.parametrize(
     ("content", "count"), [("", 1), ("", 3), ("I look.", 0), ("I look.", 1), ("I look.", 3)]

@@ -48,6 +48,7 @@ def test_the_real_server_of_the_page_runs():
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1 smollm2:135m\n", output_of(example))
 
 
+@pytest.mark.deep
 @pytest.mark.network
 def test_code_that_imports_vllm_gets_cpuserve():
     default_model()

@@ -100,6 +100,7 @@ def ollama_chat(server, stream):
 DIALECTS = [chat, responses, messages, ollama_chat]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("ask", DIALECTS, ids=lambda ask: ask.__name__)
 def test_thought_text_and_call_arrive(server, ask, stream):
@@ -108,6 +109,7 @@ def test_thought_text_and_call_arrive(server, ask, stream):
     assert (thought.strip(), text.strip(), calls) == SEEN
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("path", "body"),

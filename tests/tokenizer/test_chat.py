@@ -151,6 +151,7 @@ BOTH = (
 TEXTS = "{{ '```json' + call.function.arguments + '```' }}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("writes", "shown"),
     [(OBJECTS, "[]"), (DUMPED, "[{}]"), (BOTH, "[%s]"), (TEXTS, "[```json%s```]")],

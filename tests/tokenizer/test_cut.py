@@ -31,6 +31,7 @@ def test_a_text_keeps_its_beginning_and_the_special_tokens(path, most):
     assert len(got) <= most
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("most", [3, 4, 5, 9, 16, 17, 30, 31, 40, 500])
 @pytest.mark.parametrize(
     "pair", [(SHORT, LONG), (LONG, SHORT), (LONG, LONG), (SHORT, SHORT), ("", LONG), (LONG, "")]

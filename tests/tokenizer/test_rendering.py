@@ -154,7 +154,6 @@ KEPT = [
     "power chain",
     "endless recursion",
     "doubling ~",
-    "repeated join",
     "center filter",
     "percent width",
     "format nested",

@@ -277,6 +277,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 @settings(
     max_examples=300,
     deadline=None,
