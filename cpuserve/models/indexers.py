@@ -19,20 +19,6 @@ LATENT_INDEXER = (
 # The further tensors of an indexer with keys of pools of tokens.
 POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 
-_WHY = "cpuserve does not have its indexer, which longer requests need to choose their keys"
-
-
-def without_indexer(spec: ModelSpec, most: int, *, block: int = 1) -> ModelSpec:
-    """Return the spec with max_position limited to the length where indexers keep all keys.
-
-    most: the number of keys that an indexer lets a query read, in whole blocks of `block` keys.
-      The query also reads the keys after the last whole block.
-    """
-    kept = most + block - 1
-    if kept >= spec.max_position:
-        return spec
-    return replace(spec, max_position=kept, extra={**spec.extra, "length_limit": _WHY})
-
 
 def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
     """Allow checkpoints to have the indexer of the attention `at`, which no op reads.
@@ -97,9 +83,30 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
         keys = b.columns(keys, width, more=gates)
     layer = b.store_index_keys(keys, rope=rope)
     if pool > 1:
-        layer = b.pool_index_keys(keys, f"{at}.indexer.{POOLS[0]}", layer=layer, pool=pool)
+        layer = b.pool_index_keys(keys, layer=layer, pool=pool, ape=f"{at}.indexer.{POOLS[0]}")
     queries = b.linear(low, f"{at}.indexer.wq_b", features=heads * width)
     if rope is not None:
         b.rotate(queries, heads=heads, rope=rope, head_dim=width)
     weights = b.linear(h, f"{at}.indexer.weights_proj", features=heads)
-    return b.select_keys(queries, weights, layer=layer, keep=indexer["keep"], pool=pool)
+    return b.select_keys(
+        queries, weights, layer=layer, heads=heads, keep=indexer["keep"], pool=pool
+    )
+
+
+def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the positions that the attention `at` reads, in whole blocks of tokens (Qwen4-Exp).
+
+    h: the input of attention. The key of a block is the mean of the keys of its tokens.
+    """
+    indexer = cast("Indexer", s.extra["indexer"])
+    heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]
+    queries = b.linear(h, f"{at}.indexer.index_qk_proj", features=(heads + 1) * width)
+    keys = b.columns(queries, width, column=heads * width)
+    layer = b.store_index_keys(keys)
+    layer = b.pool_index_keys(
+        keys, layer=layer, pool=pool, norm=f"{at}.indexer.k_layernorm", rope=s.rope
+    )
+    b.part_norm(queries, f"{at}.indexer.q_layernorm", width=width, parts=heads, plus_one=True)
+    if s.rope is not None:
+        b.rotate(queries, heads=heads, rope=s.rope, head_dim=width)
+    return b.select_keys(queries, None, layer=layer, heads=heads, keep=indexer["keep"], pool=pool)

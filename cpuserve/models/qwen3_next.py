@@ -155,10 +155,18 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
         b.linear(out, f"{at}.out_proj", add_to=x)
 
 
-def gated_attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId) -> ValueId:
+def gated_attention(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    layer: int,
+    h: ValueId,
+    *,
+    selection: ValueId | None = None,
+) -> ValueId:
     """Return attention of h, multiplied by the sigmoid of gates, before the output matrix.
 
-    layer: the number of this layer among the attention layers.
+    layer: the number of this layer among those with a KV cache. selection: as in `attention`.
     """
     d = s.head_dim
     features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
@@ -172,7 +180,7 @@ def gated_attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId) -
         k_norm=f"{at}.k_norm",
         plus_one=True,
     )
-    a = b.attention(qkv, layer=layer)
+    a = b.attention(qkv, layer=layer, selection=selection)
     b.gate(qkv, to=a)
     return a
 

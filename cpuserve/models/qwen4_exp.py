@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.indexers import leave_indexer, without_indexer
+from cpuserve.models.indexers import Indexer, leave_indexer, select_blocks
 from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.ngrams import hash_multipliers, part_rows, prime_sizes
 from cpuserve.models.qwen3_moe import add_shared_expert
@@ -48,7 +48,7 @@ class Ngrams(TypedDict):
 
 @register_model("Qwen4ExpForCausalLM")
 class Qwen4Exp:
-    """Qwen3.8-Flash-Next, for requests so short that its indexers keep all keys.
+    """Qwen3.8-Flash-Next (text), with indexers that select blocks of tokens.
 
     Source: transformers modeling_qwen4_exp.
     Keys of ModelSpec.extra in addition to the keys of Qwen3.5-MoE:
@@ -90,7 +90,7 @@ class Qwen4Exp:
             "stream_rank": read_int(config, "hc_lowrank", 320, high=1 << 20),
             "ngrams": _read_ngrams(config, spec, kinds),
         }
-        return _limited(replace(spec, extra=extra), config)
+        return _with_indexer(replace(spec, extra=extra), config)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -140,8 +140,8 @@ def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, .
     }
 
 
-def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec with max_position limited to the length where indexers keep all keys.
+def _with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec with the indexer of a config, if it could ever leave out a key.
 
     An indexer lets a query read indexer_budget keys in whole blocks of indexer_compress_ratio keys,
     and the keys after the last whole block.
@@ -152,7 +152,17 @@ def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     most, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
     if most % block:
         refuse("indexer_budget", most, f"a multiple of indexer_compress_ratio ({block})")
-    return without_indexer(spec, most, block=block)
+    if numbers["indexer_kv_heads"] != 1:
+        refuse("indexer_kv_heads", numbers["indexer_kv_heads"], "1")
+    if most + block - 1 >= spec.max_position:
+        return spec
+    indexer = Indexer(
+        heads=numbers["indexer_n_heads"],
+        width=numbers["indexer_head_dim"],
+        keep=most // block,
+        pool=block,
+    )
+    return replace(spec, extra={**spec.extra, "indexer": indexer})
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
@@ -214,8 +224,13 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         at = f"model.layers.{layer}.self_attn"
-        leave_indexer(b, at, INDEXER)
-        a = gated_attention(b, s, at, sum(attends[:layer]), h)
+        cache, selection = sum(attends[:layer]), None
+        if "indexer" in s.extra:
+            selection = select_blocks(b, s, at, h)
+            cache = 3 * cache + 2  # before it: the index keys of tokens, and of blocks
+        else:
+            leave_indexer(b, at, INDEXER)
+        a = gated_attention(b, s, at, cache, h, selection=selection)
         return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
     at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
     inputs, gates = project_parts(b, sizes, at, h)

@@ -36,7 +36,6 @@ class ModelFacts:
     quantization: the weight format of a quantized checkpoint ("gguf Q4_1"); None = not quantized.
     fixed_positions: whether no request can be longer than max_position,
       for example because positions are a learned table.
-    length_limit: the reason for fixed_positions if there is no such table; "" = the table.
     weight_bytes: bytes of all tensors in the files.
     table_bytes: bytes of tables that are not packed, because their rows are looked up in the files.
     matrix_weights: number of weights in all matrices,
@@ -78,7 +77,6 @@ class ModelFacts:
     expert_weights: int = 0
     chosen_weights: int = 0
     fixed_positions: bool = False
-    length_limit: str = ""
     selected_floats: int = 0
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"

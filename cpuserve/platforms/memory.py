@@ -382,8 +382,6 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
             f"{ledger.asked('max_model_len')}: the positions of {facts.name} end at "
             f"{facts.max_position} tokens; give at most {facts.max_position}"
         )
-        if facts.length_limit:
-            msg += f", because {facts.length_limit}"
         if not facts.fixed_positions:
             msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to exceed its trained length"
         raise ConfigError(msg)
@@ -413,19 +411,22 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
     """Return the formula for the KV bytes of a token: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
-    groups: dict[tuple[int, int], int] = {}
-    latent = any(kv.latent for kv in facts.kv_layers)
+    groups: dict[tuple[int, int, int], int] = {}
     for kv in facts.kv_layers:
         head = -(-kv.head_dim // HEAD_ALIGN) * HEAD_ALIGN
-        groups[kv.kv_heads, head] = groups.get((kv.kv_heads, head), 0) + 1
+        kind = (1 if kv.latent else 2, kv.kv_heads, head)
+        groups[kind] = groups.get(kind, 0) + 1
     each = f" + {scale})" if scale else ""
     opening = "(" if scale else ""
+    halves = {count for count, _, _ in groups}
+    mixed = len(halves) > 1
     parts = [
-        f"{n} layers x {heads} heads x {opening}{dim}{each}" for (heads, dim), n in groups.items()
+        f"{'2 x ' * (mixed and count == 2)}{n} layers x {heads} heads x {opening}{dim}{each}"
+        for (count, heads, dim), n in groups.items()
     ]
     layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-    halves = "" if latent else "2 x "  # no model mixes latent layers with other layers
-    return f"{halves}{layers} bytes" if scale else f"{halves}{layers} x {element} bytes"
+    both = "2 x " if halves == {2} else ""
+    return f"{both}{layers} bytes" if scale else f"{both}{layers} x {element} bytes"
 
 
 def _require_room(budget: _Budget, needs: Needs, hint: str) -> None:
@@ -524,7 +525,7 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
     if length == facts.usual_length:
         return "max_seq_length of sentence-transformers; --max-model-len may give more"
     if length == facts.max_position:
-        return facts.length_limit or "as in the model"
+        return "as in the model"
     if length == facts.rope_original:
         return (
             f"the original context of LongRoPE; --max-model-len may be up to {facts.max_position}"

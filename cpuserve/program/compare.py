@@ -195,10 +195,10 @@ def _settle(
     import torch
 
     out = expected.copy()
-    q, weights = (torch.from_numpy(np.ascontiguousarray(x, np.float32)) for x in inputs)
+    values = [torch.from_numpy(np.ascontiguousarray(x, np.float32)) for x in inputs]
     for seq in range(interpreter.step.num_seqs):
         rows = interpreter.step.queries(seq)
-        scores = op.scores(interpreter, seq, rows, q[rows], weights[rows]).numpy()
+        scores = op.scores(interpreter, seq, rows, *values).numpy()
         for row, score in zip(range(rows.start, rows.stop), scores, strict=True):
             ours, theirs = (set(x[x >= 0].astype(int)) for x in (expected[row], got[row]))
             differ = ours ^ theirs

@@ -41,6 +41,7 @@ from cpuserve.program.row_formats import ACT_FORMAT
 from cpuserve.program.tables import rope_tables
 from cpuserve.program.view import (
     HasWords,
+    Int32,
     KeptTables,
     StepView,
     check_step,
@@ -282,9 +283,10 @@ class Interpreter:
             return k, v * v_scale[..., None], None
         return k, v, v_scale
 
-    def turns(self, rope: Rope) -> tuple[Tensor, Tensor]:
+    def turns(self, rope: Rope, positions: Int32 | None = None) -> tuple[Tensor, Tensor]:
         """Return (cos, sin) of the angles at the step's positions, each [T, 1, rotary / 2]."""
-        cos, sin = rope_tables(rope, self.step.positions, long=self._long_rope)
+        positions = self.step.positions if positions is None else positions
+        cos, sin = rope_tables(rope, positions, long=self._long_rope)
         return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
 
     def state_parts(self) -> Iterator[tuple[slice, ChunkRows]]:

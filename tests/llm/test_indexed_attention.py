@@ -7,7 +7,7 @@ from tests.helpers.answers import exact, exact_answers
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
-# Longer than the 64 keys that a token reads at most (67 in whole pools and after them), with a
+# Longer than the 64 keys that a token reads at most (or as many in whole pools), with a
 # common prefix of 64 tokens.
 PROMPTS = [[(7 * i + 31 * n * (i >= 64)) % 300 + 5 for i in range(90 + n)] for n in range(4)]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=4, ignore_eos=True, logprobs=1)
@@ -18,9 +18,9 @@ def make(family, **options):
     return LLM(str(tiny_model(family)), **{"executor": "native", **sizes, **options})
 
 
-@pytest.fixture(scope="module", params=["deepseek-v3.2", "glm5-next"])
+@pytest.fixture(scope="module", params=["deepseek-v3.2", "glm5-next", "qwen4-exp"])
 def family(request):
-    """A family with index keys of tokens, and one with index keys of pools of tokens."""
+    """A family with index keys of tokens, and two with index keys of pools of tokens."""
     return request.param
 
 

@@ -312,6 +312,11 @@ BAD = {
         {"ple_conv_kernel_size": 7},
         "7 taps with dilation 3 are more than 16 back",
     ),
+    "several-index-keys-of-a-token": (
+        "qwen4-exp",
+        {"indexer_kv_heads": 2},
+        "indexer_kv_heads is 2, but it must be 1",
+    ),
     "one-number-of-an-indexer": (
         "qwen4-exp",
         {"indexer_budget": None},
@@ -468,11 +473,15 @@ def test_an_indexer_of_pools_also_keeps_the_tokens_after_the_last_pool():
     assert sizes(512, 16) is None
 
 
-def test_requests_of_qwen4_are_short_enough_for_its_indexer_to_keep_all_keys():
-    spec = spec_from_config(tiny_config("qwen4-exp", indexer_budget=64, indexer_compress_ratio=16))
-    assert spec.max_position == 64 + 15
-    assert "does not have its indexer" in spec.extra["length_limit"]
-    assert "length_limit" not in spec_from_config(tiny_config("qwen4-exp")).extra
+def test_the_indexer_of_qwen4_selects_whole_blocks():
+    def sizes(**change):
+        return spec_from_config(tiny_config("qwen4-exp", **change)).extra.get("indexer")
+
+    assert sizes() == {"heads": 8, "width": 32, "keep": 8, "pool": 8}
+    assert sizes(indexer_budget=504) == {"heads": 8, "width": 32, "keep": 63, "pool": 8}
+    assert sizes(indexer_budget=512) is None
+    keys = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
+    assert sizes(**{f"indexer_{key}": None for key in keys}) is None
 
 
 def test_a_null_bound_of_decays_is_none_unless_a_published_config_wants_the_default():

@@ -13,6 +13,7 @@ from tests.helpers.tiny import tiny_config, tiny_model
 from tests.models.test_families import logits_of
 
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(170)]
+ALL = {"index_topk": 512, "indexer_budget": 512}  # every key of every request
 BLOCKS = (5, 2, 9, 1, 3, 7)
 VARIANTS = {
     "deepseek-v3.2": ("deepseek-v3.2", {"index_topk": 24}),
@@ -32,6 +33,11 @@ VARIANTS = {
         },
     ),
     "glm5-next": ("glm5-next", {"index_topk": 24}),
+    "qwen4-exp": ("qwen4-exp", {"indexer_budget": 24}),
+    "qwen4-exp-blocks-of-4": (
+        "qwen4-exp",
+        {"indexer_budget": 20, "indexer_compress_ratio": 4, "rms_norm_eps": 1e-3},
+    ),
     "glm5-next-pools-of-16": ("glm5-next", {"index_topk": 48, "index_kpool": 16}),
 }
 
@@ -53,7 +59,7 @@ def test_the_selection_matters(variant):
     interpreter = interpreter_of(path)
     most = min(op.reads_at_most for op in interpreter.program.ops if isinstance(op, SelectKeys))
     got = logits_of(interpreter, TOKENS, blocks=BLOCKS)
-    dense = build_program(spec_from_config(tiny_config(family, **{**changes, "index_topk": 512})))
+    dense = build_program(spec_from_config(tiny_config(family, **{**changes, **ALL})))
     assert not any(isinstance(op, SelectKeys) for op in dense.ops)
     states = 64 if dense.states else 0
     whole = logits_of(

@@ -389,6 +389,7 @@ class AttentionBuilder(BaseBuilder):
         sinks: str | None = None,
         alibi: bool = False,
         q_heads: int | None = None,
+        selection: ValueId | None = None,
     ) -> ValueId:
         """Return the causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
@@ -396,6 +397,7 @@ class AttentionBuilder(BaseBuilder):
         scale: factor of the scores; by default head_dim ** -0.5.
         sinks: the full name of a weight [q_heads].
         q_heads: the number of query heads, by default as in the spec.
+        selection: the keys that each query reads (`select_keys`); None = all that it sees.
         """
         q_heads = q_heads or self._spec.q_heads
         if layer >= len(self._cache):
@@ -413,7 +415,10 @@ class AttentionBuilder(BaseBuilder):
         out = self._value(f"layers.{layer}.attention", q_heads * d)
         heads = (q_heads, kv_heads, d)
         scale = d**-0.5 if scale is None else scale
-        self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
+        more = (scale, window, softcap, sinks, alibi)
+        keep = 0 if selection is None else self._width(selection)
+        attention = Attention(qkv, out, layer, *heads, *more, selection=selection, keep=keep)
+        self._ops.append(attention)
         self._cache[layer] = replace(cache, window=window)
         return out
 

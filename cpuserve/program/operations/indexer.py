@@ -55,10 +55,13 @@ class PoolIndexKeys(Op, frozen=True):
     """Store the index keys of the pools that the tokens of the step complete.
 
     A pool is `pool` consecutive tokens. Its key is the mean of the first `width` columns of their
-    rows in the cache layer `layer`, weighted, column by column, by the softmax over the tokens of
-    (the next `width` columns + ape [pool, width]). Token i of the pool keeps part i of the columns
-    in the layer after `layer`. x is the value that was stored, and does not change. Source:
-    transformers modeling_glm5_next.
+    rows in the cache layer `layer`, normalized (RMS norm with the weight `norm` + 1) if there is a
+    norm, and rotated by the angle of the first token if there is a RoPE. Token i of the pool keeps
+    part i of the columns in the layer after `layer`. x is the value that was stored, and does not
+    change. Source: transformers modeling_glm5_next and modeling_qwen4_exp.
+
+    ape: a weight [pool, width]. The mean is weighted, column by column, by the softmax over the
+      tokens of the next `width` columns + ape.
     """
 
     write_of = "x"
@@ -67,46 +70,69 @@ class PoolIndexKeys(Op, frozen=True):
     layer: int
     width: int
     pool: int
-    ape: str
+    ape: str | None = None
+    norm: str | None = None
+    eps: float = 1e-6
+    rope: Rope | None = None
 
     def lower(self, to: Lowering) -> None:
-        x, count = to.value(self.x), self.pool * self.width
-        ape = to.vector(("flat", self.ape), count, lambda read: read(self.ape).reshape(-1))
+        x, ape = to.value(self.x), -1
+        if (name := self.ape) is not None:
+            count = self.pool * self.width
+            ape = to.vector(("flat", name), count, lambda read: read(name).reshape(-1))
+        norm = to.norm_weight(self.norm, self.width, True)
+        rotary = self.rope.rotary if self.rope else 0
+        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
         sizes = self.layer, self.layer + 1, self.width, self.pool
-        to.emit(lambda: to.native.pool_index_keys(x, *sizes, ape))
+        to.emit(lambda: to.native.pool_index_keys(x, *sizes, ape, norm, self.eps, rotary, cos, sin))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         for seq in range(at.step.num_seqs):
             rows = at.positions[at.step.queries(seq)]
             first, end = int(rows[0]) // self.pool, (int(rows[-1]) + 1) // self.pool
             some = slice(first * self.pool, end * self.pool)
-            stored = at.stored(self.layer, seq)[0][some, 0].reshape(
-                end - first, self.pool, 2 * self.width
-            )
-            keys, gates = stored[..., : self.width], stored[..., self.width :]
-            weights = (gates + at.vector(self.ape)).softmax(dim=1)
-            parts = (weights * keys).sum(dim=1).reshape(-1, 1, self.width // self.pool)
+            stored = at.stored(self.layer, seq)[0][some, 0]
+            keys = self._means(at, stored.reshape(end - first, self.pool, x.shape[1]), first)
+            parts = keys.reshape(-1, 1, self.width // self.pool)
             at.store(self.layer + 1, parts, parts, at.slots_of(self.layer + 1, seq)[some])
         return x
+
+    def _means(self, at: Interpreter, rows: Tensor, first: int) -> Tensor:
+        """Return the keys [n, width] of pools from number `first` on; rows [n, pool, columns]."""
+        import numpy as np
+
+        from cpuserve.program.reference.rows import rms_norm, rotate
+
+        keys = rows[..., : self.width]
+        if self.ape is None:
+            keys = keys.mean(dim=1)
+        else:
+            weights = (rows[..., self.width :] + at.vector(self.ape)).softmax(dim=1)
+            keys = (weights * keys).sum(dim=1)
+        if self.norm is not None:
+            keys = rms_norm(keys, at.vector(self.norm) + 1, self.eps)
+        if self.rope is not None:
+            positions = np.arange(first, first + len(rows), dtype=np.int32) * self.pool
+            keys = rotate(keys[:, None], *at.turns(self.rope, positions))[:, 0]
+        return keys
 
 
 class SelectKeys(Op, frozen=True):
     """Select the keys that attention reads: out [T, reads], positions in ascending order.
 
-    q [T, heads * width], weights [T, heads]. The score of an index key is the sum over heads of
-    weights[:, h] * max(0, q_h . key). The `keep` index keys with the highest scores are selected;
-    of equal scores, those at lower positions. -1 fills the rest of a row. Source: transformers
-    modeling_deepseek_v32 and modeling_glm5_next.
+    q [T, heads * width or more], weights [T, heads] or None: all are 1. The score of an index key
+    is the sum over heads of weights[:, h] * max(0, q_h . key). The `keep` index keys with the
+    highest scores are selected; of equal scores, those at lower positions. -1 fills the rest of a
+    row. Source: transformers modeling_deepseek_v32, modeling_glm5_next and modeling_qwen4_exp.
 
     pool: an index key belongs to that many consecutive tokens. Their rows in the cache are its
       parts. The tokens after the last whole pool are selected as well.
     """
 
-    reads_of = ("q", "weights")
     claimed = True
 
     q: ValueId
-    weights: ValueId
+    weights: ValueId | None
     out: ValueId
     layer: int
     heads: int
@@ -119,32 +145,41 @@ class SelectKeys(Op, frozen=True):
         """The most keys that a row selects; a row that sees no more keys selects all of them."""
         return self.keep * self.pool + self.pool - 1
 
+    def reads(self) -> tuple[ValueId, ...]:
+        """The queries, and the weights of heads if there are any."""
+        return (self.q,) if self.weights is None else (self.q, self.weights)
+
     def lower(self, to: Lowering) -> None:
         to.out.cache_reads.append((self.layer, 0))
-        q, weights, out = to.value(self.q), to.value(self.weights), to.value(self.out)
+        q, out = to.value(self.q), to.value(self.out)
+        weights = -1 if self.weights is None else to.value(self.weights)
         sizes = self.layer, self.heads, self.keep, self.pool
         to.emit(lambda: to.native.select_keys(q, weights, out, *sizes))
 
-    def scores(self, at: Interpreter, seq: int, rows: slice, q: Tensor, weights: Tensor) -> Tensor:
-        """Return the scores [n, index keys] of n rows of sequence `seq`; -inf for unseen keys.
+    def scores(
+        self, at: Interpreter, seq: int, rows: slice, q: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the scores [rows, index keys] of sequence `seq`; -inf for keys that are not seen.
 
-        rows: the rows of the step that q and weights are.
+        rows: rows of the step that belong to the sequence; q and weights have all rows.
         """
         import torch
 
         stored, _, _ = at.stored(self.layer, seq)
         count = len(stored) // self.pool
         keys = stored[: count * self.pool].reshape(count, self.width)
-        heads = q.reshape(len(q), self.heads, self.width)
+        heads = q[rows, : self.heads * self.width].reshape(-1, self.heads, self.width)
         exact = self.pool > 1 or at.kv_type in ("f16", "f32")
         if at.mode == "emulated" and not exact:
             heads = heads.bfloat16().float()
         products = torch.einsum("nhd,kd->nhk", heads, keys).relu()
-        scores = torch.einsum("nhk,nh->nk", products, weights)
+        scores = products.sum(dim=1)
+        if weights is not None:
+            scores = torch.einsum("nhk,nh->nk", products, weights[rows, : self.heads])
         seen = (torch.arange(count) + 1) * self.pool <= at.positions[rows, None] + 1
         return scores.masked_fill(~seen, -torch.inf)
 
-    def reference(self, at: Interpreter, q: Tensor, weights: Tensor) -> Tensor:
+    def reference(self, at: Interpreter, q: Tensor, weights: Tensor | None = None) -> Tensor:
         import torch
 
         from cpuserve.program.reference.attention import QUERIES_AT_ONCE
@@ -154,7 +189,7 @@ class SelectKeys(Op, frozen=True):
             rows = at.step.queries(seq)
             for start in range(rows.start, rows.stop, QUERIES_AT_ONCE):
                 some = slice(start, min(start + QUERIES_AT_ONCE, rows.stop))
-                scores = self.scores(at, seq, some, q[some], weights[some])
+                scores = self.scores(at, seq, some, q, weights)
                 chosen = self._positions(scores, at.positions[some])
                 out[some, : chosen.shape[1]] = chosen.float()
         return out
@@ -191,37 +226,62 @@ class IndexerBuilder(AttentionBuilder):
         self._ops.append(StoreIndexKeys(x, layer, rope))
         return layer
 
-    def pool_index_keys(self, x: ValueId, ape: str, *, layer: int, pool: int) -> int:
+    def pool_index_keys(
+        self,
+        x: ValueId,
+        *,
+        layer: int,
+        pool: int,
+        ape: str | None = None,
+        norm: str | None = None,
+        eps: float | None = None,
+        rope: Rope | None = None,
+    ) -> int:
         """Store the index keys of pools of `pool` tokens; return the number of their cache layer.
 
-        x [T, 2 * width] was stored in `layer`, the last one so far: keys, then gates. ape is the
-        name of a weight [pool, width].
+        x [T, width] was stored in `layer`, the last one so far. The other arguments are as in
+        `PoolIndexKeys`; with ape, x is [T, 2 * width]. norm: the name of a norm.
         """
-        width = self._width(x) // 2
+        width = self._width(x) // (1 if ape is None else 2)
         if width % INDEX_GROUP or width % pool or BLOCK % pool:
             msg = (
                 f"index keys of {width} columns cannot be divided among pools of {pool} tokens: "
                 f"both {width} and {BLOCK} must be multiples of {pool}"
             )
             raise ModelError(msg)
-        self._need(ape, (pool, width), "vector")
+        if ape is not None:
+            self._need(ape, (pool, width), "vector")
+        if rope is not None:
+            check_rope(rope, width)
+        weight = self._need(f"{norm}.weight", (width,), "vector") if norm else None
         part = width // pool
         self._cache.append(CacheLayer(1, part, part, latent=True))
-        self._ops.append(PoolIndexKeys(x, layer, width, pool, ape))
+        more = (ape, weight, self._eps(eps), rope)
+        self._ops.append(PoolIndexKeys(x, layer, width, pool, *more))
         return layer + 1
 
     def select_keys(
-        self, q: ValueId, weights: ValueId, *, layer: int, keep: int, pool: int = 1
+        self,
+        q: ValueId,
+        weights: ValueId | None,
+        *,
+        layer: int,
+        heads: int,
+        keep: int,
+        pool: int = 1,
     ) -> ValueId:
         """Return the positions of the keys that attention reads: [T, (keep + 1) * pool - 1].
 
-        q [T, heads * width] and weights [T, heads], for index keys of the cache layer `layer`. The
-        `keep` index keys with the highest scores are selected. Rows with fewer keys end with -1.
+        q [T, heads * width or more] and weights [T, heads] (None = all are 1), for index keys of
+        the cache layer `layer`. The `keep` index keys with the highest scores are selected. Rows
+        with fewer keys end with -1.
 
         pool: an index key belongs to that many tokens; those after the last pool are selected too.
         """
-        heads, width = self._width(weights), self._cache[layer].key_width * pool
-        self._check_width(f"layer {layer}: index queries", q, heads * width)
+        width = self._cache[layer].key_width * pool
+        self._check_columns(f"layer {layer}: index queries", q, 0, heads * width)
+        if weights is not None:
+            self._check_width(f"layer {layer}: index weights", weights, heads)
         out = self._value(f"layers.{layer}.selection", (keep + 1) * pool - 1)
         self._ops.append(SelectKeys(q, weights, out, layer, heads, width, keep, pool))
         return out

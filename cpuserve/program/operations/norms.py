@@ -56,6 +56,7 @@ class PartNorm(Op, frozen=True):
     All parts use the same weight [width].
     In OLMo, all q heads are one part, and all k heads another part.
     Without a weight, the factor is 1 (Gemma 4, where each v head is a part).
+    plus_one: the factors are the weight plus 1.
     """
 
     write_of = "x"
@@ -66,11 +67,13 @@ class PartNorm(Op, frozen=True):
     eps: float
     column: int = 0
     parts: int = 1
+    plus_one: bool = False
 
     def lower(self, to: Lowering) -> None:
         import numpy as np
 
-        x, width, weight = to.value(self.x), self.width, to.plain(self.weight, self.width)
+        x, width = to.value(self.x), self.width
+        weight = to.norm_weight(self.weight, width, self.plus_one)
         if self.weight is None:
             weight = to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))
         to.emit(lambda: to.native.part_norm(x, weight, self.column, self.parts, self.eps))
@@ -84,6 +87,7 @@ class PartNorm(Op, frozen=True):
         parts = x[:, where].reshape(len(x), self.parts, self.width)
         out = x.clone()
         weight = torch.ones(self.width) if self.weight is None else at.vector(self.weight)
+        weight = weight + 1 if self.plus_one else weight
         out[:, where] = rms_norm(parts, weight, self.eps).reshape(len(x), -1)
         return out
 
@@ -185,14 +189,16 @@ class NormsBuilder(BaseBuilder):
         column: int = 0,
         parts: int = 1,
         eps: float | None = None,
+        plus_one: bool = False,
     ) -> None:
         """Apply RmsNorm to each of `parts` parts of x, in place. The first part begins at `column`.
 
         name: the name of the weight; None: the norm has no weight.
+        plus_one: the factors are the weight plus 1.
         """
         self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
         weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")
-        self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts))
+        self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts, plus_one))
 
     def layer_norm(
         self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True

@@ -24,7 +24,7 @@ struct StoreIndexArgs {
 // If `pool` is more than 1, a key belongs to `pool` tokens, and the row of each of these tokens
 // in `layer` has a part of it. Floats after the last score, up to a multiple of kChunk, may change.
 struct ScoreIndexArgs {
-  Rows q;                // f32 [T, heads * width]
+  Rows q;                // f32 [T, heads * width], or wider
   const float* weights;  // [heads] of the token; nullptr: all are 1
   KvLayer layer;
   const int32_t* block_table;

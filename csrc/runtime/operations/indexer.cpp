@@ -34,7 +34,7 @@ void score(const SelectKeysOp& op, const ScoreBatch& batch, int64_t row, int64_t
   if (begin >= end) return;
   ScoreIndexArgs args{};
   args.q = w.value(op.q);
-  args.weights = floats_of(w.value(op.weights), at.token);
+  if (op.weights != kNone) args.weights = floats_of(w.value(op.weights), at.token);
   args.layer = *w.kv().heads(op.layer);
   args.block_table = w.block_table(at.seq, op.layer);
   args.token = at.token;
@@ -98,22 +98,25 @@ void run(const StoreIndexOp& op, Worker& w) noexcept {
   w.kernels().store_index(args);
 }
 
-void prepare(const PoolIndexOp& op, const Program& p) {
+void prepare(const PoolIndexOp& op, Program& p) {
   p.check_tokens("pool_index_keys", {op.x});
   const CacheLayer &raw = p.kv_layer(op.raw), &to = p.kv_layer(op.to);
   check_argument(op.pool >= 1 && kBlock % op.pool == 0 && op.width >= 1 && op.width % 16 == 0 &&
                      op.width % op.pool == 0,
                  "pool_index_keys: cannot divide ", op.width, " columns among pools of ", op.pool,
                  " tokens, which must divide a block of ", kBlock);
-  check_argument(raw.latent && raw.head_dim == 2 * op.width && to.latent &&
+  check_argument(raw.latent && raw.head_dim == (op.ape == kNone ? 1 : 2) * op.width && to.latent &&
                      to.head_dim == op.width / op.pool && raw.group == to.group,
                  "pool_index_keys: layers ", op.raw, " and ", op.to, " do not keep keys of ",
                  op.width, " columns and their gates");
   check_argument(p.f32_value(op.x, "pool_index_keys x").width == raw.head_dim,
                  "pool_index_keys: value ", p.value(op.x).name, " must have ", raw.head_dim,
                  " columns");
-  check_argument(op.ape != kNone, "pool_index_keys: ape is missing");
   p.check_vector(op.ape, int64_t{op.pool} * op.width, "pool_index_keys ape");
+  p.check_vector(op.norm, op.width, "pool_index_keys norm");
+  check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= op.width,
+                 "pool_index_keys: cannot rotate ", op.rotary, " of ", op.width, " columns");
+  if (op.rotary > 0) check_rope(p, "pool_index_keys", op.rotary, op.cos, op.sin);
 }
 
 // The thread of the last token of a pool computes its key.
@@ -126,6 +129,11 @@ void run(const PoolIndexOp& op, Worker& w) noexcept {
   args.pool = op.pool;
   args.width = op.width;
   args.ape = w.vector(op.ape);
+  args.norm = w.vector(op.norm);
+  args.eps = op.eps;
+  args.rotary = op.rotary;
+  args.cos = w.vector(op.cos);
+  args.sin = w.vector(op.sin);
   args.scratch = w.scratch;
   for (int64_t s = 0; s < in.seqs; s++) {
     const int64_t begin = in.query_start[s], end = in.query_start[s + 1];
@@ -141,7 +149,7 @@ void run(const PoolIndexOp& op, Worker& w) noexcept {
 }
 
 void prepare(SelectKeysOp& op, const Program& p) {
-  p.check_tokens("select_keys", {op.q, op.weights, op.out});
+  p.check_tokens("select_keys", {op.q, op.out});
   check_argument(op.heads >= 1 && op.keep >= 1 && op.pool >= 1 && kBlock % op.pool == 0,
                  "select_keys: cannot select ", op.keep, " pools of ", op.pool, " tokens with ",
                  op.heads, " heads; a pool must divide a block of ", kBlock);
@@ -150,10 +158,11 @@ void prepare(SelectKeysOp& op, const Program& p) {
   check_argument(kv.latent && op.width % 16 == 0 && (op.pool > 1 || op.width == kv.hd_pad),
                  "select_keys: layer ", op.layer, " of ", kv.head_dim,
                  " columns does not keep index keys");
-  check_argument(p.f32_value(op.q, "select_keys q").width == int64_t{op.heads} * op.width,
-                 "select_keys: value ", p.value(op.q).name, " does not have ", op.heads,
-                 " heads of ", op.width);
-  p.check_columns(op.weights, 0, op.heads, "select_keys weights");
+  p.check_columns(op.q, 0, int64_t{op.heads} * op.width, "select_keys q");
+  if (op.weights != kNone) {
+    p.check_tokens("select_keys", {op.weights});
+    p.check_columns(op.weights, 0, op.heads, "select_keys weights");
+  }
   check_argument(p.f32_value(op.out, "select_keys out").width == op.most(), "select_keys: value ",
                  p.value(op.out).name, " must have ", op.most(), " columns");
 }

@@ -26,21 +26,29 @@ inline Accesses accesses(const StoreIndexOp& op, const Program&) {
 }
 
 // Stores the index keys of the pools that the tokens of the step complete, in layer `to`. A pool is
-// `pool` tokens. Their rows in layer `raw` are keys of `width` columns and gates. The key of a pool
-// is the mean of its keys, weighted by the softmax of gate + ape. x is the value that was stored.
+// `pool` tokens. Their rows in layer `raw` are keys of `width` columns, and gates if there is
+// `ape`. The key of a pool is the mean of its keys, weighted by the softmax of gate + ape. It is
+// normalized if there is `norm`, and its first `rotary` columns are rotated by the angle of the
+// first token. x is the value that was stored.
 struct PoolIndexOp {
   static constexpr const char* kName = "pool_index_keys";
   Id x, raw, to;
   int32_t width, pool;
-  Id ape;
+  Id ape, norm;
+  float eps;
+  int32_t rotary;
+  Id cos, sin;
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &PoolIndexOp::x), field("raw", &PoolIndexOp::raw),
                            field("to", &PoolIndexOp::to), field("width", &PoolIndexOp::width),
-                           field("pool", &PoolIndexOp::pool), field("ape", &PoolIndexOp::ape));
+                           field("pool", &PoolIndexOp::pool), field("ape", &PoolIndexOp::ape),
+                           field("norm", &PoolIndexOp::norm), field("eps", &PoolIndexOp::eps),
+                           field("rotary", &PoolIndexOp::rotary), field("cos", &PoolIndexOp::cos),
+                           field("sin", &PoolIndexOp::sin));
   }
 };
-void prepare(const PoolIndexOp& op, const Program& p);
+void prepare(const PoolIndexOp& op, Program& p);
 void run(const PoolIndexOp& op, Worker& w) noexcept;
 inline size_t scratch_bytes(const PoolIndexOp& op) {
   return pool_index_scratch(2 * op.width, op.pool);
@@ -52,8 +60,9 @@ inline Accesses accesses(const PoolIndexOp& op, const Program&) {
 // Writes to each row of out the positions of the keys that attention reads, in ascending order, and
 // then -1. These are the tokens of the `keep` index keys with the highest scores, and the tokens
 // after the last whole pool. A row that sees at most `out.width` keys selects all of them. An index
-// key belongs to `pool` tokens. Its score is the sum over heads of weight * max(0, query . key). Of
-// equal scores, those at lower positions are selected.
+// key belongs to `pool` tokens. Its score is the sum over heads of weight * max(0, query . key),
+// where all weights are 1 without `weights`. Of equal scores, those at lower positions are
+// selected.
 struct SelectKeysOp {
   static constexpr const char* kName = "select_keys";
   Id q, weights, out, layer;
@@ -72,7 +81,9 @@ void prepare(SelectKeysOp& op, const Program& p);
 void run(const SelectKeysOp& op, Worker& w) noexcept;
 size_t scratch_bytes(const SelectKeysOp& op);
 inline Accesses accesses(const SelectKeysOp& op, const Program&) {
-  return claimed({any(op.q), any(op.weights), any(kIndexCache)}, {any(op.out)});
+  AccessList reads = with({any(op.q)}, op.weights != kNone, any(op.weights));
+  reads.push_back(any(kIndexCache));
+  return claimed(reads, {any(op.out)});
 }
 
 using IndexerOps = Family<StoreIndexOp, PoolIndexOp, SelectKeysOp>;
