@@ -294,7 +294,7 @@ def share(done: float, total: float) -> str:
 
 
 def prompts(m: Model) -> None:
-    """Print the table of prompts."""
+    """Print the table of modelled cycles for prompts."""
     print("| kernel, prompts | products | all cycles | of the tile unit's peak |")
     print("|---|---|---|---|")
     for k in (2048, 4096):
@@ -322,7 +322,7 @@ def decode(m: Model) -> None:
 
 
 def line(name: str, done: float, total: float) -> None:
-    """Print a line of the table."""
+    """Print one row of a table of cycles."""
     print(f"| {name} | {done:,.0f} | {total:,.0f} | {share(done, total)} |")
 
 

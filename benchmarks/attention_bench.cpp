@@ -1,5 +1,5 @@
-// Attention kernels against limits that are probed in the same minute;
-// prints one JSON record a line, with medians of alternating rounds:
+// Measures attention kernels as shares of limits that are probed in the same minute.
+// Prints one JSON record a line, with medians of alternating rounds:
 // - decode at 8k and 32k tokens, as a share of a plain read of the same KV bytes;
 // - prefill of 4k tokens, as a share of the dot-product peak (only visible keys count as work);
 // - decode at 16k tokens over eight-bit keys and values, as a speed-up over bf16.
@@ -25,7 +25,7 @@
 namespace {
 using namespace cpuserve;
 
-constexpr size_t kDecodeBytes = 400'000'000;  // several times the last-level cache
+constexpr size_t kDecodeBytes = 400'000'000;  // several times the size of the last-level cache
 constexpr int kRounds = 9;
 
 // Kernels of the highest ISA level that both this CPU and the build support.

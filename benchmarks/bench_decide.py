@@ -28,7 +28,7 @@ from cpuserve.bench.schema import Where, record
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 
-VOCAB = 32000  # upper bound of the random token ids
+VOCAB = 32000  # random token ids are below this number
 BLOCK = 32
 WORDS = ("the", "order", "card", "was", "charged", "twice", "and", "then", "she", "asked", "money")
 STEPS = "iteration_tokens_total_count"  # of /metrics

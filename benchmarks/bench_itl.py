@@ -45,7 +45,7 @@ def stolen_s():
 
 
 async def beside(server, args, rng):
-    """Run a prompt next to streams.
+    """Run a long prompt while the streams decode.
 
     Returns (gaps in ms before the prompt, gaps during it, its TTFT in s, its steps, stolen ms).
     """

@@ -4,12 +4,13 @@
 usage: bench_short.py MODEL [--long 3000] [--short 16] [--after 1.0] [--rounds 5] [--score]
                             [--flag=value of serve]
 
-Both requests have a prompt of random ids and generate one token. In each round the short request
-runs alone, then the long one alone, and then both: the short one starts `--after` seconds after the
-long one. `ttft_short` and `ttft_long` are the times together divided by the times alone in the same
-round, one sample per round. The first round does not count, because the engine learns its costs.
-With --score the long request also asks for prompt log probabilities. Servers refuse those in a
-stream, so it is not streamed, and its time is the time of the whole response, which has one token.
+The two requests have prompts of random ids and generate one token each. In each round the short
+request runs alone, then the long request alone, and then both: the short request starts `--after`
+seconds after the long one. `ttft_short` and `ttft_long` are the TTFT of each request when both run,
+divided by its TTFT alone in the same round; there is one sample per round.
+The first round does not count, because it trains the cost model of the engine.
+With --score the long request also asks for prompt log probabilities. Servers refuse those
+in a stream, so this request has no stream, and its time is the time of the whole response.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-// Recurrent layers against limits that are probed in the same minute;
-// prints one JSON record a line, with medians of alternating rounds:
-// - decode of one token a sequence, as a share of a bare read of the same states, and as a speed-up
-//   over the recurrent form, which rewrites the states with every token, without and with fetching
-//   rows ahead;
+// Measures recurrent layers as shares of limits that are probed in the same minute.
+// Prints one JSON record a line, with medians of alternating rounds:
+// - decode of one token a sequence, as a share of the rate of a bare read of the same states;
+// - the same as a speed-up over the recurrent form, which rewrites the states with every token
+//   (without and with prefetching of rows);
 // - prefill of one layer, as a share of the fp32 multiply-add peak (only products count as work).
-// Times are the CPU time of the slower thread: they exclude time while another process has the
-// core, but include the effect of processes that take memory bandwidth. The recurrent form uses the
-// vectors that this file is compiled for. After a build in BUILD, from the repository root:
+// Times are the CPU time of the slower thread: they exclude time while another process has
+// the core, but include the effect of processes that take memory bandwidth. The recurrent form uses
+// vectors of the CPU that this file is compiled for. After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O3 -march=native -fopenmp -Icsrc benchmarks/recurrent_bench.cpp
 //     BUILD/libcpuserve_core.a -o recurrent_bench
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
@@ -14,7 +14,7 @@
 //
 // By default, the k, q, v and results of a unit are parts of the long rows of a layer,
 // which prefill finds in L3. With --compact, the rows of all chunks share one small buffer.
-// That is as in the engine, where the convolution writes each chunk just before the unit reads it.
+// The engine works like --compact: the convolution writes each chunk just before the unit reads it.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -159,8 +159,8 @@ void rewrite_state(float* state, const RecurrentShape& s, const float* k, const 
   }
 }
 
-// Rewrites the states of a unit. fetching: whole rows at a time, with a prefetch of the next rows;
-// otherwise 64 columns at a time, without a prefetch.
+// Rewrites the states of a unit. If `fetching`, computes whole rows and prefetches the next rows;
+// otherwise computes 64 columns at a time without prefetching.
 void rewrite_unit(float* state, const RecurrentArgs& a, bool fetching) {
   const RecurrentShape& s = a.shape;
   const auto form = s.delta
@@ -238,7 +238,7 @@ class Bench {
  private:
   static constexpr int64_t kTokens = 960;
 
-  // Members of a record: the median, and the 5th and 95th percentile.
+  // Returns members of a record: the median, and the 5th and 95th percentile.
   static std::string range(const char* name, std::vector<double> x) {
     std::sort(x.begin(), x.end());
     const auto at = [&](double share) {
@@ -316,7 +316,7 @@ class Bench {
     return seconds / static_cast<double>(kSteps);
   }
 
-  // Seconds of a prompt in the first layer of the first sequence.
+  // Returns the seconds of a prompt in the first layer of the first sequence.
   double prefill_layer() const {
     return time_threads([&](int thread, int threads) {
       for (int64_t u = shape_.units * thread / threads; u < shape_.units * (thread + 1) / threads;

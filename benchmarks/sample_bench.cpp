@@ -70,8 +70,8 @@ double one_thread_us(const Cost& cost, int threads) {
   return cost.alone + fetches_us(cost.one_of_two - cost.alone, threads);
 }
 
-// Microseconds with shared passes.
-// The threads claim pieces, so a pass takes as long as the thread with the most pieces.
+// Estimates the microseconds to sample a row if all threads share the passes over its logits.
+// Threads claim pieces, so a pass takes as long as the thread with the most pieces.
 double shared_us(const Cost& cost, int pieces, int threads) {
   const auto computing = [&](int of) {
     const int most = (pieces + of - 1) / of;

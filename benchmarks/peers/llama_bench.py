@@ -3,7 +3,7 @@
 usage: llama_bench.py FILE.gguf THREADS PROMPT OUTPUT [STREAMS ...]
 
 Run it in the virtual environment that install.sh made. It prints one JSON object in tokens/s:
-decode and prefill of one sequence, and total output of STREAMS sequences at once.
+the decode and prefill rates of one sequence, and the output rate of STREAMS sequences together.
 """
 
 import ctypes

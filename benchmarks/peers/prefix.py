@@ -5,7 +5,7 @@ usage: prefix.py DIR [--rounds 5] [--peers vllm]
 
 "shared": prompt tokens per second of 12 prompts of 1,024 tokens with the same first 960 tokens,
 divided by the rate of 12 prompts that share nothing. "second turn": time to first token of a prompt
-that repeats one of 4,096 tokens and adds 64, divided by the time of the first prompt.
+that repeats a prompt of 4,096 tokens and adds 64 tokens, divided by that of the first prompt.
 """
 
 import argparse

@@ -34,7 +34,7 @@ from cpuserve.config.env import environment
 PEERS = Path(environment().get("PEERS", "~/.cache/cpuserve-peers")).expanduser()
 HERE = Path(__file__).parent
 READY_TIMEOUT_S = 600
-KEY = secrets.token_hex(8)  # API key of the servers, instead of one in the environment
+KEY = secrets.token_hex(8)  # API key of the servers; it replaces an API key in the environment
 
 
 class ServerEngine:
