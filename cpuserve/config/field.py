@@ -41,7 +41,7 @@ class Field:
     default: a text that describes the value if the option is not set.
     synonyms: other spellings for the choices of the option.
     words: texts that are accepted besides values of the type `kind`.
-    read(value): converts a value instead of `kind`, and raises a ValueError as `parse` does.
+    read(value): converts a value that `kind` cannot describe; raises a ValueError as `parse` does.
     check(value): raises a ValueError that lists the expected values.
     secret: whether error messages must not show the value.
     server: whether the option belongs to ServerOptions.

@@ -48,7 +48,7 @@ def _keys(value: list[str]) -> None:
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Settings of the front end, each with the help text of its flag.
 
-    uds: the text "none" means that there is no Unix socket.
+    uds: the path of a Unix socket to listen on; "none" = no Unix socket.
     request_timeout: seconds, 0 = no limit.
     """
 

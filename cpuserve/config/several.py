@@ -16,9 +16,9 @@ from cpuserve.config.fields import BY_NAME
 from cpuserve.config.load import Asked, options_of, parse_file
 from cpuserve.errors import ConfigError
 
-# Keys of a model in the file that are not options.
+# The keys that a model may have in the file of --models, besides the options of the engine.
 _OWN = ("model", "aliases", "adapters")
-# These flags apply to the first model of the file, unless it sets the same option itself.
+# These flags apply to the first model of the file, unless the file sets the same option for it.
 _ABOUT_FIRST = (
     *("revision", "tokenizer", "chat_template", "pooling"),
     *("override_generation_config", "allow_runtime_lora_updating"),

@@ -22,8 +22,8 @@ LEAST_PART, MOST_PART = 64, COARSE
 # A prompt of at most TOGETHER tokens takes little longer than one token,
 # because every step reads all weights.
 TOGETHER = 16
-# When a short prompt arrives, the running step may be ended early. Its prompts then compute the
-# same tokens again, but at most 1 / LOSS_SHARE of the tokens of each prompt are lost in this way.
+# When a short prompt arrives, the running step may be ended early. The prompts of that step then
+# compute their tokens again, but at most 1 / LOSS_SHARE of the tokens of each prompt are lost in this way.
 LOSS_SHARE = 6
 
 
@@ -124,7 +124,7 @@ class PromptBudget:
             self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))
 
     def most(self, left: int, labels: int = 0) -> int:
-        """Return how many of a prompt's `left` remaining tokens may run, not counting the time.
+        """Return how many of a prompt's `left` remaining tokens may run, however long they take.
 
         labels: number of logit rows that score labels.
           A step has at most as many logit rows as tokens.

@@ -48,7 +48,7 @@ def by_rank(request: Request) -> QueueRank:
 
 
 def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
-    """Yield the first waiting requests that a step may start: at most LOOK_AHEAD, and decisions.
+    """Yield the first waiting requests that a step may start: LOOK_AHEAD and all decisions.
 
     slots: how many requests can start. Decisions (Request.decides) are not counted,
     because a client waits for all questions of its request.

@@ -164,7 +164,7 @@ class _Replica:
 
 
 def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
-    """Add the counters of `more` to `to`; held: also add the current content of its tiers."""
+    """Add the counters of `more` to `to`; held: and the current size of its tiers."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
     tiers = dict(to.tiers)

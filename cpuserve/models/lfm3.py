@@ -88,9 +88,9 @@ def _default_kind(layer: int) -> str:
 def _attention(
     b: Builder, s: ModelSpec, layer: int, cache: int, h: ValueId, to: ValueId | None
 ) -> ValueId:
-    """Return the attention of h, added to `to` if that is given; a gate multiplies each head.
+    """Return the attention of h, added to `to` unless it is None; a gate multiplies each head.
 
-    cache: the number of this layer among the attention layers.
+    cache: the number of this layer's KV cache: only attention layers have one.
     """
     at = f"model.layers.{layer}.self_attn"
     a = attend(b, s, layer, h, qk_norm=True, cache=cache)

@@ -95,7 +95,7 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
     values = sizes["value_heads"] * sizes["value_width"]
     inputs = b.linear(h, [f"{at}.{n}_proj" for n in "qkvg"], features=[keys, keys, values, values])
     gates = b.linear(h, [f"{at}.{n}_proj" for n in "ba"], features=sizes["value_heads"])
-    # The norm has this epsilon, even if the config has another one.
+    # The epsilon of the gated norm is always 1e-5, even if the config has another one.
     out = b.gated_delta(
         inputs,
         gates,

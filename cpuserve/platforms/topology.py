@@ -13,7 +13,7 @@ from cpuserve.platforms.host import Cpu, Host, Node
 # Otherwise the waiting for slower cores costs more time than they save (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
 ALIKE = 0.9  # cores of one class have at least this part of the top capacity, as clocks differ
-# A node at this multiple of the distance to itself is on another socket.
+# A node is on another socket if it is FAR times as distant as a node is from itself, or more.
 # Firmware reports 1.1 or 1.2 for the parts of a socket (SNC, NPS4), and 2 or more for sockets.
 # Firmware reports 1.6 for the dies of a first EPYC, which are as slow to reach as a socket.
 # The kernel reports 1 for the parts of one memory (numa=fake).

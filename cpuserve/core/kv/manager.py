@@ -503,7 +503,7 @@ class KvManager:
         return True
 
     def _grow_states(self, table: BlockTable, num_tokens: int, snapshots: Iterable[int]) -> None:
-        """Append blocks; only the last, the last full one and `snapshots` get their own slots.
+        """Append blocks. Only the last, the last full one and `snapshots` get slots of their own.
 
         There are enough slots: the pool has STATES_OF_ONE slots for each request that can run.
         """

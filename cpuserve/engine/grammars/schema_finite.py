@@ -1,4 +1,4 @@
-"""Finds the schemas with a finite value: a schema that requires itself has only endless ones."""
+"""Finds the schemas with a finite value: a schema that requires itself has none."""
 
 from __future__ import annotations
 

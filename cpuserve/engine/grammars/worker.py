@@ -372,7 +372,7 @@ class _Compilation:
             os.close(self._theirs)
 
     def cancel(self) -> None:
-        """Drop the result, which nobody needs. The compilation ends, as the fork has shown."""
+        """Drop the result. The compilation runs to its end: the fork showed that it has one."""
         self._cancelled = True
 
     def is_over(self) -> bool:
