@@ -154,7 +154,7 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
 @pytest.mark.parametrize("threads", [1, 2, 3], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("family", INDEXED)
-@each_level
+@each_level_of_vectors
 def test_a_row_of_selected_keys_has_the_same_bits_however_it_is_computed(isa, family, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv, family=family)
 
