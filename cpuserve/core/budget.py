@@ -23,7 +23,7 @@ LEAST_PART, MOST_PART = 64, COARSE
 # because every step reads all weights.
 TOGETHER = 16
 # When a short prompt arrives, the running step may be ended early. The prompts of that step then
-# compute their tokens again, but at most 1 / LOSS_SHARE of the tokens of each prompt are lost in this way.
+# compute their tokens again, but each loses at most 1 / LOSS_SHARE of its tokens in this way.
 LOSS_SHARE = 6
 
 
