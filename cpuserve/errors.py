@@ -56,7 +56,7 @@ class RequestError(CpuserveError):
       of the request: a field of GenerateCall, such as "prompt", "max_tokens"
       or "structured_outputs". `use_words` replaces the role by the field of the dialect,
       as `param` and at the start of a message that begins with the role.
-    code: the name of the cause. It is the name in the API of OpenAI if there is one,
+    code: the name of the cause, which is a code of the OpenAI API if the API has one,
       because client libraries compare it ("context_length_exceeded").
     """
 

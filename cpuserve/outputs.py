@@ -221,7 +221,7 @@ def completion_of(choice: Choice, params: SamplingParams, tokenizer: Tokenizer) 
 def beam_output(
     prompt: list[int], beams: Sequence[Beam], params: BeamSearchParams, tokenizer: Tokenizer
 ) -> BeamSearchOutput:
-    """Return the output of a beam search for `prompt`; as in vLLM, its texts begin with it."""
+    """Return the output of a beam search; as in vLLM, its texts begin with the prompt."""
     found = BeamSearchOutput([])
     for beam in beams:
         cut = beam.end is not None and not params.include_stop_str_in_output

@@ -1,6 +1,6 @@
 """A load generator for OpenAI-compatible servers: streams completions and times their tokens.
 
-It must use little CPU time, because it runs on the same machine as the server that it measures.
+The generator must use little CPU time, because it runs on the machine of the server.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ async def run_open(
 ) -> tuple[list[T], float]:
     """Start job i gaps[i] seconds after the start of job i - 1; return (results, wall seconds).
 
-    concurrency: the maximum number of jobs that run at the same time; None = all. Others wait.
+    concurrency: the maximum number of jobs that run at the same time, while other jobs wait;
+      None = all jobs.
     """
     gate = asyncio.Semaphore(concurrency or max(1, len(jobs)))
 

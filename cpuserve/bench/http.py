@@ -1,6 +1,6 @@
 """A minimal HTTP/1.1 client: one request and its response per connection.
 
-It is an asyncio protocol and not a stream reader, because a protocol needs one call per chunk
+The client is an asyncio protocol and no stream reader: a protocol needs one call per chunk
 of a response, whereas a stream reader needs three awaits.
 """
 

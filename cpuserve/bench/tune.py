@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
 # A new size is used only if its median time over ROUNDS rounds is below GAIN times the old time.
-# It must pass this comparison twice, because one of ten candidates would look 2 % faster
+# A size must pass this comparison twice, because one of ten candidates would look 2 % faster
 # by chance now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)

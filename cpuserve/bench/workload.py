@@ -13,7 +13,7 @@ from cpuserve.errors import ConfigError
 
 FIRST_PLAIN_ID = 300  # smaller token ids are often special tokens or single bytes
 LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly
-# Parameters of log-normal lengths in place of the ShareGPT file. They are fitted to published
+# Parameters of log-normal lengths in place of the ShareGPT file, fitted to published
 # quantiles of its lengths after the filter of vLLM (prompts: median about 100, mean 220 tokens;
 # responses: median about 150, mean 200 tokens).
 SHAREGPT_PROMPT = (4.6, 1.2)

@@ -2,7 +2,7 @@
 
 The command finds the address of the server in the flags of process 1, in the environment
 (which is equal to the server's) and in the config file.
-With `--port 0`, it reads the address from the sockets on which process 1 and its children listen.
+With `--port 0`, the address comes from the sockets on which process 1 and its children listen.
 The exit code is 0 if /health returns 200, otherwise 1.
 """
 

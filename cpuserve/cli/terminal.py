@@ -24,7 +24,7 @@ def open_standard_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
     Some launchers start programs with closed streams. The next opened file or socket would
-    then get the descriptor of such a stream, and output would go into it. This function also makes
+    then get the descriptor of the stream, and output would go there. This function also makes
     stdout replace characters that its encoding lacks, because a response may contain any character.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -14,7 +14,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def exposition(families: Iterable[Metric]) -> bytes:
     """Return metric families in the text format of Prometheus (CONTENT_TYPE).
 
-    Families with the same name become one family with the samples of all; labels distinguish them.
+    Families with the same name become one family with all of their samples, told apart by labels.
     """
     registry = CollectorRegistry()
     registry.register(_Families(families))

@@ -198,7 +198,7 @@ class ServerMetrics:
         """Return the running sequences, the waiting sequences and the KV cache usage (0 to 1).
 
         The engine's figures are from its last step, and no step follows the abort of the last
-        sequence. They are limited to the sequences that the front end counts, so that an idle
+        sequence. So the figures are limited to the sequences that the front end counts: an idle
         server shows zeros. All other sequences of the front end count as waiting: autoscalers must
         see the requests of the last seconds, and a step with long prompts takes seconds.
         """

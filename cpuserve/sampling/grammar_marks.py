@@ -12,7 +12,7 @@ OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
 # If the function is not strict, this comment comes before PARAMETERS_OF.
-# If llguidance cannot enforce the schema of such a line, it enforces only the type of the schema.
+# If llguidance cannot enforce the schema in this line, it enforces only the type of the schema.
 IF_POSSIBLE = " // if possible"
 
 # If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one
@@ -20,7 +20,7 @@ IF_POSSIBLE = " // if possible"
 OTHER_TOKENS = " // and special tokens other than "
 
 # A client may send a grammar for the text that a custom tool takes.
-# Only the process for grammars reads this grammar. It is sent in one of two ways:
+# Only the process for grammars reads this grammar. The grammar is sent in one of two ways:
 # - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT
 #   has the grammar in its member INPUT_GRAMMAR: {"syntax": "lark" or "regex", "definition": ...}.
 # - If calls have tags in place of JSON, the Lark grammar of calls has a rule

@@ -71,7 +71,7 @@ class Backlog:
     def start(self, tokens: int, computed: int, caller: str = "") -> None:
         """Remove a sequence at its first output; `computed`: prompt tokens not in the cache."""
         self.leave(tokens, caller)
-        # Several waiting sequences may have the same prompt. Its tokens count for one of them only:
+        # Several waiting sequences may have the same prompt. The tokens count for one of them only:
         # `tokens` is 0 for the other sequences, although each computes a few prompt tokens again.
         self._learn_share(tokens, min(computed, tokens))
         now = self._clock()

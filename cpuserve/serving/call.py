@@ -247,7 +247,7 @@ class GenerateCall(CommonFields, kw_only=True):
 def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
     """Return a GenerateCall with the fields that the body `asked` shares with it, and with `more`.
 
-    refused: fields that the dialect refuses if they are set. They are not copied,
+    refused: fields that the dialect refuses if they are set. These fields are not copied,
     because they can only have values that mean "not set", such as false or an empty list.
     """
     return GenerateCall(**{**_shared(asked, refused), **more})

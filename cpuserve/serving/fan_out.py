@@ -38,7 +38,7 @@ class SequenceRequest:
 
     started, first_output: the times (time.monotonic()) when the object was made,
       and when the first output came; 0.0 = no output yet.
-    held: whether the ModelContext counts the sequence as active.
+    held: True while the ModelContext counts the sequence as active.
     waits: whether the backlog counts it, with num_queued prompt tokens.
     scored_by: the index of the sequence that computes the prompt logprobs for this one,
       None if it computes them itself.
@@ -149,8 +149,8 @@ def sequences_of(
 def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
     """Return the sequence that computes the beginning of all prompts; None = they share none.
 
-    The sequence generates no tokens. The others find its KV blocks in the prefix cache, and also
-    the states of recurrent layers, which are found only at the end of a prompt that has run.
+    The sequence generates no tokens. The other sequences find its KV blocks in the prefix cache,
+    and the states of recurrent layers, which exist only at the end of a prompt that has run.
     """
     first = sequences[0]
     if not first.prompt.shared:

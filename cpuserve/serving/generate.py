@@ -110,7 +110,7 @@ def _choose_adapter(served: Served, call: GenerateCall) -> None:
 async def _prepared(
     context: ModelContext, call: GenerateCall, num_bytes: int, kept: GenerateCall | None = None
 ) -> Generation:
-    """Return the generation of a call; its inputs are dropped. kept: a copy with the inputs."""
+    """Return the generation of a call, and drop the call's inputs. kept: a copy with the inputs."""
     tools, prompts = await read_prompts(context, call, num_bytes)
     ids = [prompt.ids for prompt in prompts]
 
@@ -514,7 +514,7 @@ _Queue = asyncio.Queue["list[Event] | SequenceFailure | None"]
 
 
 class _Scores:
-    """Passes prompt logprobs from the sequence that computes them to others of the same prompt."""
+    """Passes prompt logprobs from the sequence that computes them to the prompt's others."""
 
     def __init__(self) -> None:
         self.known = asyncio.Event()
@@ -545,7 +545,7 @@ async def _pump(
     given: where to store the prompt logprobs that this sequence computes for other sequences.
     taken: where to get the prompt logprobs that another sequence computes for this one.
     """
-    # Events that arrive before the prompt logprobs are kept here. They must not stay unread
+    # Events that arrive before the prompt logprobs are kept here. Events must not stay unread
     # in the engine's stream, because stop strings are found only when the text is read.
     held: list[list[Event]] = []
 

@@ -2,11 +2,11 @@
 
 The prompts have two uses. The next turn of a conversation reuses the tokens of its last response
 (known_tokens.py), and if a request finds less in the prefix cache
-than an earlier request could have left there, its response explains why.
+than an earlier request could have left there, the response explains why.
 
 A caller only ever gets its own texts. Without API keys a caller is an address, which clients
-of a proxy share. Its earlier texts are then shown only to a request of the same session,
-or with the id of the earlier response, if others cannot guess these ids (`as_shown`).
+of a proxy share. Earlier texts of an address are shown only to a request of the same session,
+or with the id of the earlier response, if other clients cannot guess these ids (`as_shown`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Thoughts as opaque texts that clients send back: `encrypted_content` and `signature`.
 
-The text is the thought, compressed, after a checksum. It is not secret, because the client
+The text is a checksum and the compressed thought. The text is not secret, because the client
 may read the thought anyway. Some clients send back only this field of a thought.
 """
 

@@ -2,7 +2,7 @@
 
 If a model thinks, structured outputs and forced tool calls begin after the thought, and a thought
 that has used its token budget is ended. The sequence then goes on as a new engine request.
-Its prompt has the tokens so far, and the tokens that the server adds
+The prompt of this request has the tokens so far, and the tokens that the server adds
 (the end of the thought, the forced beginning). All but the last block are in the prefix cache,
 and logits do not depend on how the prompt was computed.
 """
@@ -43,7 +43,7 @@ class SequenceRun:
         self._tools = tools
         self._tokens: list[int] = []  # all tokens of the response so far
         self._opening: list[int] = []  # the forced beginning, which the model did not generate
-        self._held: list[Event] = []  # events kept until it is known whether the model thinks
+        self._held: list[Event] = []  # events held back until it is known whether the model thinks
         self._num_held = 0  # the number of tokens in the events of `_held`
         waits = sequence.after_thought is not None
         self._processor = self._begin("" if waits or tools is None else tools.opening)

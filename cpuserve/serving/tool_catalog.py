@@ -142,8 +142,8 @@ def _matcher(pattern: str) -> Any:
     Raises:
       ValueError: the pattern is not valid.
     """
-    # pydantic has the regular expressions of Rust. In contrast to Python, their time is linear
-    # for any text and pattern. The import is here since few requests need pydantic.
+    # pydantic has the regular expressions of Rust. In contrast to Python, Rust searches in linear
+    # time for any text and pattern. The import is here since few requests need pydantic.
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     try:

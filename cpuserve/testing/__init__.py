@@ -1,9 +1,9 @@
 """Servers for the tests of programs that use a language model.
 
 * `serve` runs a real server with a real model in its own process.
-  It decodes greedily, so the same request returns the same text.
+  This server decodes greedily, so the same request returns the same text.
 * `scripted` runs the front end of the server with an engine that returns the replies of a script.
-  It needs no model and no network, and supports every API dialect.
+  This server needs no model and no network, and supports every API dialect.
 
 pytest_plugin.py has fixtures for pytest. Heavy modules are imported only when they are used.
 docs/testing-your-code.md is the guide.

@@ -70,7 +70,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _starts_early(config: pytest.Config) -> bool:
     """Return whether the server may start before a fixture needs it.
 
-    It may not in workers of pytest-xdist, because some of them may never need it.
+    Workers of pytest-xdist do not start it early, because some workers may never need a server.
     """
     return not config.getoption("collectonly") and not hasattr(config, "workerinput")
 

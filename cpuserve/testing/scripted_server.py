@@ -233,7 +233,7 @@ def scripted(
         replies: the reply to each request, in order: a text, or a result of `reply`, `raw` or
             `failure`.
         respond: a function that returns the reply to each request, in place of `replies`.
-            It runs on the thread of the server.
+            The function runs on the thread of the server.
         default: the reply to all requests after the last of `replies`.
             Without it, these requests get an error.
         strict: whether the end of the `with` block calls `ScriptedServer.check`.

@@ -42,7 +42,7 @@ def _systems(messages: list[ConversationMessage], traits: Traits) -> list[Conver
     System messages at the beginning are then merged, and later ones become user messages.
     A system message after a tool's result becomes a part of the result: a user message
     between calls would be a new question, and templates drop the thoughts before the last question.
-    Without these thoughts, the rest of the prompt would not be found in the prefix cache.
+    Without these thoughts, the later tokens of the prompt would not be in the prefix cache.
     """
     if traits.late_system and traits.system:
         return messages
@@ -107,7 +107,7 @@ def _with_thoughts(message: ConversationMessage, traits: Traits) -> Conversation
 
 
 def _with_calls(message: ConversationMessage, traits: Traits) -> ConversationMessage:
-    """Return a message changed so that the template writes its calls; its text may be lost."""
+    """Return a message changed so that the template writes its calls; the text may be dropped."""
     calls = message.get("tool_calls")
     if not calls:
         return message

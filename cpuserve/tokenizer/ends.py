@@ -34,7 +34,7 @@ ENDS = frozenset({
     "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 })  # fmt: skip
-# A model with both of these uses the harmony format of OpenAI,
+# A model with both of these tokens uses the harmony format of OpenAI,
 # where a response consists of several messages and <|end|> ends only one of them.
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
 

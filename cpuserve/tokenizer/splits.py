@@ -173,7 +173,7 @@ _TABLE: dict[str, PreTokenizer] = {
     ),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
     # The last expression is the original one, which finds groups in at most 297 digits.
-    # It is for numbers that have other numerals than digits.
+    # This expression is for numbers that have other numerals than digits.
     "superbpe": PreTokenizer((r"\p{N}+", _threes(r"\d"), r"(?=(?:\d{3}){1,99}(?!\d))")),
     "spark2_5": PreTokenizer((
         r"\p{N}{1,3}",

@@ -143,7 +143,7 @@ class Tokenizer:
     ) -> tuple[list[int], list[int]]:
         """Return (token ids, type of each token) of two texts, with the special tokens around them.
 
-        most: keep only this number of tokens, by cutting the end of the longer text, then of both.
+        most: keep only this number of tokens: cut the end of the longer text, then of both texts.
         left: cut the starts of the texts instead.
 
         Raises:

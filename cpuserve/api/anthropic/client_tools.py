@@ -1,7 +1,7 @@
 """Definitions of the tools that Anthropic specifies and clients run: bash, text editor, memory.
 
 A request has only the type of such a tool, so its parameters are defined here.
-They follow the Anthropic documentation of these tools.
+The definitions follow the Anthropic documentation of these tools.
 """
 
 from __future__ import annotations

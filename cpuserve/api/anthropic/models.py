@@ -127,7 +127,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get(_ONE, openapi_extra={**response_types(ModelInfo, MessageError), **parameters(_ONE)})
 async def get_model(request: Request) -> Response:
-    """Describe one served model name; 404 for others."""
+    """Describe one served model name; 404 for a name that is not served."""
     state = get_state(request)
     info = _info(state, state.models.resolve(request.path_params["name"]))
     return Response(msgspec.json.encode(info), media_type="application/json")

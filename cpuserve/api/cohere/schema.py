@@ -42,8 +42,8 @@ class CohereInput(msgspec.Struct, kw_only=True):
 class CohereFields(msgspec.Struct, kw_only=True):
     """The fields that both versions of the endpoint share.
 
-    input_type: the purpose of the vectors, such as "search_query".
-      It selects a prompt of the checkpoint.
+    input_type: the purpose of the vectors, such as "search_query";
+      this purpose selects a prompt of the checkpoint.
     truncate: the side where a long text is cut, "END" (the default) or "START"; "NONE" = an error.
     """
 

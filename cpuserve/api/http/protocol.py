@@ -35,7 +35,7 @@ class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
 
     The request line and headers must arrive within header_timeout_s of opening the connection,
-    or of the first byte of a later request. A body may pause for at most the same time.
+    or of the first byte of a later request. A body may pause for at most header_timeout_s.
     If a full write buffer does not drain within write_timeout_s,
     the connection and its request are aborted.
     """

@@ -6,7 +6,7 @@ import signal
 
 # All of these signals drain the server. A terminal sends SIGHUP when it closes. Ctrl-\ sends
 # SIGQUIT, and so do supervisors that stop programs as nginx is stopped.
-# Without handlers, both would kill the server and its streams.
+# Without handlers, these signals would kill the server and its streams.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

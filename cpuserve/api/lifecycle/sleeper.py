@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class EngineSleeper:
     """Ends the engines of the first model when no request uses them, and restarts them later.
 
-    It implements Sleeper of serving/loaders.py.
+    This class implements Sleeper of serving/loaders.py.
     """
 
     def __init__(self, client: ReplicaClient, prepared: Prepared, spare: SpareProcess) -> None:

@@ -3,7 +3,7 @@
 A download takes minutes. Meanwhile a supervisor must see that the server is alive,
 and a load balancer must see that it is not ready.
 Importing FastAPI would delay the start of the engine by half a second. So this server uses only
-asyncio: it reads the head of a request, responds, and closes the connection.
+asyncio. The server reads the head of a request, responds, and closes the connection.
 """
 
 from __future__ import annotations

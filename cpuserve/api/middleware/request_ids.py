@@ -58,8 +58,8 @@ class RequestIds:
 
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
-    It counts responses in the same wrapper of `send`, because each chunk
-    of a stream passes every wrapper. At the end it logs a request that has failed.
+    One wrapper of `send` adds the headers and counts the response, because each chunk
+    of a stream passes every wrapper. At its end, a request that has failed is logged.
     """
 
     def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:

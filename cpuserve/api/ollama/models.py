@@ -164,7 +164,7 @@ async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
 
 
 def _parameters(context: ModelContext) -> str:
-    """Return the request defaults as Modelfile lines; the client Continue reads num_ctx there."""
+    """Return the request defaults as Modelfile lines; Continue reads num_ctx in these lines."""
     names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
     values = {"num_ctx": context.max_model_len, **context.default_sampling}
     return parameter_lines({names.get(name, name): value for name, value in values.items()})

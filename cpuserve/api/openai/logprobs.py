@@ -128,7 +128,7 @@ class LegacyBuilder:
         for token, logprob in [*entry.top[: self._top], (entry.token, entry.logprob)]:
             name = self._names.name(token)
             # Several ids may have the same text, such as parts of characters. The chosen token,
-            # or else the most likely one, keeps the text; the others become "token_id:N".
+            # or else the most likely one, keeps the text; further ids become "token_id:N".
             if token != entry.token and (name == chosen or name in out):
                 name = f"token_id:{token}"
             out.setdefault(name, finite(logprob))

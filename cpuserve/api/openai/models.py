@@ -38,7 +38,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get(_ONE, openapi_extra={**response_types(ModelCard), **parameters(_ONE)})
 async def get_model(request: Request) -> Response:
-    """Describe one served model name; 404 for others."""
+    """Describe one served model name; 404 for a name that is not served."""
     models = get_state(request).models
     found = card(models, models.resolve(request.path_params["name"]))
     return Response(msgspec.json.encode(found), media_type="application/json")

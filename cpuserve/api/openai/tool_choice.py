@@ -67,8 +67,8 @@ def note_about(functions: Sized, others: Collection[str], choice: object) -> str
 
     functions: the functions that the model may call.
     others: types of tools that only OpenAI runs (web_search and others).
-      They are left out, because agents usually work without them.
-      If a request offers no other tools, its response depends on them, so the model gets the note.
+      These tools are left out, because agents usually work without them.
+      If a request offers only such tools, its response depends on them: the model gets the note.
 
     Raises:
       InvalidRequest: the choice requires a call, but OpenAI runs the chosen tool or all tools.

@@ -32,8 +32,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 # Bodies up to this many bytes are read without a reservation: the buffers of a connection hold as
-# much anyway, and small requests need not wait for large ones. They are decoded on the event loop,
-# because that takes too little time to delay the tokens of streams.
+# much anyway, and small requests need not wait for large ones. Small bodies are decoded on the
+# event loop, because decoding takes too little time to delay the tokens of streams.
 FREE_BYTES = 1 << 16
 
 
@@ -46,7 +46,7 @@ async def read_body(
 ) -> bytearray:
     """Return the whole body, which may have at most `most` bytes.
 
-    If the body exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
+    If the body exceeds FREE_BYTES, its length is reserved in `held` before more bytes are read.
 
     Raises:
       PayloadTooLarge: the body exceeds `most` bytes; the server never holds more than that.

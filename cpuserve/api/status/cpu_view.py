@@ -45,7 +45,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: bytes of packed weights read per second of steps.
     roofline_bytes_per_s: the memory bandwidth that the engine measured at its start.
     fraction_of_roofline: bandwidth divided by roofline.
-      It is low during prefill, which is compute bound.
+      This fraction is low during prefill, which is compute bound.
     threads_on: the CPU on which each thread was last seen; -1 = not seen yet.
     misplaced: a text about threads that run outside of the CPUs they are bound to; "" = none.
     numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
@@ -146,8 +146,8 @@ class CpuView:
         engine: the current report of the engine.
         busy, bandwidth: the results of CpuMeter.rates.
 
-        Do not call this on the event loop's thread: it reads the state of the machine again, which
-        takes milliseconds.
+        Do not call `report` on the event loop's thread,
+        because reading the state of the machine again takes milliseconds.
         """
         host = self._platform.host()
         config = self._configs[0]

@@ -59,7 +59,7 @@ async def ping(request: Request) -> Response:
 async def live() -> Response:
     """Respond with 200 as long as this process handles HTTP requests.
 
-    It does so while the model is downloaded and loaded, and while the server drains. A supervisor
+    It responds while the model is downloaded and loaded, and while the server drains. A supervisor
     should restart the server if there is no response; load balancers should use /health.
     """
     return Response(status_code=200)

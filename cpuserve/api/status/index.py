@@ -37,7 +37,7 @@ async def welcome(request: Request) -> Response:
     """Describe this server and list its routes; Ollama clients get "Ollama is running".
 
     A request that accepts JSON explicitly gets the description. A request that accepts HTML gets
-    the chat page, or the description if the chat page is disabled. Others get the Ollama text.
+    the chat page, or the description if the chat page is disabled. All others get the Ollama text.
     """
     page = page_for(request)
     if page is not None:

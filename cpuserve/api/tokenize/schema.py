@@ -17,7 +17,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of POST /tokenize: either `prompt` or `messages`.
 
     content, add_special: the llama.cpp fields for `prompt` and `add_special_tokens`;
-      their default for add_special_tokens is false.
+      with `content`, special tokens are added only if the request asks for them.
     with_pieces: return tokens as objects with their texts, as in llama.cpp.
     """
 

@@ -40,5 +40,5 @@ class FoundArguments:
 
 
 # A reader gets the text of a response, the position of the function's name in this text,
-# and the probe. It returns None if the arguments are written in another way.
+# and the probe. The reader returns None if the arguments are written in another way.
 CallReader = Callable[[str, int, CallProbe], FoundArguments | None]

@@ -10,7 +10,7 @@ _PLAIN = frozenset(string.ascii_letters + string.digits + "+-.")
 
 
 class ObjectScanner:
-    """Finds the members of one object. It checks the structure of the text, not its values.
+    """Finds the members of one JSON object; checks the structure of the text, but no values.
 
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key of the value that ended with the last character, or None.

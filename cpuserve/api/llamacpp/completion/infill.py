@@ -97,7 +97,7 @@ async def _prompt(
     """Return the token ids of the prompt, cut so that it fits in the context.
 
     The prefix is cut at its beginning and the suffix at its end.
-    Of the other files, as many as fit are kept, starting with the last one.
+    As many of the extra files are kept as fit, beginning with the last file.
     """
     extra = asked.input_extra or []
     if len(extra) > MAX_PROMPTS:

@@ -31,7 +31,7 @@ class BatchChatRequest(ChatFields, kw_only=True):
 
 
 def batch_call(request: BatchChatRequest) -> GenerateCall:
-    """Return a GenerateCall with a prompt for each conversation; it raises as `to_call` does."""
+    """Return a GenerateCall with a prompt for each conversation; for errors, see `to_call`."""
     if not 0 < len(request.messages) <= MAX_PROMPTS:
         msg = f"messages has {len(request.messages)} conversations: send 1 to {MAX_PROMPTS}"
         raise InvalidRequest(msg, param="messages")

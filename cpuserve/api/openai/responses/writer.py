@@ -215,7 +215,7 @@ class ResponseWriter:
     def _start(
         self, call: WholeToolCall | None = None, *, thinks: bool = False
     ) -> tuple[bytes, Item]:
-        """Close the open item and begin a new one; return the frames of both and the new item."""
+        """Close the open item and begin a new item; return (frames for both, the new item)."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._origins, call)
         item.thinks, item.seals, item.thought_form = thinks, self._seals, self._thought_form
