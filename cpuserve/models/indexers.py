@@ -11,12 +11,12 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
-# The tensors of an indexer beside latent attention.
+# The tensors of an indexer in a layer with latent attention.
 LATENT_INDEXER = (
     *("wq_b.weight", "wk.weight", "weights_proj.weight"),
     *("k_norm.weight", "k_norm.bias"),
 )
-# The further tensors of an indexer with keys of pools of tokens.
+# Further tensors of an indexer where a pool of several tokens shares an index key.
 POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 
 
@@ -32,7 +32,7 @@ def leave_indexer(b: Builder, at: str, names: Iterable[str]) -> None:
 class Indexer(TypedDict):
     """The sizes of an indexer: its heads, their width, and how many index keys it selects.
 
-    An index key belongs to `pool` tokens. ModelSpec.extra has them as "indexer".
+    `pool` tokens share an index key. ModelSpec.extra has the sizes under the key "indexer".
     """
 
     heads: int
@@ -46,9 +46,9 @@ def read_indexer(
 ) -> ModelSpec:
     """Return the spec with the indexer of a config, if it could ever leave out a key.
 
-    heads: the default of index_n_heads; pool: the number of tokens of an index key.
+    heads: the default of index_n_heads. pool: the number of tokens that share an index key.
 
-    Raises ModelError if queries have no low rank, since an indexer makes its own queries of it.
+    Raises ModelError without q_lora_rank: an indexer computes its queries from low-rank queries.
     """
     most = read_int(config, "index_topk", 2048)
     if most % pool:
@@ -67,7 +67,7 @@ def read_indexer(
 
 
 def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -> ValueId | None:
-    """Return the positions that the latent attention `at` reads; None if it reads all.
+    """Return the positions that the latent attention `at` reads; None if it reads all keys.
 
     h: the input of attention; low: its queries of low rank.
     """
@@ -96,7 +96,7 @@ def select_latent(b: Builder, s: ModelSpec, at: str, h: ValueId, low: ValueId) -
 def select_blocks(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
     """Return the positions that the attention `at` reads, in whole blocks of tokens (Qwen4-Exp).
 
-    h: the input of attention. The key of a block is the mean of the keys of its tokens.
+    h: the input of attention. The index key of a block is the mean of its tokens' keys.
     """
     indexer = cast("Indexer", s.extra["indexer"])
     heads, width, pool = indexer["heads"], indexer["width"], indexer["pool"]

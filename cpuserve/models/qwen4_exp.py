@@ -227,7 +227,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         cache, selection = sum(attends[:layer]), None
         if "indexer" in s.extra:
             selection = select_blocks(b, s, at, h)
-            cache = 3 * cache + 2  # before it: the index keys of tokens, and of blocks
+            cache = 3 * cache + 2  # after two layers of index keys
         else:
             leave_indexer(b, at, INDEXER)
         a = gated_attention(b, s, at, cache, h, selection=selection)

@@ -191,7 +191,7 @@ def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
 def copy_fits(options: EngineOptions, facts: ModelFacts, host: Host, weights: int) -> bool:
     """Whether another engine that takes requests of full length fits into the memory of `host`.
 
-    It needs `weights` bytes of packed weights, as many bytes again for everything else,
+    The engine needs `weights` bytes of packed weights, as many bytes again for everything else,
     and twice the keys and values of a request of full length.
     """
     asked = options.max_model_len or -1

@@ -189,8 +189,8 @@ def _settle(
 ) -> Float32:
     """Return `expected`, with the executor's selection in rows where the scores allow both.
 
-    Keys that only one of the two selects must have scores that differ from the lowest selected one
-    by no more than rounding: of a key stored in the type of the cache, and of sums.
+    If only the executor or only the interpreter selects a key, the score of this key must equal
+    the lowest selected score, up to the rounding of stored keys and of sums.
     """
     import torch
 

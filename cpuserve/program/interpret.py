@@ -244,7 +244,7 @@ class Interpreter:
     def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor | None = None) -> None:
         """Write k and v [T, heads, d] to the cache of a layer.
 
-        slots: the KV slot of each row; None = those of the step's tokens.
+        slots: the KV slot of each row; None = the slots of the step's tokens.
         """
         scales = self._scales[layer]
         slots = self._slots[self._group_of[layer]] if slots is None else slots

@@ -250,7 +250,7 @@ class Attention(Op, frozen=True):
 class ScaleQueries(Op, frozen=True):
     """Multiply the first `width` columns of x, in place, by a factor that depends on the position.
 
-    The factor is 1 + beta ln(1 + floor(position / length)). It keeps the softmax of scores
+    The factor is 1 + beta ln(1 + floor(position / length)). The factor keeps the softmax of scores
     as sharp among many keys as among few (Llama 4, Ministral 3).
     """
 

@@ -1,7 +1,8 @@
 """Indexers (sparse attention of DeepSeek): they select the keys that attention reads.
 
-An indexer stores a small key of each token in a layer of the KV cache of its own. Its queries score
-all keys that a token sees, and attention reads only the keys with the highest scores.
+An indexer stores a small index key of each token in its own layer of the KV cache. Its queries
+score all index keys that a token sees. Attention reads only the keys and values of the tokens
+with the highest scores.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BLOCK = 32  # tokens of a KV block, which pools must not cross: kBlock in csrc/k
 
 
 class StoreIndexKeys(Op, frozen=True):
-    """Rotate the first dims of x [T, width], in place, and store its rows in the KV cache.
+    """Rotate the first dims of x [T, width], in place, and store the rows of x as index keys.
 
     rope: None = no rotation.
     """
@@ -54,14 +55,16 @@ class StoreIndexKeys(Op, frozen=True):
 class PoolIndexKeys(Op, frozen=True):
     """Store the index keys of the pools that the tokens of the step complete.
 
-    A pool is `pool` consecutive tokens. Its key is the mean of the first `width` columns of their
-    rows in the cache layer `layer`, normalized (RMS norm with the weight `norm` + 1) if there is a
-    norm, and rotated by the angle of the first token if there is a RoPE. Token i of the pool keeps
-    part i of the columns in the layer after `layer`. x is the value that was stored, and does not
-    change. Source: transformers modeling_glm5_next and modeling_qwen4_exp.
+    A pool is `pool` consecutive tokens. The rows of its tokens in the cache layer `layer` begin
+    with a key of `width` columns. The index key of the pool is the mean of these keys.
+    If there is a `norm`, the mean is normalized (RMS norm with the weight `norm` + 1).
+    If there is a RoPE, it is then rotated by the angle of the first token.
+    Cache layer `layer` + 1 stores the index key: token i has part i of `pool` equal parts.
+    x is the value that was stored in `layer`, and does not change.
+    Source: transformers modeling_glm5_next and modeling_qwen4_exp.
 
-    ape: a weight [pool, width]. The mean is weighted, column by column, by the softmax over the
-      tokens of the next `width` columns + ape.
+    ape: a weight [pool, width]. With ape, the mean is weighted in each column, by the softmax
+      over the tokens of (gate + ape); the gate is the next `width` columns of a row.
     """
 
     write_of = "x"
@@ -98,7 +101,10 @@ class PoolIndexKeys(Op, frozen=True):
         return x
 
     def _means(self, at: Interpreter, rows: Tensor, first: int) -> Tensor:
-        """Return the keys [n, width] of pools from number `first` on; rows [n, pool, columns]."""
+        """Return the index keys [n, width] of n pools, the first of them number `first`.
+
+        rows: the rows of their tokens, [n, pool, columns].
+        """
         import numpy as np
 
         from cpuserve.program.reference.rows import rms_norm, rotate
@@ -120,13 +126,14 @@ class PoolIndexKeys(Op, frozen=True):
 class SelectKeys(Op, frozen=True):
     """Select the keys that attention reads: out [T, reads], positions in ascending order.
 
-    q [T, heads * width or more], weights [T, heads] or None: all are 1. The score of an index key
-    is the sum over heads of weights[:, h] * max(0, q_h . key). The `keep` index keys with the
-    highest scores are selected; of equal scores, those at lower positions. -1 fills the rest of a
-    row. Source: transformers modeling_deepseek_v32, modeling_glm5_next and modeling_qwen4_exp.
+    q [T, heads * width or more], weights [T, heads] or None: all are 1.
+    The score of an index key is the sum over heads of weights[:, h] * max(0, q_h . key).
+    The `keep` index keys with the highest scores are selected; at equal scores, lower positions.
+    A row of out with fewer positions ends with -1.
+    Source: transformers modeling_deepseek_v32, modeling_glm5_next and modeling_qwen4_exp.
 
-    pool: an index key belongs to that many consecutive tokens. Their rows in the cache are its
-      parts. The tokens after the last whole pool are selected as well.
+    pool: number of consecutive tokens that share an index key; each token stores a part of it.
+      The tokens after the last whole pool are selected as well.
     """
 
     claimed = True
@@ -142,7 +149,7 @@ class SelectKeys(Op, frozen=True):
 
     @property
     def reads_at_most(self) -> int:
-        """The most keys that a row selects; a row that sees no more keys selects all of them."""
+        """The most tokens that a row of out selects; a row that sees fewer tokens selects all."""
         return self.keep * self.pool + self.pool - 1
 
     def reads(self) -> tuple[ValueId, ...]:
@@ -214,7 +221,7 @@ class IndexerBuilder(AttentionBuilder):
     """Appends the operations of indexers."""
 
     def store_index_keys(self, x: ValueId, *, rope: Rope | None = None) -> int:
-        """Rotate x [T, width] in place and store its rows; return the number of the cache layer."""
+        """Rotate x [T, width] in place and store its rows as index keys; return the cache layer."""
         width = self._width(x)
         if width % INDEX_GROUP:
             msg = f"index keys have {width} columns, but must have a multiple of {INDEX_GROUP}"
@@ -239,8 +246,9 @@ class IndexerBuilder(AttentionBuilder):
     ) -> int:
         """Store the index keys of pools of `pool` tokens; return the number of their cache layer.
 
-        x [T, width] was stored in `layer`, the last one so far. The other arguments are as in
-        `PoolIndexKeys`; with ape, x is [T, 2 * width]. norm: the name of a norm.
+        x: the value [T, width] that was stored in `layer`, the last cache layer so far;
+          [T, 2 * width] with ape. For the other arguments see `PoolIndexKeys`.
+        norm: the name of a norm, without ".weight".
         """
         width = self._width(x) // (1 if ape is None else 2)
         if width % INDEX_GROUP or width % pool or BLOCK % pool:
@@ -272,11 +280,12 @@ class IndexerBuilder(AttentionBuilder):
     ) -> ValueId:
         """Return the positions of the keys that attention reads: [T, (keep + 1) * pool - 1].
 
-        q [T, heads * width or more] and weights [T, heads] (None = all are 1), for index keys of
-        the cache layer `layer`. The `keep` index keys with the highest scores are selected. Rows
-        with fewer keys end with -1.
+        q [T, heads * width or more] and weights [T, heads] (None = all are 1) score the index keys
+        of the cache layer `layer`. The `keep` index keys with the highest scores are selected.
+        A row with fewer positions ends with -1.
 
-        pool: an index key belongs to that many tokens; those after the last pool are selected too.
+        pool: number of consecutive tokens that share an index key;
+          the tokens after the last whole pool are selected as well.
         """
         width = self._cache[layer].key_width * pool
         self._check_columns(f"layer {layer}: index queries", q, 0, heads * width)
