@@ -102,7 +102,7 @@ def _check_labels(ids: list[int], limits: Limits) -> None:
 
 
 def _check_choice(params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if the parameters exclude every first token, whatever the prompt is."""
+    """Raise InvalidRequest if the parameters let no token be sampled first, for any prompt."""
     if params.max_tokens == 0 or params.masks_tokens:
         return
     stops = stop_ids(params, limits.eos_ids) if params.min_tokens else frozenset()

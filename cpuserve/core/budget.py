@@ -126,7 +126,7 @@ class PromptBudget:
     def most(self, left: int, labels: int = 0) -> int:
         """Return how many of a prompt's `left` remaining tokens may run, however long they take.
 
-        labels: number of logit rows that score labels.
+        labels: number of logit rows that the prompt needs for its labels (Request.num_labels).
           A step has at most as many logit rows as tokens.
         """
         most = min(left, self.tokens - labels)

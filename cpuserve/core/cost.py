@@ -254,8 +254,8 @@ class _Agreed:
     """Returns the part of a relative error to correct: 0 unless the last error had the same sign.
 
     A single delayed step therefore does not change the weights of the cost model. If errors have
-    both signs, predictions stay near the median of the step times, not near their mean,
-    which delayed steps raise.
+    both signs, predictions stay near the median of the step times. The mean is higher than the
+    median, because of delayed steps.
     """
 
     def __init__(self) -> None:

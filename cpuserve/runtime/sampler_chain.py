@@ -78,7 +78,7 @@ class ChainRow:
     logits: [vocab], -inf for barred tokens.
     penalize: a function that applies the penalties to logits [vocab].
     stops: the tokens that may end the text.
-    uniform: a function that returns a random number in [0, 1) for a change of the seed.
+    uniform(change): returns a random number in [0, 1) for the seed xor `change`.
     """
 
     logits: Float32

@@ -25,7 +25,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
     extra_keys: the name of the adapter of each block and,
-      at the beginning of a text, its cache_salt; None for a block without both.
+      at the beginning of a text, its cache_salt; None for a block with neither.
     """
 
     block_hashes: list[bytes]

@@ -384,7 +384,7 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
     """Return a Lark grammar where rules with the mark OTHER_TOKENS match special tokens.
 
-    Only the token with the text after the mark does not match.
+    Of the special tokens, only the one with the text after the mark does not match.
     """
 
     def completed(line: str) -> str:

@@ -372,7 +372,7 @@ class _Compilation:
             os.close(self._theirs)
 
     def cancel(self) -> None:
-        """Drop the result. The compilation runs to its end: the fork showed that it has one."""
+        """Drop the result. The compilation ends by itself, as it did in the fork before."""
         self._cancelled = True
 
     def is_over(self) -> bool:
