@@ -191,14 +191,14 @@ REFUSED = (
 )
 
 _CACHES = "the server decides how it uses its caches and its machine"
-_EVENTS = "the server decides when it sends events, and how much is in each"
-_SAMPLERS = "it belongs to a sampler that is refused when it is switched on"
-_CONTEXT = "a context is never shifted or cut, so nothing is kept of it"
+_EVENTS = "the server decides when it sends events, and how much text each has"
+_SAMPLERS = "it belongs to a sampler that is refused if a request switches it on"
+_CONTEXT = "a context is never shifted or cut, so no part of it must be kept"
 NO_EFFECT = (
     NoEffect(
         ("user", "metadata", "safety_identifier", "service_tier", "session_id"),
         OPENAI,
-        "who asks, or which data are kept elsewhere, changes no response",
+        "the response does not depend on the sender or on data in other systems",
     ),
     NoEffect(("store",), (CHAT, TEXT), "only /v1/responses stores responses"),
     NoEffect(("request_id",), (RESPONSES,), "a response has an id of its own"),
@@ -208,19 +208,19 @@ NO_EFFECT = (
         OPENAI,
         _CACHES,
     ),
-    NoEffect(("user", "request_id"), (POOLING,), "who asks changes no response"),
-    NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), "who asks changes no response"),
+    NoEffect(("user", "request_id"), (POOLING,), "the response does not depend on the sender"),
+    NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), "the response does not depend on the sender"),
     NoEffect(
         ("mm_processor_kwargs", "media_io_kwargs"),
         (EMBEDDINGS, POOLING, RERANK),
-        "images are refused themselves",
+        "the endpoint refuses the images themselves",
     ),
-    NoEffect(("user", "request_id"), (DECISIONS,), "who asks changes no response"),
+    NoEffect(("user", "request_id"), (DECISIONS,), "the response does not depend on the sender"),
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),
-    NoEffect(("metadata",), (MESSAGES,), "who asks changes no response"),
-    NoEffect(("prompt", "input"), (OLLAMA,), "another endpoint's; refused if `messages` is empty"),
-    NoEffect(("messages", "input"), (OLLAMA_TEXT,), "another endpoint's; refused without `prompt`"),
-    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "how long the model stays loaded"),
+    NoEffect(("metadata",), (MESSAGES,), "the response does not depend on the sender"),
+    NoEffect(("prompt", "input"), (OLLAMA,), "a field of another endpoint; refused if `messages` is empty"),
+    NoEffect(("messages", "input"), (OLLAMA_TEXT,), "a field of another endpoint; refused without `prompt`"),
+    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "it only sets how long the model stays loaded"),
     NoEffect(
         ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa",
          "low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all", "embedding_only",
@@ -239,7 +239,7 @@ NO_EFFECT = (
     NoEffect(
         ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs"),
         OPENAI,
-        "images are refused themselves",
+        "the endpoint refuses the images themselves",
     ),
     NoEffect(
         ("return_token_offsets", "routed_experts_prompt_start"),
