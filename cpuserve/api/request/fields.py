@@ -193,6 +193,7 @@ REFUSED = (
 _CACHES = "the server decides how it uses its caches and its machine"
 _EVENTS = "the server decides when it sends events, and how much text each has"
 _SAMPLERS = "it belongs to a sampler that is refused if a request switches it on"
+_SENDER = "the response does not depend on the sender"
 _CONTEXT = "a context is never shifted or cut, so no part of it must be kept"
 NO_EFFECT = (
     NoEffect(
@@ -208,19 +209,23 @@ NO_EFFECT = (
         OPENAI,
         _CACHES,
     ),
-    NoEffect(("user", "request_id"), (POOLING,), "the response does not depend on the sender"),
-    NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), "the response does not depend on the sender"),
+    NoEffect(("user", "request_id"), (POOLING,), _SENDER),
+    NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), _SENDER),
     NoEffect(
         ("mm_processor_kwargs", "media_io_kwargs"),
         (EMBEDDINGS, POOLING, RERANK),
         "the endpoint refuses the images themselves",
     ),
-    NoEffect(("user", "request_id"), (DECISIONS,), "the response does not depend on the sender"),
+    NoEffect(("user", "request_id"), (DECISIONS,), _SENDER),
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),
-    NoEffect(("metadata",), (MESSAGES,), "the response does not depend on the sender"),
-    NoEffect(("prompt", "input"), (OLLAMA,), "a field of another endpoint; refused if `messages` is empty"),
-    NoEffect(("messages", "input"), (OLLAMA_TEXT,), "a field of another endpoint; refused without `prompt`"),
-    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "it only sets how long the model stays loaded"),
+    NoEffect(("metadata",), (MESSAGES,), _SENDER),
+    NoEffect(
+        ("prompt", "input"), (OLLAMA,), "a field of another endpoint; refused if `messages` is empty"
+    ),
+    NoEffect(
+        ("messages", "input"), (OLLAMA_TEXT,), "a field of another endpoint; refused without `prompt`"
+    ),
+    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "it only sets how long a model stays loaded"),
     NoEffect(
         ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa",
          "low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all", "embedding_only",
