@@ -220,10 +220,12 @@ NO_EFFECT = (
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),
     NoEffect(("metadata",), (MESSAGES,), _SENDER),
     NoEffect(
-        ("prompt", "input"), (OLLAMA,), "a field of another endpoint; refused if `messages` is empty"
+        ("prompt", "input"), (OLLAMA,),
+        "a field of another endpoint; refused if `messages` is empty",
     ),
     NoEffect(
-        ("messages", "input"), (OLLAMA_TEXT,), "a field of another endpoint; refused without `prompt`"
+        ("messages", "input"), (OLLAMA_TEXT,),
+        "a field of another endpoint; refused without `prompt`",
     ),
     NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "it only sets how long a model stays loaded"),
     NoEffect(
