@@ -181,7 +181,7 @@ class LLM(PoolingMethods):
 
         Raises:
             InvalidRequest: an argument is invalid, or not possible with this model.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         self._check_kind("generate")
         conversations = conversations_of(messages)
@@ -227,7 +227,7 @@ class LLM(PoolingMethods):
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         self._check_kind("generate")
         requests = [self._request(prompt) for prompt in as_list(prompts)]
@@ -270,7 +270,7 @@ class LLM(PoolingMethods):
         Raises:
             InvalidRequest: a question or another argument is invalid, or its options have no labels
                 of one token each.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         self._check_kind("generate")
         asked = checked(questions_from(questions))

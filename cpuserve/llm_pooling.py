@@ -78,7 +78,7 @@ class PoolingMethods:
 
         Raises:
             InvalidRequest: a prompt or the task is invalid, or the model generates text.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         self._check_kind("embed")
         adapter, prompt_name = select_task(task, prompt_name, tasks_of(self.config))
@@ -111,7 +111,7 @@ class PoolingMethods:
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model is no classifier.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         self._check_kind("classify")
         kind = self._context.class_activation if use_activation else "none"
@@ -146,7 +146,7 @@ class PoolingMethods:
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model does not have this task.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         method = self._method()
         embeds = bool(tasks := embedding_tasks(self._context))
@@ -195,7 +195,7 @@ class PoolingMethods:
 
         Raises:
             InvalidRequest: a pair is invalid, or the model generates text.
-            RequestError, EngineDead: as `generate`.
+            RequestError, EngineDead: see `generate`.
         """
         embeds = self._method() == "embed"
         if not embeds:

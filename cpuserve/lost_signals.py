@@ -22,7 +22,7 @@ _AGAIN_S = 0.01
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
     """While the `with` block runs, send a signal again if Python drops its handler's exception.
 
-    number_of(exception): returns the number of the signal with this exception;
+    number_of(exception): returns the number of the signal that raises this exception;
     None if a handler has not raised it.
     """
     before = sys.unraisablehook

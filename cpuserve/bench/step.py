@@ -214,7 +214,7 @@ class StepBench:
                 self._decode_kernels(batch, context)
 
     def _prompt_kernels(self, tokens: int) -> None:
-        """Measure operations of a prompt: operations per second, as a share of the dot peak."""
+        """Measure a prompt's kernels: operations per second, as a share of the dot-product rate."""
         found: dict[str, list[float]] = {}
         roofs = []
         for _ in range(self.rounds):

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-# The index of a name is the number of its `Stage` in csrc/runtime/sampler_chain.h.
+# The index of a sampler here is the number of its `Stage` in csrc/runtime/sampler_chain.h.
 STAGES = (
     "penalties",
     "dry",
@@ -37,9 +37,9 @@ _OFF_THRESHOLD = 0.5  # with a larger xtc_threshold, no two tokens can reach it
 
 
 class SamplerFields(msgspec.Struct, kw_only=True):
-    """The fields of a request for the samplers of llama.cpp; None = off, or the default.
+    """The request fields for the samplers of llama.cpp; None = the sampler is off, or a default.
 
-    samplers: the samplers in order, or a text with a letter for each.
+    samplers: the names of the samplers in order, or a text with a letter for each sampler.
     typical_p: keep the tokens with the surprise nearest to the entropy,
       up to this share of the probability.
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.

@@ -45,7 +45,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
       with their logprobs, in place of the most likely tokens.
     `cache_salt`: only requests with the same salt share cached prefixes.
     `adapter`: the name of the LoRA adapter that changes the model for this request.
-    `adapter_scale`: the factor of the adapter's change of the model.
+    `adapter_scale`: the factor for the weights that the adapter adds to the model.
     `structured_outputs`: the grammar that the text must match;
       the response ends where the grammar allows nothing more.
     `caller`: the client of a server; waiting requests

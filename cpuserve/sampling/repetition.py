@@ -20,7 +20,7 @@ class RepetitionDetection(
     """Ends a response when its last tokens are a pattern that occurs min_count times in a row.
 
     max_pattern_size, min_pattern_size: the sizes of patterns in tokens;
-    max 0 = no detection, and min 0 means 1.
+    max_pattern_size 0 = no detection; min_pattern_size 0 = 1 token.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -62,7 +62,7 @@ class RepetitionDetection(
 
 
 def repetition_from(fields: Any) -> RepetitionDetection:
-    """Return the detection that a client's object describes, or `fields` if it is a detection.
+    """Return the RepetitionDetection that `fields`, an object of a client or of this type, sets.
 
     Raises:
         InvalidRequest: the object has an unknown member, or one with a wrong type or value.

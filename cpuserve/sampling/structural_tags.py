@@ -82,7 +82,7 @@ class _TagWriter:
         }
 
     def written(self, given: Any, end: str, where: str, depth: int) -> str:
-        """Return the expression of a format and the text `end` after it ("" = none).
+        """Return the Lark expression of a format and of the text `end` after it ("" = no text).
 
         where: the place of the format, for errors.
         depth: the number of formats that contain it.
@@ -265,7 +265,7 @@ class _TagWriter:
         return f"{several} {_literal(end)}"
 
     def _rule(self, body: str) -> str:
-        """Add a rule, and return its name."""
+        """Add a Lark rule with this body to the grammar, and return the rule's name."""
         self._count += 1
         self.rules.append(f"r_{self._count}: {body}")
         return f"r_{self._count}"

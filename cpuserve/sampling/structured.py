@@ -173,7 +173,7 @@ def if_possible(grammar: str, functions: Collection[str]) -> str:
 
 
 def structured_from(fields: Any) -> StructuredOutputs:
-    """Return the structure that a client's object asks for, or `fields` if it is a structure.
+    """Return the StructuredOutputs that `fields`, an object of a client or of this type, sets.
 
     Raises:
         InvalidRequest: the object has an unknown member, or one with a wrong type or value.

@@ -131,7 +131,7 @@ class Backlog:
         """Raise TooManyRequests (429) if the backlog is full or the wait would exceed timeout_s.
 
         A sequence is admitted while the backlog is below both limits, even if that sequence exceeds
-        them: otherwise a sequence larger than the limits would be rejected while any other waits.
+        them: otherwise a sequence larger than the limits would be rejected while another one waits.
         """
         if not self.requests:
             return

@@ -1,7 +1,7 @@
 """GenerateCall: a request to a model, independent of the dialect.
 
 A dialect's schema.py makes the call from its own fields.
-`prompts.py`, `chat_prompt.py` and `params.py` check it,
+`prompts.py`, `chat_prompt.py` and `params.py` check the call,
 so all dialects have the same error messages. None means that the client did not set the field.
 """
 
@@ -156,7 +156,7 @@ class GenerateCall(CommonFields, kw_only=True):
     tool_choice: "none", "auto" or "required".
     tool_name: the function that "required" forces, None = any function.
     found_tools: functions that may be called in addition to `tools`.
-      The messages already describe them, so the chat template does not get them.
+      The messages already describe these functions, so the chat template does not get them.
     custom_tools: the grammar of each custom tool by its name.
       The model sees a custom tool as a function with one text as its argument.
     tool_search: a search for further tools, which the server runs
@@ -171,17 +171,17 @@ class GenerateCall(CommonFields, kw_only=True):
       "text" = one vector for each prompt, "tokens" = one for each token. "" = embeddings or scores.
     vectors: the kind of vectors, one of VECTORS of sampling/params.py.
     beams: the response has the best texts that a beam search finds; None = sampled texts.
-    lines: the rules for ending the response at a line; None = none.
+    lines: the rules for ending the response at a line; None = no rules.
     fills_cache: max_tokens may be 0, to compute the prompt for later requests.
     stream_interval: the number of tokens in each event of a stream after the first event.
     usage_in_each: each list of events ends with TokenUsage. If false, only the last list does.
 
     The client:
 
-    adapter: the LoRA adapter that the request selects; "" = none, None = the model's default.
+    adapter: the LoRA adapter that the request selects; "" = no adapter, None = the default.
     adapter_scale: the factor of the adapter's change of the model.
     caller: who sends the request. Callers take turns in queues.
-    session: the id of the client's session. Other clients cannot know it.
+    session: the id of the client's session, which other clients cannot know.
     """
 
     prompt: str | list[str | int | list[int]] | None = None

@@ -170,7 +170,7 @@ class ModelContext:
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model calls tools, if that is known."""
+        """The format of the model's tool calls; None = no or an unknown format."""
         return self.learned_format.calls
 
     @property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class CreatedName:
     """The name of a created model, and its context made from the context of another model.
 
-    adapter: the LoRA adapter of the requests; None = none.
+    adapter: the LoRA adapter of the requests; None = no adapter.
     """
 
     def __init__(self, name: str, preset: Preset, adapter: str | None = None) -> None:

@@ -44,7 +44,7 @@ class SequenceRequest:
       None if it computes them itself.
     after_thought: the parameters after the thought, if a structured output begins only then;
       None = always `params`.
-    lines: the rules for ending the response at a line; None = none.
+    lines: the rules for ending the response at a line; None = no rules.
     ended: time.monotonic() at the end of the sequence (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
     recent: the record of the prompt, which gets the response at its end; None = no record.

@@ -78,7 +78,7 @@ async def chat_tokens(
 
 
 def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
-    """Return whether earlier requests must not change the response: it has a seed or is greedy."""
+    """Return whether earlier requests must not change the response: seeded or greedy sampling."""
     usual = context.default_sampling
     temperature = usual.get("temperature", 1) if call.temperature is None else call.temperature
     most = usual.get("top_k", 0) if call.top_k is None else call.top_k

@@ -46,7 +46,7 @@ class Sleeper(Protocol):
         """End the engines, which frees their memory."""
 
     async def wake(self, context: ModelContext, promised_bytes: int) -> None:
-        """Start the engines and return when they serve; it raises the errors of Loader.load."""
+        """Start the engines, and wait until they serve requests; for errors, see Loader.load."""
 
     async def rest(self, context: ModelContext) -> None:
         """Free what only loaded models need: processes and memory. No model is loaded now."""

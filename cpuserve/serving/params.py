@@ -50,7 +50,7 @@ def sampling_params(
     defaults: Defaults,
     form: StructuredOutputs | None = None,
 ) -> list[SamplingParams]:
-    """Return the sampling parameters for each prompt; `defaults` are the server's.
+    """Return the sampling parameters for each prompt; defaults: the server's default values.
 
     form: the grammar or schema of the responses, None = free text.
 

@@ -78,7 +78,7 @@ class PromptDifference:
 class RecentPrompt:
     """A prompt, and the response to it once the response has ended.
 
-    caller: GenerateCall.caller.
+    caller: who sent the request (GenerateCall.caller).
     scope: (adapter, cache_salt); only prompts of one scope share a cache.
     text: the prompt as the chat template rendered it;
       earlier responses in it may be written in another way than in `ids` (known_tokens.py).
@@ -87,7 +87,7 @@ class RecentPrompt:
     thinks, continues: the prompt ends within a thought,
       or with the beginning of the response's text.
     response_id: the id of the response, which the client knows.
-    session: the id of the client's session, "" = none.
+    session: the id of the client's session, "" = no session.
     difference: the first difference from the most similar earlier prompt of the caller.
     repeated: if there is no difference, how many tokens the earlier prompt has,
       all of them expected in the cache; else 0.

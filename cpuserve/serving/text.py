@@ -67,7 +67,7 @@ class StopFilter:
 
 
 class _Match:
-    """Tracks the longest prefix of `stop` that ends the text so far; `length` is its length.
+    """Tracks the longest prefix of `stop` that ends the text so far; `length`: of this prefix.
 
     This is the Knuth-Morris-Pratt algorithm: its time depends on new characters only.
     """
@@ -182,7 +182,7 @@ class TextProcessor:
         self._lines = LineLimits(rules)
 
     def watch_thought(self, budget: int | None, *, waits: bool) -> None:
-        """Set `turn` when the thought has `budget` tokens and, with `waits`, when it ends."""
+        """Set `turn` when the thought has `budget` tokens, and if `waits`, at the thought's end."""
         assert self._calls is not None
         self._budget, self._waits, self._thought = budget, waits, self._calls.in_thought
         if budget == 0 and self._thought:
@@ -312,7 +312,7 @@ class TextProcessor:
         return self._waits or self._budget is not None
 
     def _turn(self, pieces: list[Piece]) -> NextTurn | None:
-        """Return why another engine request must follow the last token; None = none must follow.
+        """Return why another engine request must follow the last token; None = no request must.
 
         Text before a structured output that waits for the end of the thought is dropped.
         """

@@ -104,7 +104,7 @@ class FileDirectory:
         return f"file-{uuid.uuid4().hex}"
 
     def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
-        """Make a file of the content at path_of(file_id), and return the file."""
+        """Store the description of the content at path_of(file_id), and return it as a file."""
         size = self.path_of(file_id).stat().st_size
         made = FileObject(
             id=file_id,

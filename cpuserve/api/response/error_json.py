@@ -33,7 +33,7 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
-# A function that encodes an error as a response body, for the request with this id ("" = none).
+# A function (error, request id or "") -> body that encodes an error as a response body.
 Envelope = Callable[[BaseException, str], bytes]
 
 

@@ -47,7 +47,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     fraction_of_roofline: bandwidth divided by roofline.
       This fraction is low during prefill, which is compute bound.
     threads_on: the CPU on which each thread was last seen; -1 = not seen yet.
-    misplaced: a text about threads that run outside of the CPUs they are bound to; "" = none.
+    misplaced: a text about threads that run outside of their CPUs; "" = no such threads.
     numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
       "interleave" or "none" (there is one rank).
     ranks: the memory of each rank per NUMA node; empty if the kernel does not report it.

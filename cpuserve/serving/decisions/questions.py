@@ -42,7 +42,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A possible result: its name, its description ("" = none), and the option as it was sent."""
+    """An option: its name, its description ("" = missing), and the option as it was sent."""
 
     name: str
     description: str

@@ -29,7 +29,7 @@ class ChoiceResult(msgspec.Struct, tag_field="type", tag="choice"):
 class ScoreResult(msgspec.Struct, tag_field="type", tag="score"):
     """The expected level (0 is the first one), and the probability of each level by its number.
 
-    legend: the levels as they were sent.
+    legend: the levels of the score as the request has them.
     confidence: as in ChoiceResult.
     """
 
@@ -69,7 +69,7 @@ def results_of(
     """Return the result and the diagnostics of each question by its id.
 
     choices: one for each question, in their order; if options are texts,
-    one for each node of their tree (OptionTexts).
+    one choice for each node of the tree of texts (OptionTexts).
     """
     found: dict[str, Result] = {}
     diagnostics: dict[str, LabelDiagnostics] = {}
@@ -91,7 +91,7 @@ def decided(
     """Return the result of a question.
 
     rows: the most likely token, with the logprob of each id of labels.flat as its alternatives;
-    if options are texts, such a row for each node of their tree (OptionTexts).
+    if options are texts, a row for each node of the tree of texts (OptionTexts).
     """
     first = rows[0]
     if labels.texts is None:

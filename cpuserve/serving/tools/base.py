@@ -135,8 +135,8 @@ class ToolFormat(Protocol):
     ) -> ToolParser:
         """Return a parser for the text that the model generates for choice `index`.
 
-        opening: the beginning of a call that the server forced, "" = none.
-          The model's text continues it, so the parser reads `opening` first.
+        opening: the beginning of a call that the server forced, "" = no call is forced.
+          The model's text continues `opening`, which the parser reads first.
         schemas: JSON schemas of the arguments of each function, if the format reads them.
         around: the texts around calls, None = the defaults of Around
           (thoughts between <think> tags).

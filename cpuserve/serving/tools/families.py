@@ -2,7 +2,7 @@
 
 Most templates show how calls are written, and need no entry.
 The entries are for --tool-call-parser, and for templates that show no calls:
-`hinted` recognizes these by a text in the template or by a special token.
+`hinted` recognizes these templates by a text in the template or by a special token.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser(CallParser):
-    """A parser with four states: in a header, in a body, before a call's arguments, or in them."""
+    """A parser with four states: in a header, in a body, before arguments, or in arguments."""
 
     markers = ENDS
 

@@ -38,7 +38,7 @@ def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
 
 
 def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
-    """Return the layout and writing, changed so that a further argument differs from the end.
+    """Return the layout and writing, changed so that arguments and the end begin differently.
 
     If an argument and the end of a call begin with the same text, this text is moved to the end
     of the text before the first argument, and to the end of the text after each argument.

@@ -161,7 +161,7 @@ class ProbeConversations:
         return found
 
     def turn_tags(self, turns: Turns) -> ThinkTags | None:
-        """Return the header of a thought and its end; None if the template writes no thoughts."""
+        """Return the header and the end of a thought; None if the template writes no thoughts."""
         before, found, _ = self._thinking.partition(_THOUGHT)
         end = end_of(self._thinking, _THOUGHT, turns)
         if not (found and end and before.startswith(self._asks)):

@@ -67,7 +67,7 @@ class TemplateRefused(InvalidRequest):
 
 
 class TemplateStopped(InvalidRequest):
-    """The template reached a limit."""
+    """The template reached a limit on time, on memory or on the length of its text."""
 
 
 class RenderProcessLost(Exception):

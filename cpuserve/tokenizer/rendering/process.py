@@ -54,7 +54,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # if memory runs out, the kernel should end this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    ChatEnvironment().from_string("{{ [x] | tojson }}").render(x=1)  # imports what Jinja needs
+    ChatEnvironment().from_string("{{ [x] | tojson }}").render(x=1)  # imports modules of Jinja
     gc.collect()
     gc.freeze()
     server = os.getpid()

@@ -36,7 +36,7 @@ _QUERY = {
 
 
 class Origin(NamedTuple):
-    """The tool for a flat name: its kind, its namespace (None = none), and its own name."""
+    """The tool for a flat name: its kind, its namespace (None = it has none), and its own name."""
 
     kind: Kind
     namespace: str | None
