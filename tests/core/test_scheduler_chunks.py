@@ -89,6 +89,7 @@ def test_streams_of_a_fast_model_do_not_pause_for_a_prompt():
     assert max(times) > 2 * decode, "the chunks are smaller than three tokens' time allows"
 
 
+@pytest.mark.deep
 def test_one_slow_step_in_twenty_costs_a_prompt_little():
     def run(slow):
         scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)

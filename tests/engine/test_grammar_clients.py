@@ -155,6 +155,7 @@ def test_texts_of_schemas_that_clients_send_are_valid(walker, name):
     check(walker, SCHEMAS[name], count=20)
 
 
+@pytest.mark.deep
 def test_an_object_has_the_members_that_its_schema_names(walker):
     """Small models invent further ones until max_tokens."""
     base = obj("a", a=INT, b=BOOL)

@@ -42,6 +42,7 @@ def named(params, name):
     return msgspec.structs.replace(params, adapter=name)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("executor", deep_but(["native"], ["native", "torch"]))
 def test_a_late_adapter_gives_the_tokens_of_merged_weights(executor):
     with make(executor=executor, **FP32) as llm:

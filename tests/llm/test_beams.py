@@ -74,6 +74,7 @@ def test_one_beam_is_the_greedy_text(llm):
     ] == wanted
 
 
+@pytest.mark.deep
 def test_prompts_searched_together_and_alone_have_the_same_beams(llm):
     params = BeamSearchParams(beam_width=4, max_tokens=40, ignore_eos=True)
     together = llm.beam_search(PROMPTS, params)

@@ -118,13 +118,18 @@ def test_freeing_changes_no_bit_and_a_small_pool_serves_more(want, prefix_cachin
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.deep),
         {"enable_prefix_caching": False, "max_num_batched_tokens": 37},
-        {"max_num_seqs": 1, "max_num_batched_tokens": 256},
-        {"omp_num_threads": 1},
-        {"omp_num_threads": 3},
-        {"omp_num_threads": 5, "max_num_batched_tokens": 5},
-        {"omp_num_threads": 2, "tensor_parallel_size": 2},
+        *(
+            pytest.param(options, marks=pytest.mark.deep)
+            for options in (
+                {"max_num_seqs": 1, "max_num_batched_tokens": 256},
+                {"omp_num_threads": 1},
+                {"omp_num_threads": 3},
+                {"omp_num_threads": 5, "max_num_batched_tokens": 5},
+                {"omp_num_threads": 2, "tensor_parallel_size": 2},
+            )
+        ),
     ],
     ids=str,
 )
@@ -161,6 +166,7 @@ def room(name, sequences):
     return {"kv_cache_memory": f"{size / 2**20:.6f}MiB"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("swap", deep_but([{}], [{}, {"swap_space": "4MiB"}]), ids=str)
 @pytest.mark.parametrize("name", deep_but(["gemma3"], ["qwen2", "gemma2", "gemma3"]))
 def test_preemption_changes_no_bit_of_a_mixed_model(patient_offload, want, name, swap):

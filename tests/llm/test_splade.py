@@ -29,7 +29,12 @@ def words(llm, prompts):
 @pytest.mark.parametrize(
     ("kind", "tied", "executor"),
     [
-        *((kind, True, "native") for kind in KINDS),
+        ("bert", True, "native"),
+        *(
+            pytest.param(kind, True, "native", marks=pytest.mark.deep)
+            for kind in KINDS
+            if kind != "bert"
+        ),
         ("bert", False, "native"),
         pytest.param("bert", True, "torch", marks=pytest.mark.deep),
     ],

@@ -79,7 +79,12 @@ def test_the_logits_are_those_of_the_safetensors(files, arch):
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype"), [("qwen3moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4")]
+    ("arch", "dtype"),
+    [
+        pytest.param("qwen3moe", "Q8_0", marks=pytest.mark.deep),
+        ("qwen3moe", "Q4_1"),
+        pytest.param("gpt-oss", "MXFP4", marks=pytest.mark.deep),
+    ],
 )
 def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, arch, dtype):
     path = tmp_path / "m.gguf"

@@ -79,7 +79,7 @@ def expected(path):
     return rows[torch.arange(len(TOKENS) - 1), torch.tensor(TOKENS[1:])]
 
 
-@pytest.mark.parametrize("family", deep_but(SAMPLE, TIED))
+@pytest.mark.parametrize("family", deep_but(SAMPLE[:3], TIED))
 def test_a_head_of_its_own_is_used_as_in_transformers(tmp_path, family):
     path = with_head(family, tmp_path / "m", every_row)
     want = expected(path)
@@ -88,7 +88,7 @@ def test_a_head_of_its_own_is_used_as_in_transformers(tmp_path, family):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", deep_but(SAMPLE, TIED))
+@pytest.mark.parametrize("family", deep_but(SAMPLE[:3], TIED))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_smallest_difference_counts_and_a_copy_does_not(tmp_path, family, dtype):
     other = open_checkpoint(with_head(family, tmp_path / "other", last_row, dtype=dtype))

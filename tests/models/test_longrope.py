@@ -145,6 +145,7 @@ def test_a_model_without_longrope_has_no_such_decision():
     assert "long_rope" not in {d.field for d in prepared.resolved.decisions}
 
 
+@pytest.mark.deep
 def test_gguf_files_choose_by_the_same_rule(tmp_path):
     source, path = model("phi-3.5"), tmp_path / "phi3.gguf"
     more = {

@@ -106,6 +106,7 @@ def sdist(tmp_path_factory):
     return made
 
 
+@pytest.mark.deep
 def test_the_source_distribution_has_the_files_of_a_build_and_no_others(sdist):
     check_sdist(sdist)
 

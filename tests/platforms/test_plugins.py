@@ -146,7 +146,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("how", deep_but(["shadow", "probe"], BAD))
+@pytest.mark.parametrize("how", deep_but(["probe"], BAD))
 def test_a_bad_platform_gives_its_line_and_the_floor_serves(model, tmp_path, how):
     name, source, line = BAD[how]
     site = package(tmp_path, "bad", {"cpuserve.platforms": {name: "bad:Platform"}}, source)

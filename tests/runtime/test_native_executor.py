@@ -99,6 +99,7 @@ def test_work_sizes_change_no_bit(model, kind):
     assert np.array_equal(first, second)
 
 
+@pytest.mark.deep
 def test_an_executor_takes_the_memory_of_the_logits_that_a_plan_counts():
     """Up to whole huge pages; 32 rows take six of them."""
     model = Model.random(Shape(vocab=100_000))

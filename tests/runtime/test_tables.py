@@ -166,6 +166,7 @@ def anonymous():
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) << 10
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's smaps")
 def test_a_mapped_table_takes_no_memory_of_its_own(tmp_path):
     path, vocab, width = tmp_path / "model.gguf", 65536, 256
