@@ -28,7 +28,7 @@ using namespace cpuserve;
 constexpr size_t kDecodeBytes = 400'000'000;  // several times the size of the last-level cache
 constexpr int kRounds = 9;
 
-// Kernels of the highest ISA level that both this CPU and the build support.
+// Returns the kernels of the highest ISA level that both this CPU and the build support.
 const KernelTable& kernels() {
   static const KernelTable* const table = [] {
     const KernelTable* best = nullptr;
@@ -118,7 +118,7 @@ struct Shape {
   }
 };
 
-// One layer of `layers` in the layout of runtime/kv_cache.
+// Returns layer number `layer` of a KV cache at `base` with `layers` layers (runtime/kv_cache.h).
 KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
   const size_t half = kv_half_bytes(s.type, s.hd), run = kSlabBlocks * half;
   const size_t slab = 2 * run * static_cast<size_t>(s.kv_heads);

@@ -1,4 +1,4 @@
-// Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
+// Measures linear kernels, as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
 //                [--panels P]
@@ -36,7 +36,7 @@ namespace cpuserve {
 namespace {
 
 constexpr size_t kStreamBytes = 400 << 20;  // about 12 times an L3 cache of 32 MiB
-constexpr int64_t kMostFewRows = 64;  // for smaller m, a run reads each copy of the weights once
+constexpr int64_t kMostFewRows = 64;        // up to so many rows, a run reads each weight copy once
 
 double thread_seconds() {
   timespec t;
@@ -44,7 +44,7 @@ double thread_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Memory advised for huge pages; never freed, because the process ends soon.
+// Returns memory that is advised to use huge pages and never freed, because the process ends soon.
 uint8_t* reserve(size_t bytes) {
   constexpr size_t kHuge = 2 << 20;
   void* p =
@@ -106,7 +106,7 @@ class Crew {
 struct Kind {
   const char* name;
   WeightKind kind;
-  int dot;  // probe_dot kind
+  int dot;  // the DotKind for KernelTable::probe_dot
 };
 constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"dense_f16", WeightKind::dense_f16, 0},
@@ -144,7 +144,8 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"w3z_g128", WeightKind::w3z_g128, 3},
                            {"w3z_g256", WeightKind::w3z_g256, 3}};
 
-// Weights may have any bytes, except that float fields must not be denormal or NaN.
+// Packs arbitrary weights, `copies` times. Their bytes do not matter, except that float fields must
+// not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {
   std::vector<float> row(static_cast<size_t>(w.k));
   for (size_t i = 0; i < row.size(); i++)

@@ -1,7 +1,7 @@
 // Measures recurrent layers as shares of limits that are probed in the same minute.
 // Prints one JSON record a line, with medians of alternating rounds:
-// - decode of one token a sequence, as a share of the rate of a bare read of the same states;
-// - the same as a speed-up over the recurrent form, which rewrites the states with every token
+// - decode of one token a sequence, as a share of the rate of a plain read of the same states;
+// - the speed-up of this decode over the recurrent form, which rewrites the states with every token
 //   (without and with prefetching of rows);
 // - prefill of one layer, as a share of the fp32 multiply-add peak (only products count as work).
 // Times are the CPU time of the slower thread: they exclude time while another process has
@@ -12,9 +12,9 @@
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
 //
-// By default, the k, q, v and results of a unit are parts of the long rows of a layer,
-// which prefill finds in L3. With --compact, the rows of all chunks share one small buffer.
-// The engine works like --compact: the convolution writes each chunk just before the unit reads it.
+// By default, the k, q, v and results of a state unit are parts of the long rows of a layer,
+// which prefill finds in L3. With --compact, the rows of all chunks share one small buffer,
+// as in the engine, where the convolution writes each chunk just before the kernel reads it.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -40,7 +40,7 @@ struct Shape {
   RecurrentShape unit;
 };
 constexpr Shape kShapes[] = {
-    {"qwen3_next", 36, 16, {128, 128, 2, true}},  // 72 MiB of state a sequence
+    {"qwen3_next", 36, 16, {128, 128, 2, true}},  // 72 MiB of states for each sequence
     {"granite4", 36, 6, {128, 64, 8, false}},     // 54 MiB; 48 heads share one group of B and C
 };
 
@@ -50,7 +50,7 @@ double thread_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Runs work(thread, threads) on all threads and returns the CPU seconds of the slowest.
+// Runs work(thread, threads) on all threads and returns the CPU seconds of the slowest thread.
 template <class Work>
 double time_threads(const Work& work) {
   double seconds = 0;
@@ -68,7 +68,7 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Never freed, because the process ends soon.
+// Returns memory that is never freed, because the process ends soon. huge: use huge pages.
 float* reserve(int64_t floats, bool huge) {
   constexpr size_t kHuge = 2 << 20;
   const size_t bytes = static_cast<size_t>(floats) * sizeof(float) + kHuge;
@@ -82,7 +82,7 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens. Rows are as wide as the convolution of Qwen3-Next.
+// The inputs of one state unit for some tokens. Rows are as wide as the convolution of Qwen3-Next.
 // If `compact`, rows have the columns of the unit only, and all chunks share the same rows.
 struct Inputs {
   const bool compact;
@@ -159,8 +159,8 @@ void rewrite_state(float* state, const RecurrentShape& s, const float* k, const 
   }
 }
 
-// Rewrites the states of a unit. If `fetching`, computes whole rows and prefetches the next rows;
-// otherwise computes 64 columns at a time without prefetching.
+// Rewrites the states of a state unit for one token. fetching: whole rows of a state at a time,
+// with a prefetch of the next rows; otherwise 64 columns at a time, without a prefetch.
 void rewrite_unit(float* state, const RecurrentArgs& a, bool fetching) {
   const RecurrentShape& s = a.shape;
   const auto form = s.delta
@@ -238,7 +238,7 @@ class Bench {
  private:
   static constexpr int64_t kTokens = 960;
 
-  // Returns members of a record: the median, and the 5th and 95th percentile.
+  // Returns JSON members for a record: the median, and the 5th and 95th percentile of x.
   static std::string range(const char* name, std::vector<double> x) {
     std::sort(x.begin(), x.end());
     const auto at = [&](double share) {
@@ -250,8 +250,8 @@ class Bench {
     return text;
   }
 
-  // Calls f(state of a unit, state of the next unit) for the units of a thread,
-  // which are the same in each layer and each sequence.
+  // Calls f(state of a unit, state of the next unit) for the state units of a thread,
+  // which are the same units in each layer and each sequence.
   template <class F>
   void for_units(int thread, int threads, const F& f) const {
     const int64_t first = shape_.units * thread / threads;
@@ -293,8 +293,8 @@ class Bench {
     return seconds;
   }
 
-  // Seconds per token, as the mean of a whole chunk of tokens. The last token of the chunk also
-  // closes the states: it updates them by the whole chunk (kernels/table/recurrent.h).
+  // Measures decode and returns the mean seconds per token over a whole chunk of tokens. The last
+  // token of the chunk also updates the states by the whole chunk (kernels/table/recurrent.h).
   double decode_chunked() const {
     const double seconds = time_threads([&](int thread, int threads) {
       for (int64_t t = 0; t < kStateChunk; t++) {
@@ -316,7 +316,7 @@ class Bench {
     return seconds / static_cast<double>(kSteps);
   }
 
-  // Returns the seconds of a prompt in the first layer of the first sequence.
+  // Measures the kernel on a whole prompt of one sequence in one layer, and returns the seconds.
   double prefill_layer() const {
     return time_threads([&](int thread, int threads) {
       for (int64_t u = shape_.units * thread / threads; u < shape_.units * (thread + 1) / threads;

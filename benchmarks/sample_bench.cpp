@@ -33,7 +33,7 @@ namespace {
 using namespace cpuserve;
 
 constexpr int kDraws = 300;
-constexpr int kPiece = 8192;  // logits of one claim (runtime/worker.cpp)
+constexpr int kPiece = 8192;  // logits of one claim (kLogitPiece in runtime/operations/logits.cpp)
 constexpr int kModelled[] = {8, 16, 64};
 
 double thread_us() {
@@ -42,8 +42,8 @@ double thread_us() {
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
 }
 
-// Microseconds of a barrier when all threads arrive at once. The threads of a complex (cores that
-// share an L3) count one after another, then the complexes count one after another. The value that
+// Estimates the microseconds of a barrier if all threads arrive at the same time. The threads
+// of a complex (cores that share an L3) count one after another, then the complexes. The value that
 // releases the threads reaches them in the same way. parallel/barrier.h has the time of an arrival.
 double barrier_us(int threads) {
   constexpr int kComplex = 8;
@@ -179,7 +179,8 @@ Cost one_thread(const KernelTable& kernels, Job& job) {
           0};
 }
 
-// Wall time to sample a row of logits that two threads have written, with shared passes or without.
+// Returns the wall time to sample a row of logits that two threads have written. shares: the two
+// threads share the passes; otherwise one of them samples.
 double by_two(const KernelTable& kernels, Job& job, bool shares) {
   constexpr int kThreads = 2;
   std::vector<double> times;

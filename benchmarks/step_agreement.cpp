@@ -35,7 +35,7 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// A decoder with the sizes of a model, `layers` layers and bf16 weights.
+// A decoder model with the sizes of a ModelShape, `layers` layers and bf16 weights.
 class Decoder {
  public:
   Decoder(const KernelTable& table, const ModelShape& s, int layers)
@@ -119,7 +119,7 @@ std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
 // The measured facts about the machine that the prediction uses.
 struct Probes {
   std::vector<double> alone;  // the seconds that each operation takes on one thread
-  double bandwidth, barrier;  // two threads: bytes per second together; seconds of a barrier
+  double bandwidth, barrier;  // of two threads: bytes per second together; seconds of a barrier
   double slower;  // time of a thread's products while another thread works / their time alone
 };
 

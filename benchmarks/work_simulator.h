@@ -2,10 +2,10 @@
 // (LinearPlan, AttentionPlan) and its rule for claims (WorkQueue: a thread's own share first,
 // then the shares of the threads after it), with modelled costs instead of kernels.
 //
-// Costs. A claim takes the longer of the times of its arithmetic and of its reads from memory.
-// Three limits bound the read rate of a core: its own, its part of the link of its core complex
-// (the cores that share an L3), and its part of its rank's memory. The parts are equal among the
-// threads that still work. So a waiting thread costs nothing while the others keep the memory busy,
+// Costs. A claim takes as long as its arithmetic or its reads from memory, whichever takes longer.
+// Three limits bound the read rate of a core: its own limit, its part of the link of its core
+// complex (the cores that share an L3), and its part of its rank's memory. Threads that still work
+// have equal parts. So a waiting thread costs nothing while others keep the memory busy,
 // but its whole arithmetic rate is lost if arithmetic is the limit.
 // The idle share of an operation is the part of its time that an even division of the same work
 // over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end.
@@ -102,7 +102,7 @@ struct Time {
     return *this;
   }
   double idle() const { return end > 0 ? 1 - even / end : 0; }
-  // The share of the time that threads are idle or do work that the division adds.
+  // Returns the fraction of the time that threads are idle or do work that the division adds.
   double lost() const { return end > 0 ? 1 - least / end : 0; }
 };
 
@@ -142,7 +142,7 @@ class Phase {
       events.push({now + job.whole, next_[at(member)] >= share_(member).end, member});
     };
     bool exhausted = false;
-    for (const bool owners : {true, false}) {  // a thread looks at its own share first
+    for (const bool owners : {true, false}) {  // first the own share of a thread, then the others
       for (int i = 0; i < size_; i++) {
         if ((share_(i).size() > 0) == owners) exhausted |= !claim(i);
       }
@@ -172,10 +172,10 @@ class Phase {
  private:
   struct Job {
     Work work;
-    // The part of the work that is left (0 to 1), and the seconds of all the work.
+    // left: the part of a claim's work that remains (0 to 1); whole: seconds of the whole claim.
     double left = 0, whole = 0;
   };
-  static constexpr double kMoment = 1e-12;  // work of fewer seconds than this counts as done
+  static constexpr double kMoment = 1e-12;  // seconds: less remaining work than this counts as done
   static size_t at(int i) { return static_cast<size_t>(i); }
   int complex_of(int member) const { return member / machine_.complex_cores; }
 
@@ -266,8 +266,8 @@ struct LinearSize {
   double weight_bytes;  // bytes of one weight: 2 in bf16, 0.53 in 4 bits
 };
 
-// The bytes that each task reads from memory. Consecutive tasks of one core complex that have the
-// same panels read them once, and an equal part of these bytes counts for each of the tasks.
+// Returns the bytes that each task reads from memory. Consecutive tasks of one core complex with
+// the same panels read these once, and an equal part of the bytes counts for each of the tasks.
 inline std::vector<double> reads_of(const Machine& m, const LinearPlan& plan, int crew,
                                     double panel_bytes) {
   std::vector<double> bytes(static_cast<size_t>(plan.tasks()));

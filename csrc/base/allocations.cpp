@@ -16,7 +16,7 @@ int64_t allocations() noexcept { return count.load(std::memory_order_relaxed); }
 #if defined(CPUSERVE_WRAP_MALLOC)
 // With --wrap=X the linker redirects calls of X in this library to __wrap_X,
 // and calls of __real_X to X in the C or C++ runtime (CMakeLists.txt lists the functions).
-// The counter is relaxed because no other memory access depends on it.
+// The counter uses relaxed order, because no other memory access depends on it.
 #define CPUSERVE_COUNTED(name, parameters, arguments)        \
   extern "C" void* __real_##name parameters;                 \
   extern "C" void* __wrap_##name parameters;                 \

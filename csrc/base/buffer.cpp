@@ -34,8 +34,8 @@ size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge;
 }  // namespace
 
 // Reserves 2 MB more than needed, so that the buffer can begin at a multiple of 2 MB.
-// The unused bytes around the buffer stay inaccessible: they catch overruns,
-// and keep the kernel from merging this mapping with another one, which residency() relies on.
+// The unused bytes around the buffer stay inaccessible: accesses beyond its ends then fault,
+// and the kernel never merges this mapping with another one, which residency() relies on.
 void Buffer::reserve(size_t bytes) {
   size_ = round_to_huge(bytes);
   void* raw =
@@ -142,7 +142,7 @@ int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
     mask[node / kBits] |= 1ul << (node % kBits);
   }
   if (!data_) return 0;
-  // The argument is kNodes + 1, because the kernel reads one bit fewer than the argument says.
+  // The argument maxnode is kNodes + 1, because the kernel reads maxnode - 1 bits of the mask.
   const long failed = syscall(SYS_mbind, data_, size_, policy, mask.data(), kNodes + 1, 0u);
   return failed ? errno : 0;
 }

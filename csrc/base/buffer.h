@@ -1,4 +1,4 @@
-// Memory with one owner: anonymous memory or a mapped part of a file.
+// A buffer: memory with one owner, which is anonymous memory or a mapped part of a file.
 // Anonymous memory reserves its address space first; a page is allocated when a thread first
 // touches it, on the NUMA node of this thread. The pages of a file are in the page cache:
 // the system drops them when memory is short, and reads them again when they are used.
@@ -77,8 +77,8 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Divides memory into successive arrays, each aligned to 64 bytes. A caller uses a Carver once
-// with a null base to find the total size, and again with memory to place the arrays.
+// Divides memory into successive arrays, each aligned to 64 bytes. A caller makes a Carver
+// with a null base to find the total size of the arrays, and another with memory to place them.
 class Carver {
  public:
   explicit Carver(uint8_t* base) : base_(base) {}

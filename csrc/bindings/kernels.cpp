@@ -15,7 +15,7 @@
 namespace cpuserve {
 namespace {
 
-// Allocates `memory` for `count` rows of `width` columns, and returns the rows.
+// Sets `memory` to a new buffer for `count` rows of `width` columns, and returns these rows.
 Rows place_rows(Buffer& memory, int64_t count, int64_t width, ActFormat format) {
   const size_t stride = row_bytes(format, width);
   memory = Buffer(stride * static_cast<size_t>(count));
@@ -112,7 +112,7 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   r.frequency = frequency;
   r.presence = presence;
   r.seed = seed;
-  r.min_tokens = output.size() + 1;  // more tokens than so far, so the ids in `banned` are banned
+  r.min_tokens = output.size() + 1;  // not reached yet, so the ids in `banned` stay banned
   r.stop_ids = span_of(banned);
   r.bias_ids = span_of(bias_ids);
   r.bias_values = span_of(bias_values);

@@ -12,14 +12,14 @@ namespace {
 Activation from_name(const std::string& name, Activation) { return parse_activation(name); }
 Score from_name(const std::string& name, Score) { return parse_score(name); }
 
-// Sets a field of the operation at `op` from the argument that Python passed.
+// The name of a field of an operation, and a function that sets it from an argument of Python.
 struct FieldSetter {
   const char* name;
   bool has_default;
   void (*set)(void* op, py::handle passed);
 };
 
-// Converts an argument that Python passed. Enums are passed as strings (runtime/names.h).
+// Converts an argument that Python passed to T. Python passes enums as strings (runtime/names.h).
 template <class T>
 T received(py::handle passed) {
   if constexpr (std::is_enum_v<T>) {

@@ -24,8 +24,8 @@ namespace {
 
 struct LevelNeeds {
   const char* level;
-  const char* base;                   // a level with features that this one needs too; or nullptr
-  std::vector<const char*> features;  // features that only this level adds
+  const char* base;                   // the level that this level extends, or nullptr
+  std::vector<const char*> features;  // features that this level needs in addition to its base
 };
 
 using Regs = X86Source::Regs;
@@ -122,7 +122,7 @@ std::string registers_text(std::initializer_list<uint32_t> registers) {
     std::memcpy(bytes, &r, 4);
     text.append(bytes, 4);
   }
-  text = text.c_str();  // cuts the text at the first NUL
+  text = text.c_str();  // drops the text from the first NUL byte on
   const size_t first = text.find_first_not_of(' ');
   const size_t last = text.find_last_not_of(' ');
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);

@@ -14,12 +14,12 @@ struct CpuInfo {
   std::string model;                  // brand string, may be empty
   std::vector<std::string> features;  // spelled as by lscpu; only those that the OS supports
   bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
-  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // caches that one core uses; 0 = unknown
+  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // the caches of one core; 0 = unknown
 
   bool has(std::string_view feature) const;
 };
 
-// The functions that return feature bits. Tests replace them to simulate another CPU.
+// The functions that return feature bits of x86. Tests replace them to simulate another CPU.
 struct X86Source {
   struct Regs {
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -1,4 +1,4 @@
-// Waiting with a time limit: a thread first spins with `pause`, may then yield,
+// How threads wait: a thread first spins with `pause`, may then yield,
 // and finally sleeps in a futex. If threads share cores, spinning without a limit is very slow,
 // because the spinning thread uses CPU time that the late thread needs. Sleeping immediately
 // would cost tens of microseconds at each of the hundreds of barriers of a step.
@@ -70,8 +70,8 @@ class Signal {
   uint64_t load() const noexcept { return value_.load(std::memory_order_acquire); }
 
   // This store and the increment of sleepers_ in sleep_until_not are sequentially consistent.
-  // Therefore either this thread sees the sleeper and wakes it,
-  // or the sleeper (and the kernel, in FUTEX_WAIT) sees the new value.
+  // Therefore either this thread sees that a thread sleeps and wakes it,
+  // or that thread (and the system, in FUTEX_WAIT) sees the new value and does not sleep.
   void advance() noexcept {
     value_.store(value_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all();
@@ -142,8 +142,8 @@ static_assert(sizeof(std::atomic<uint64_t>) == 8,
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "the first four bytes must be the lower half");
 
-// A barrier for threads in groups. The last thread of a group that arrives counts for the group,
-// and the last group advances the phase that all threads wait for.
+// A barrier for threads in groups. The last thread of a group to arrive counts as its group,
+// and the last group to arrive advances the phase that all threads wait for.
 // Threads of a group should share an L3: the counter of the group stays in this L3 (20-40 ns
 // for an arrival), and only one arrival per group crosses the interconnect (100 ns and more).
 // With a single counter, the arrivals of 192 threads, one after another, would take 20 us.
@@ -165,7 +165,7 @@ class Barrier {
   }
 
   // Waits until all threads have arrived. The last thread to arrive calls last() before the others
-  // continue: last() sees the earlier writes of all threads, and they see its writes.
+  // continue: last() sees the earlier writes of all threads, and all threads see its writes.
   template <class Last>
   void wait(int group, WaitState& state, const Last& last) noexcept {
     const uint64_t phase = phase_.load();
@@ -174,7 +174,7 @@ class Barrier {
 
   // Counts this thread as arrived and does not wait, for a thread that needs no results of others.
   // Returns true if this thread is the last to arrive. Arrivals use acq_rel:
-  // each publishes the writes of its thread, and the last thread sees all of these writes.
+  // an arrival publishes the writes of its thread, and the last thread sees the writes of all.
   bool arrive(int group) noexcept {
     return arrive(group, [] {});
   }
@@ -183,11 +183,11 @@ class Barrier {
   template <class Last>
   bool arrive(int group, const Last& last) noexcept {
     Group& of = groups_[static_cast<size_t>(group)];
-    // Both counts are read before this thread arrives, because expect() may change them afterwards.
+    // Reads `expected` and `active` before this thread arrives: expect() may change them later.
     const int expected = of.expected.load(std::memory_order_relaxed);
     const int active = active_.load(std::memory_order_relaxed);
     if (of.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;
-    of.arrived.store(0, std::memory_order_relaxed);  // advance() publishes this store
+    of.arrived.store(0, std::memory_order_relaxed);  // for the next phase; advance() publishes it
     if (active > 1) {
       if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) return false;
       arrived_.store(0, std::memory_order_relaxed);

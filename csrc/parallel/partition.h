@@ -38,8 +38,8 @@ class Speeds {
   }
 
   bool equal() const { return ends_.empty(); }
-  // Returns the part of [0, items) for `thread`. `threads` is the number of threads that take part;
-  // if it differs from the number of speeds, all parts are equal.
+  // Returns the part of [0, items) for `thread`. `threads` is the number of threads that take part.
+  // If `threads` differs from the number of speeds, all parts are equal.
   Range share(int64_t items, int thread, int threads) const {
     if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);
     const auto end = [&](int t) {  // rounds to nearest: a fast thread gets a single item
@@ -50,7 +50,7 @@ class Speeds {
   }
 
  private:
-  std::vector<int64_t> ends_;  // by thread: the sum of the speeds of threads 0 to this thread
+  std::vector<int64_t> ends_;  // element t: the sum of the speeds of threads 0 to t
 };
 
 // Divides the threads of a team into ranks, which are contiguous groups.
@@ -75,8 +75,8 @@ class Ranks {
     return rank;
   }
 
-  // Returns the part of [0, items) for a rank:
-  // the items of all its threads, if the items are divided among all threads.
+  // Returns the part of [0, items) for a rank: the parts of all threads of the rank,
+  // if the items are divided equally among all threads of the team.
   Range share(int64_t items, int rank) const {
     const Range t = threads_of(rank);
     return {split(items, static_cast<int>(t.begin), threads()).begin,
@@ -87,9 +87,9 @@ class Ranks {
     while (item >= share(items, rank).end) rank++;
     return rank;
   }
-  // Returns the rank that owns item `item` of `items`.
-  // It is for few items (KV heads), which threads may share so that all get equal work.
-  // The owner is the rank of the thread that computes the middle of the item.
+  // Returns the rank that owns item `item` of `items`: the rank of the thread that computes
+  // the middle of the item. For few items (KV heads), of which several threads may each compute
+  // a part, so that all threads get equal work.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;
     while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;
@@ -186,7 +186,7 @@ class WorkQueue {
   template <class Run>
   static void drain_share(Cursor& cursor, Range share, int64_t chunk, const Run& run) noexcept {
     // relaxed: a claim only takes an index, and the next barrier publishes the results.
-    // The load comes before fetch_add, because without it every thread would write
+    // The load comes before fetch_add: without this load, every thread would write
     // to the cache line of a share that has no items left.
     while (cursor.next.load(std::memory_order_relaxed) < share.size()) {
       const int64_t at = share.begin + cursor.next.fetch_add(chunk, std::memory_order_relaxed);

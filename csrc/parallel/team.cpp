@@ -23,9 +23,9 @@ namespace {
 // A thread that wakes up takes its core back immediately. While grammars compiled
 // at the lowest priority, the times between tokens of 4 streams of SmolLM2 were 1.35 times as long
 // as normal with 50 us of yields, and 1.2 times without (2 cores, Linux 6.18).
-// Between steps the engine thread needs 100-300 us for Python. Measured: after a call, a worker
-// that is awake starts within 3 us, but a sleeping one takes 50 us or more. So workers stay awake
-// between steps. They yield for most of this time, so that the front end can use their cores.
+// Between steps the engine thread needs 100-300 us for Python. Measured: when a step starts,
+// a thread that is awake begins within 3 us, a sleeping thread after 50 us or more. So threads
+// stay awake between steps, but mostly yield, so that the front end can use their cores.
 constexpr int64_t kSpinInStepNs = 100'000;
 // Under a CFS quota of CPU time threads spin for a shorter time: while the quota has stopped
 // the thread that they wait for, spinning would only use up more of the quota.
@@ -53,7 +53,7 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
 }
 
 Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
-  constexpr int kMostSpeed = 1 << 20;  // keeps speed times items in an int64
+  constexpr int kMostSpeed = 1 << 20;  // speed times number of items then fits an int64
   check_argument(speeds.empty() || speeds.size() == static_cast<size_t>(threads), "a team of ",
                  threads, " threads needs one speed for each thread, but got ", speeds.size());
   for (int speed : speeds) {
@@ -63,7 +63,7 @@ Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
   return Speeds(speeds);
 }
 
-// Returns the core complex of each thread, with new numbers from 0 in the order of first use.
+// Returns the core complex of each thread, numbered from 0 in the order in which they first occur.
 std::vector<int> numbered_complexes(int threads, const std::vector<int>& complexes) {
   if (complexes.empty()) return std::vector<int>(static_cast<size_t>(threads));
   check_argument(complexes.size() == static_cast<size_t>(threads), "a team of ", threads,
@@ -84,8 +84,8 @@ const char* const kForked =
 #if defined(CPUSERVE_TEAM_STD_THREAD)
 void check_not_forked() {}
 #else
-// Refuses a team in a forked process. OpenMP keeps its threads for the next parallel region:
-// a forked child has no such threads, but OpenMP would wait for them.
+// Throws in a process that was forked after a team had run. OpenMP keeps its threads for the next
+// parallel region: a forked child has no such threads, but OpenMP would wait for them.
 void check_not_forked() {
   static std::atomic<int> first_process{0};
   int before = 0;
@@ -218,7 +218,7 @@ void Team::lead(const std::function<void()>& main) noexcept {
   } catch (...) {
     error_ = std::current_exception();
   }
-  stop_.store(true, std::memory_order_relaxed);  // epoch_ and recall_ publish it
+  stop_.store(true, std::memory_order_relaxed);  // the next two lines publish this store
   epoch_.advance();
   recall_.advance();
 }
@@ -229,8 +229,8 @@ void Team::work(int thread) noexcept {
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
-    // If `call` is the last value of recall_ (see lead), no advance would end the wait below,
-    // but stop_ was stored before that advance, so this load sees it.
+    // If `call` is the last value of recall_, no later advance ends the wait below.
+    // But lead() stored stop_ before it advanced recall_ for the last time: this load sees stop_.
     if (stop_.load(std::memory_order_relaxed)) return;
     if (slot.joins.load(std::memory_order_acquire) == kNever) {
       recall_.wait_while(call, slot.between_steps);
@@ -260,7 +260,7 @@ void Team::make_call(Call call) {
     if (!running_.load(std::memory_order_relaxed)) {
       fail_system("a team of ", threads_, " threads works only inside Team.run");
     }
-    if (process_ != getpid()) fail_system(kForked);  // a forked child has the same leader_
+    if (process_ != getpid()) fail_system(kForked);  // leader_ does not differ in a forked child
     if (leader_ != std::this_thread::get_id()) {
       fail_system("only the thread that called Team.run may use the team");
     }

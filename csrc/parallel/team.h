@@ -22,8 +22,8 @@ class Team {
   //   passive_waits  whether threads spin only for a short time before they sleep, which suits
   //                  a process under a CFS quota of CPU time
   //   ranks          the number of threads of each rank (their sum is `threads`); empty: one rank
-  //   complexes      the core complex of each thread: an equal number means that the cores of two
-  //                  threads share an L3 cache; empty: all cores share one L3
+  //   complexes      the number of the core complex of each thread: cores with equal numbers
+  //                  share an L3 cache; empty: all cores share one L3
   //   speeds         the relative speed of the core of each thread; empty: equal speeds
   // Throws std::invalid_argument for a CPU that this process may not use.
   Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},
@@ -31,14 +31,14 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Opens the parallel region and runs `main` on thread 0, the caller.
-  // The other threads wait for calls of run_on_all() until `main` returns or throws;
-  // run() throws an exception of `main` again. During run() threads are bound to their CPUs.
+  // Opens the parallel region and runs `main` on thread 0, which is the calling thread.
+  // The other threads wait for calls of run_on_all() until `main` returns or throws.
+  // run() rethrows an exception of `main`. During run() threads are bound to their CPUs.
   // Throws std::runtime_error in a process that was forked after a team had run:
   // OpenMP would wait for threads that exist only in the parent process.
   void run(const std::function<void()>& main);
 
-  // Runs f(member, members) on every thread that takes part, including the caller,
+  // Runs f(member, members) on every thread that takes part, including the calling thread,
   // and returns when all threads are done. Members are numbered from 0 to members() - 1.
   // Only thread 0 inside run() may call this function, but a team of one thread works anywhere.
   // f must not throw. Throws std::runtime_error in a forked child.
@@ -63,24 +63,24 @@ class Team {
     barrier_.wait(slot.complex, slot.in_step, last);
   }
 
-  // Thread 0 calls adapt() and call_all() between two calls of run_on_all(). adapt() judges threads
-  // by the last call: one that keeps losing its core to other processes takes no part
-  // in the next calls (thread_roster.h). call_all() makes all threads take part again.
+  // Thread 0 calls adapt() and call_all() between two calls of run_on_all(). After adapt(),
+  // a thread that kept losing its core to other processes takes no part in the next calls
+  // of run_on_all() (thread_roster.h). call_all() makes all threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;
 
-  // Returns the number of threads that take part in the next call.
+  // Returns the number of threads that take part in the next call of run_on_all().
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
   // Returns the first CPU that thread 0 is bound to, or 0 if threads are not bound.
   int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front().front(); }
   const Ranks& ranks() const { return ranks_; }
   const Speeds& speeds() const { return speeds_; }
-  // Inside a call: returns the members of the rank of `member`, including `member` itself.
+  // Inside a call of run_on_all(): returns the members of the rank of `member`, itself included.
   RankThreads rank_threads(int member) const noexcept {
     return rank_threads_[static_cast<size_t>(member)];
   }
-  // Inside a call: returns the part of [0, items) for `member`.
+  // Inside a call of run_on_all(): returns the part of [0, items) for `member`.
   // The items are divided among the ranks, and the part of a rank among its members.
   Range share(int64_t items, int member) const noexcept {
     const RankThreads c = rank_threads(member);
@@ -88,11 +88,11 @@ class Team {
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node that all its threads are bound to, or -1
-  // if they are not bound to a single node. Only thread 0 inside run() may call this function.
+  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if the threads
+  // are not bound to a single node. Only thread 0 inside run() may call this function.
   std::vector<int> nodes_of_ranks();
 
-  // Returns the CPU on which each thread finished its last call; -1 before its first one.
+  // Returns the CPU on which each thread finished its last call of f; -1 before its first call.
   std::vector<int> placement() const;
 
  private:
@@ -105,11 +105,11 @@ class Team {
     WaitState in_step, between_steps;
     int member = 0;   // member number of this thread in a call; published by epoch_
     int complex = 0;  // number of its core complex (cores that share an L3)
-    // The first epoch (call) that this thread takes part in, or kNever while it does not take part.
+    // The first epoch (call of run_on_all) that this thread takes part in, or kNever while absent.
     // Thread 0 writes it before it advances the epoch, and the thread reads it after the epoch
     // (acquire), so a thread that is several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    // The time in the last call during which the thread was ready to run but had no core.
+    // The time in the last call of f during which the thread was ready to run but had no core.
     std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };
@@ -137,7 +137,7 @@ class Team {
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;   // advanced for each call, and once to stop; publishes call_ and members
+  Signal epoch_;   // advances at each call of run_on_all, and to stop; publishes call_ and members
   Signal recall_;  // advanced when absent threads shall take part again
   uint64_t first_epoch_ = 0;  // value of epoch_ when run() began
   Call call_{};
@@ -146,7 +146,7 @@ class Team {
   ThreadRoster roster_;
   std::vector<RankThreads> rank_threads_;  // by member number; published by epoch_
   std::vector<int64_t> lost_;
-  std::vector<int> arrivals_;  // by core complex: number of threads in the next call
+  std::vector<int> arrivals_;  // by core complex: number of threads in the next run_on_all()
   int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;
   std::atomic<bool> running_{false};
   int process_ = 0;  // the process that opened the region; a forked child does not have its threads

@@ -68,7 +68,7 @@ std::vector<int> allowed_cpus() {
   return out;
 }
 int current_cpu() { return -1; }
-int64_t thread_cpu_ns() { return now_ns(); }  // wall time: no thread ever seems to lose its core
+int64_t thread_cpu_ns() { return now_ns(); }  // wall time, so no thread seems to lose its core
 #endif
 
 int node_of(const std::vector<int>& cpus) {

@@ -57,7 +57,7 @@ int current_cpu();                // -1 if the system does not report it
 int64_t thread_cpu_ns();          // CPU time of the calling thread
 
 // Returns the NUMA node of `cpus`, or -1 if they are on several nodes.
-// To find out, the calling thread runs on each of these CPUs for a moment.
+// To find the node, the calling thread runs on each of these CPUs for a moment.
 int node_of(const std::vector<int>& cpus);
 
 // Returns whether a group of threads has fewer allowed CPUs than threads,

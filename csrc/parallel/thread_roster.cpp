@@ -11,16 +11,16 @@ constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten scheduler slices of 3 ms
 // A thread that keeps losing its core takes no part for 300 ms. If this happens again soon
 // after its return, the absence is doubled, up to 2 s. A trial of 30 ms every 2 s costs 1.5 %.
-// The absence must not be longer: when the other process has stopped,
+// The absence must not be longer: if the process that took the core has ended,
 // a prompt runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
-constexpr int64_t kSoon = 500 * kMs;  // "soon": at most this long after its return
+constexpr int64_t kSoon = 500 * kMs;  // "soon" after a return means within this time
 // Without one of n threads, a step runs at (n - 1) / n of its speed,
 // or faster if memory is the limit. So a thread is left out
-// if the other threads lose more than 0.8 / n of their time by waiting for it.
+// if the other threads spend more than 0.8 / n of their time waiting for this thread.
 constexpr double kWorthOfOne = 0.8;
 constexpr double kLosingItsCore =
-    0.15;  // part of the time without a core; a thread that loses less only arrives last
+    0.15;  // fraction of time without a core; a thread below it is late for other reasons
 
 }  // namespace
 
@@ -61,9 +61,9 @@ int ThreadRoster::members_of(int rank) const noexcept {
   return count;
 }
 
-// Leaves out the thread that lost the most time, if it costs the team more than it contributes.
-// Returns true if a thread was left out.
+// Leaves out the thread that lost the most time, if waiting for it costs more than it contributes.
 // The other members of its rank then compute its share of the work.
+// Returns true if a thread was left out.
 bool ThreadRoster::judge(int64_t now_ns) noexcept {
   size_t worst = 0;
   int n = 0;  // number of members in the rank of thread `worst`

@@ -1,9 +1,9 @@
-// Decides which threads of the team take part in the next step.
+// Decides which threads of the team take part in the next steps.
 //
 // At a barrier all threads wait for the slowest one. If another process keeps a core busy,
 // the thread on this core runs half of the time, in slices of milliseconds,
 // and all other threads wait during the other half. With two cores, one of them shared,
-// decode reached 35-41 % of its undisturbed rate, whatever the way of waiting.
+// decode reached 35-41 % of its undisturbed rate with any way of waiting at barriers.
 // One thread alone is faster than that, because decode is limited by memory. Therefore a thread
 // that keeps losing its core is left out of steps for a while, and is then tried again.
 #pragma once
@@ -17,7 +17,7 @@ namespace cpuserve {
 
 class ThreadRoster {
  public:
-  // The last thread of a rank is never left out, because no other thread can compute its part.
+  // At least one thread of each rank takes part: threads of other ranks cannot compute its part.
   explicit ThreadRoster(Ranks ranks);
 
   // Records one step: its wall time, the time that thread 0 waited for other threads,
@@ -41,7 +41,7 @@ class ThreadRoster {
   const Ranks ranks_;
   const int threads_;
   std::vector<int> members_;
-  std::vector<int64_t> lost_;  // by thread: time without a core in this window
+  std::vector<int64_t> lost_;  // by thread: ns without a core in this window (kWindow)
   int64_t wall_ = 0, waited_ = 0;
   // When the absent threads return, when threads last returned, and how long an absence is (ns).
   int64_t back_at_ = 0, came_back_at_ = 0, away_for_ = 0;

@@ -7,14 +7,14 @@
 namespace cpuserve {
 namespace {
 
-// Limits for the number of rows of a prefill unit. Each unit reads the K and V of a chunk once
-// (64 KB at head_dim 64), so units with more rows read less in total.
+// Limits for the number of rows of a tile (an attention unit of a prompt). Each tile reads the keys
+// and values of a chunk once (64 KB at head_dim 64), so tiles with more rows read less in total.
 // With kUnitsPerThread units per thread, threads finish at about the same time.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
-// Tiles (units of a prompt) get fewer than kMinTileRows rows if threads would be idle otherwise:
-// one token of a latent layer (MLA) has 16 to 128 rows and one KV head. A tile of fewer
-// than kLeastTileRows rows takes no less time, because it waits for memory while it reads its keys.
+// Tiles get fewer than kMinTileRows rows if threads would be idle otherwise: one token
+// of a latent layer (MLA) has 16 to 128 rows and one KV head. A tile of fewer than kLeastTileRows
+// rows takes as long as a tile of kLeastTileRows rows, because both wait for the keys from memory.
 constexpr int64_t kLeastTileRows = 4;
 // More tiles read more bytes: every tile reads the keys and values of its chunks,
 // and all threads share the memory bandwidth. If all threads read, reading one key takes as long
@@ -24,22 +24,22 @@ constexpr int64_t kLeastTileRows = 4;
 constexpr int64_t kReadRows = 80, kFewThreads = 13;
 // Units of at most this many rows may be split over their chunks.
 // With more rows, writing and reading partial results costs as much time as the split saves.
-// (If a KV head has more query heads than this, a unit of one token may be split as well.)
+// (A unit of one token may be split even if its KV head has more query heads than kMaxSplitRows.)
 constexpr int64_t kMaxSplitRows = 64;
-// Splitting a unit costs a merge and a barrier. It pays off if some thread would otherwise
-// have 10 % more work than its share, which is the total cost divided by the number of threads.
+// Splitting units costs a merge and a barrier. Units are split if some thread would otherwise have
+// over 10 % more work than its share, which is the total cost divided by the number of threads.
 constexpr double kTolerance = 1.1;
 // If no unit costs more than this fraction of a share, no unit is split:
-// threads that finish early claim units of other threads.
+// threads that finish early claim units from the shares of other threads.
 constexpr double kSmall = 1.0 / 8;
 // A unit is not split if one side of the split would cost less than this fraction of a share.
 constexpr double kEdge = 1.0 / 32;
 // The part of a split unit in one share is divided into about kPiecesPerShare pieces,
-// so that other threads can take some of them from a delayed thread.
+// so that other threads can claim some of these pieces if the owner of the share is delayed.
 // Pieces are whole chunks, so there can be more pieces, up to kMostPiecesPerShare.
 constexpr double kPiecesPerShare = 4;
 constexpr int64_t kMostPiecesPerShare = 12;
-// One merge unit adds up this many partial results (its rows times its chunks),
+// A merge unit is a task that adds up about this many partial results (its rows times its chunks),
 // which takes one thread 4 us at head_dim 128.
 constexpr int64_t kMergePartials = 128;
 // The buffer of partial results is as large as decode steps need, but at least 16 MB.
@@ -75,8 +75,8 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
 // Returns the number of floats of one partial result.
 int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_.hd_pad; }
 
-// Returns the number of floats that decode steps need for partial results. Fewer units are split
-// than there are threads, each unit has at most the keys of the longest sequence,
+// Returns the number of floats that decode steps need for partial results. There are fewer split
+// units than threads, each unit has at most the keys of the longest sequence,
 // and all split units together have at most as many chunks as all keys of the cache.
 int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
   if (threads_ == 1) return 0;
@@ -94,7 +94,7 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
                   kLeastPartialFloats);
 }
 
-// Returns the cost of a unit: the number of its keys times the number of its rows.
+// Returns the cost of an attention unit: its keys times its rows times its KV heads.
 // A unit of fewer than kLeastTileRows rows waits for memory,
 // so it costs as much as a unit of kLeastTileRows rows.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
@@ -102,8 +102,8 @@ double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
          static_cast<double>(std::max(u.rows, kLeastTileRows));
 }
 
-// Returns the number of KV heads of a decode unit:
-// as many as possible while each thread still has at least kUnitsPerThread units.
+// Returns the number of KV heads of an attention unit in decode: as many as possible
+// while each thread still has at least kUnitsPerThread units.
 int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   int64_t decoding = 0;
   for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
@@ -129,8 +129,8 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
     most = std::max(most, queries * geometry_.group());
   }
   if (most == 0) return rows;
-  // If n * n equals `square`, the time to compute a tile of n rows equals the time
-  // that all tiles together need to read their keys and values.
+  // If a tile has n rows and n * n equals `square`, computing one tile takes as long
+  // as reading the keys and values for all tiles together.
   const double square = static_cast<double>(kReadRows * chunks * most) /
                         static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
   const int64_t tiles = std::clamp<int64_t>(
@@ -169,7 +169,7 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
   }
 }
 
-// Sorts the units, before any is split, by head, and keeps their order within each head.
+// Sorts the units by KV head before any unit is split, and keeps the order within each head.
 void AttentionPlan::sort_by_head() noexcept {
   std::fill(places_.begin(), places_.end(), 0);
   for (const AttentionUnit& u : whole_) places_[static_cast<size_t>(u.kv_head) + 1]++;
@@ -180,7 +180,7 @@ void AttentionPlan::sort_by_head() noexcept {
   units_.clear();
 }
 
-// Returns whether a thread would have too much work if no unit were split.
+// Returns whether a thread would have too much work (kTolerance) if no unit were split.
 // A unit belongs to the thread that has the middle of the unit in its share, as in share_out.
 bool AttentionPlan::uneven(double largest) const noexcept {
   if (threads_ == 1 || largest <= kSmall * share_) return false;
@@ -204,7 +204,7 @@ bool AttentionPlan::crosses(double before, double cost) const noexcept {
   return std::floor(first) < std::floor(last);
 }
 
-// Splits units that cross the end of a share, by heads first and then by chunks.
+// Splits each unit that crosses the end of a share: first into its KV heads, then over its chunks.
 void AttentionPlan::cut_at_shares() noexcept {
   double before = 0;
   int64_t partial = 0;
@@ -226,8 +226,8 @@ void AttentionPlan::cut_at_shares() noexcept {
   }
 }
 
-// Splits a unit of one KV head over its chunks,
-// if that is allowed and its partial results fit the buffer.
+// Splits a unit of one KV head over its chunks, if it is small enough (kMaxSplitRows)
+// and its partial results fit the buffer. Returns whether the unit was split.
 bool AttentionPlan::split_unit(const AttentionUnit& u, double before, int64_t* partial) noexcept {
   const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot();
   const int64_t most_rows = std::max<int64_t>(kMaxSplitRows, geometry_.group());

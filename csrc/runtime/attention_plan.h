@@ -1,13 +1,13 @@
-// The plan for the attention of one step: how the work is divided into units for threads.
-// A step builds one plan for each distinct layer geometry.
+// The plan for the attention of one step: how the work is divided into attention units for threads.
+// A step builds one plan for each distinct geometry of attention layers.
 //
-// A unit is the attention of some query rows of one sequence to some chunks of keys,
+// An attention unit is the attention of some query rows of one sequence to some chunks of keys,
 // for one KV head. A row is one query head of one token, and a chunk is 256 keys (kChunk).
-// Long queries are divided by rows. The share of each thread is a run of consecutive units,
+// Prompts are divided into units of some rows. The share of a thread is a run of consecutive units,
 // and all shares have equal cost. If whole units would load the threads unevenly (few sequences,
 // or a very long one), a unit that crosses the end of a share is also divided over its chunks:
-// each chunk then has a partial result, and a merge unit adds them in ascending order,
-// so the result has the same bits as if one thread visited all chunks.
+// each chunk then has a partial result, and a merge unit adds these results in ascending order,
+// so the sum has the same bits as if one thread computed all chunks.
 // If there are many decode units per thread, one unit takes several KV heads: while it computes
 // a head, the keys of the next head are loaded. Planning takes time linear in the number of units.
 #pragma once
@@ -36,13 +36,13 @@ struct AttentionUnit {
   int32_t seq, kv_head;
   int64_t row0, rows;      // rows [row0, row0 + rows); row r is query head r % group of a token
   int32_t chunk0, chunk1;  // chunks [chunk0, chunk1)
-  // Where the first partial result of the unit is in the buffer of partial results, in floats.
-  // A negative value means that the unit merges its chunks itself.
+  // The offset of the unit's first partial result in the buffer of partial results, in floats.
+  // A negative value means that the unit merges its chunks itself and has no partial results.
   int64_t partial;
   int64_t partial_stride;  // number of partial results from one row to the next
   int32_t heads;           // the unit computes KV heads [kv_head, kv_head + heads)
   int32_t end_key;         // the last row of the unit sees only keys before this position
-  // The number of keys that the unit visits.
+  // Returns the number of keys that the unit attends to.
   int64_t keys() const {
     return std::min<int64_t>(int64_t{chunk1} * kChunk, end_key) - int64_t{chunk0} * kChunk;
   }
@@ -68,9 +68,9 @@ class AttentionPlan {
 
   const AttentionGeometry& geometry() const { return geometry_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
-  // Returns the range of units of threads [first, last). Units are in ascending order of heads,
-  // so if the number of KV heads is a multiple of the number of ranks,
-  // each rank computes the heads in its own memory.
+  // Returns the range of attention units that belong to threads [first, last). Units are
+  // in ascending order of KV heads. If the number of KV heads is a multiple of the number of ranks,
+  // each rank therefore computes the heads that are in its own memory.
   Range units_of(int64_t first, int64_t last) const {
     return {cuts_[static_cast<size_t>(first)], cuts_[static_cast<size_t>(last)]};
   }
@@ -79,8 +79,8 @@ class AttentionPlan {
     return units_of(threads.begin, threads.end);
   }
   const std::vector<MergeUnit>& merges() const { return merges_; }
-  // Returns the size, in floats, of a buffer for the partial results of any step.
-  // Its pages are touched only when a step uses them.
+  // Returns the size, in floats, of a buffer that holds the partial results of any step.
+  // A page of the buffer takes memory only when a step uses it.
   int64_t partial_floats() const { return partial_floats_; }
 
  private:
@@ -105,8 +105,8 @@ class AttentionPlan {
   Ranks ranks_;
   int threads_;
   std::vector<int32_t> head_ends_;  // by KV head: end of the range of heads that its rank owns
-  std::vector<int64_t> cuts_;       // by thread: its first unit, and the number of units at the end
-  std::vector<size_t> places_;      // by KV head: where its next unit goes when units are sorted
+  std::vector<int64_t> cuts_;       // by thread: its first unit; last: the number of units
+  std::vector<size_t> places_;      // by KV head: the index for its next unit, while sorting units
   std::vector<AttentionUnit> units_, whole_;
   std::vector<MergeUnit> merges_;
   int64_t partial_floats_ = 0;

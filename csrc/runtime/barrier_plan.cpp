@@ -5,8 +5,8 @@
 namespace cpuserve {
 namespace {
 
-// Returns whether two threads may touch the same row of a value,
-// one thread by an access in list `a`, and the other thread by an access in list `b`.
+// Returns whether two threads may touch the same row of a value: one thread by an access
+// in list `a`, the other thread by an access in list `b`.
 bool conflict(const AccessList& a, const AccessList& b) {
   return std::any_of(a.begin(), a.end(), [&](const Access& x) {
     return std::any_of(b.begin(), b.end(), [&](const Access& y) {

@@ -9,16 +9,16 @@
 
 namespace cpuserve {
 
-// Whether the operation itself ends with a barrier, after which all threads see its results.
+// Returns whether an operation itself ends with a barrier, so that all threads see its results.
 inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
 
 // Two flags for each operation of a step.
 struct BarrierPlan {
   std::vector<bool> before;  // whether a barrier comes before the operation
-  // Whether threads divide the rows of the operation, instead of claiming tasks.
-  // If a step has one token, only one thread has work in such an operation.
-  // The last thread that arrives at the barrier before the operation
-  // then runs it and releases the other threads, which saves a barrier after the operation.
+  // Whether threads divide the rows of the operation among them, instead of claiming tasks.
+  // If a step has one token, only one thread has work in such an operation. The last thread
+  // that arrives at the barrier before the operation then runs the operation alone,
+  // and releases the other threads afterwards, which saves a barrier after the operation.
   std::vector<bool> row_wise;
 };
 BarrierPlan plan_barriers(const Program& program);

@@ -18,7 +18,7 @@ constexpr int64_t kTokensOfScores = 8;
 
 size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const Value& v : program.values()) {  // norms and activations need a row of floats
+  for (const Value& v : program.values()) {  // norms and activations need one row in fp32
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   for (const Op& op : program.ops()) {
@@ -35,9 +35,9 @@ size_t most_scratch_bytes(const Program& program, KvType type) {
   return bytes;
 }
 
-// Returns the number of floats for the scores of index keys: of several tokens that see as many
-// keys as a sequence can have. If the sequences of a step are shorter, the memory serves more
-// tokens.
+// Returns the number of floats for the scores of index keys: enough for several tokens that see as
+// many keys as a sequence can have. If the sequences of a step are shorter, the scores of more
+// tokens have room.
 int64_t index_score_floats(const Program& program, int64_t num_blocks) {
   int64_t most = 0;
   for (const Op& op : program.ops()) {
@@ -180,7 +180,7 @@ void Executor::carve_work_memory() {
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
   }
   const int64_t vocab = program_->vocab();
-  int64_t partials = 0;  // layers run in turn and share one buffer of partial results
+  int64_t partials = 0;  // floats of the buffer of partial results, which all layers share
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   index_floats_ = index_score_floats(*program_, kv_.num_blocks());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
@@ -262,8 +262,8 @@ StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks)
   return in;
 }
 
-// Finds the slot of recurrent states for every token.
-// A block without a state slot uses the slot of the next block that has one.
+// Finds the state slot for every token of the step.
+// A block without a state slot uses the state slot of the next block that has one.
 void Executor::find_state_slots() {
   if (state_slots_.empty()) return;
   const int32_t gone = static_cast<int32_t>(limits_.num_blocks - 1);
@@ -322,7 +322,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   phase_ = end_phase;
   // The cancel flag is read again here: other threads read it when they claim tasks,
   // and may have skipped tasks although thread 0 did not see the flag.
-  // The call has ended, so this read comes after all of their reads.
+  // All threads have finished here, so this read comes after all of their reads.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;
@@ -342,8 +342,8 @@ int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks,
   return input_.rows;
 }
 
-// Appends the sampled tokens to the sampler state, except accepted draft tokens:
-// sample_rows has already appended each of them before it sampled the next row.
+// Appends the sampled tokens to the sampler states of their requests, except accepted draft tokens:
+// sample_rows has already appended each of those before it sampled the next row.
 void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     const int32_t token = results_.tokens[static_cast<size_t>(r)];

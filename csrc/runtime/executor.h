@@ -1,7 +1,7 @@
-// Runs the forward steps of a program. A step is one call of the thread team: every thread runs
+// Runs the steps of a Program. A step is one call of Team::run_on_all: every thread runs
 // all operations, with a barrier where one needs results of other threads (barrier_plan.h).
-// The constructor allocates everything except block tables, which grow before a step runs.
-// A step itself allocates nothing.
+// The constructor allocates all memory except block tables, which grow before a step runs.
+// The step itself allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -30,7 +30,7 @@
 namespace cpuserve {
 
 // lm_head and sampling process the result rows of a step in batches.
-// A batch has as many rows as a step can have sequences, within these limits,
+// A batch has as many rows as a step can have sequences, but at least 32 and at most 128,
 // so a decode step reads the lm_head matrix once. platforms/memory.py counts the fp32 logits
 // of a batch as memory: 78 MB for 128 rows and a vocabulary of 152k.
 constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
@@ -65,7 +65,7 @@ struct MemoryBinding {
   std::vector<int> nodes;  // by rank: its NUMA node, or -1 if its threads are on several nodes
 };
 
-// For each rank, the bytes of its weights and of its KV cache on each NUMA node (node -> bytes).
+// For each rank: the bytes of its weights and of its KV cache on each NUMA node (node -> bytes).
 // Only pages that are in memory count.
 struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
@@ -88,15 +88,15 @@ class Executor {
   Team& team() { return *team_; }
   const Program& program() const { return *program_; }
   int64_t max_top() const { return limits_.max_top; }
-  // Deletes the sampler state and the block tables of a request slot when its request has ended.
+  // Deletes the sampler state and the block tables of a request slot, after its request has ended.
   void release(int64_t slot) {
     sampler_.release(slot);
     tables_.release(slot);
   }
 
-  // Runs one step and returns the number of its result rows. results() holds the results
-  // until the next step. `words` is the input of the step (step_input.h).
-  // `masks` is the memory of its token masks, which must not change during the step. After a row
+  // Runs one step and returns the number of its result rows. results() returns the results
+  // until the next step. `words` is the input of the step (step_input.h). `masks` is the memory
+  // of the bitmasks of the step, which must not change meanwhile. After a row
   // that rejects its draft token, the rows of the following draft tokens get no token (-1).
   // If an index is out of range, throws std::invalid_argument before anything runs or changes.
   // Throws std::runtime_error if the step was cancelled: the step may then have written keys
@@ -120,33 +120,33 @@ class Executor {
   size_t snapshot_bytes() const { return states_.snapshot_bytes(); }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
-  // Allocates memory for some of the KV blocks that the next step could use.
-  // The caller calls it between steps. A call takes 0.1 ms (7 ms in a VM
-  // if the host must first find free memory). Returns false when all of these blocks have memory.
+  // Allocates memory for some of the KV blocks that the next step could use, between steps.
+  // Returns false when all of these blocks have memory. A call takes 0.1 ms (7 ms in a VM
+  // if its host must first find free memory).
   bool grow_kv() {
     return kv_.grow(*team_, program_->cache_groups() * blocks_of(program_->max_tokens()));
   }
-  // Returns the number of heap allocations in all steps so far (base/allocations.h).
-  // The number must be 0.
+  // Returns the number of heap allocations in all steps so far (base/allocations.h):
+  // 0, because a step must not allocate.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
   // Cancels the running step, or the next step if none runs. Any thread may call this function.
-  // The step ends when each thread has finished the tasks that it has claimed (milliseconds).
+  // The step ends within milliseconds, when each thread has finished the tasks that it has claimed.
   // cancel(false) between steps revokes the request.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
-  // Returns (number of phases of steps and probes so far, items claimed in the latest phases).
+  // Returns (number of phases of steps and probes so far, items claimed in the last two phases).
   // A phase is the work between two barriers. Two equal results mean
-  // that no work was claimed between the calls. Any thread may call this function.
+  // that no work was claimed between the two calls. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
     return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
   }
 
   const MemoryBinding& binding() const { return binding_; }
   // Interleaves the pages of weights and KV cache over the NUMA nodes `nodes`.
-  // The caller calls it before weights are loaded.
+  // Must be called before weights are loaded.
   void interleave(const std::vector<int>& nodes);
   MemoryNodes memory_nodes() const;  // reads /proc/self/numa_maps
 
@@ -158,13 +158,13 @@ class Executor {
   double probe_barrier(int64_t rounds);        // seconds per barrier
   // Returns the seconds that `count` linears of the program, from number `first` on, take
   // with `rows` rows of activations. After the last linear it continues with the first one.
-  // The contents of the rows do not matter, and the values of the program are overwritten.
+  // The rows have arbitrary contents, and the call overwrites the values of the program.
   double probe_linears(int64_t rows, int64_t first, int64_t count);
   int64_t num_linears() const;
   std::map<std::string, int64_t> memory() const;  // bytes of memory for each use, such as weights
 
  private:
-  friend struct Worker;  // the work of a thread in a step (worker.h)
+  friend struct Worker;  // does the work of one thread in a step (worker.h)
 
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);
@@ -202,10 +202,10 @@ class Executor {
   StepLimits limits_;
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
-  std::vector<int> plan_of_op_;  // by operation: its index in plans_; -1: not attention
+  std::vector<int> plan_of_op_;  // by operation: the index of its plan in plans_; -1: no attention
   const BarrierPlan barriers_;
 
-  Buffer work_;  // scratch of threads, logits, gathered rows, partial attention
+  Buffer work_;  // scratch of the threads, logits, inputs of lm_head, partial results of attention
   std::vector<uint8_t*> scratch_;
   int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
@@ -228,8 +228,8 @@ class Executor {
   float* logits_copy_ = nullptr;
   StepResults results_;
 
-  // The number of phases so far.
-  // Only thread 0 writes it, at every barrier, so the counter has a cache line of its own.
+  // The number of phases so far. Only thread 0 writes it, at every barrier. It has a cache line
+  // of its own, so that these writes do not slow down reads of other members.
   struct alignas(64) Advances {
     std::atomic<int64_t> count{0};
     void add() noexcept {

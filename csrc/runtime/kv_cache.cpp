@@ -8,8 +8,8 @@
 
 namespace cpuserve {
 
-// Whether the blocks of a slab may be interleaved (kv_cache.h). They never overlap
-// if layer i of every group has the shape of layer i in the group with the most layers.
+// Returns whether the blocks of a slab may be interleaved (first order in kv_cache.h). They do not
+// overlap if layer i of every group has the shape of layer i in the group with the most layers.
 static bool groups_alike(const std::vector<CacheLayer>& layers, int32_t groups) {
   std::vector<std::vector<CacheLayer>> of(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) of[static_cast<size_t>(s.group)].push_back(s);
@@ -59,7 +59,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
 // in use depends on tokens, not on layers. (With a region for each of 24 layers,
 // the first 32 tokens used 24 pages of 2 MB, which took 4 % of the time of a 1,024-token prompt.)
 // Inside a layer the blocks of a head follow one another, so attention reads runs of 32 KB
-// at head_dim 64, a third faster than runs of 4 KB that are 64 KB apart.
+// (at head_dim 64), which is a third faster than reading runs of 4 KB that are 64 KB apart.
 void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   const auto each_head = [&](int32_t group, const auto& use) {
     for (size_t l = 0; l < heads_.size(); l++) {
@@ -132,7 +132,7 @@ bool KvCache::grow(Team& team, int64_t ahead) {
 }
 
 // Adds to pages_[rank] the pages of bytes [begin, end) that have no memory, at most `most` pages.
-// Returns true if there are more such pages.
+// Returns true if more of these pages have no memory.
 bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
   size_t& first = first_bare_[rank];

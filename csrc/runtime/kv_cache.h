@@ -1,9 +1,9 @@
-// The paged KV cache. Each rank has an arena with the order
+// The paged KV cache. The memory of each rank (its arena) has the order
 //   [slab][layer][head of the rank] { K, V } [block of the slab]
-// A slab is 8 blocks, and a block is 32 tokens: the keys and values of all layers of one group.
-// Any block can serve any group, because the first layer of every group is at offset 0.
+// A slab is 8 blocks, and a block has the keys and values of 32 tokens in all layers of one group.
+// Any block can belong to any cache group, because the first layer of every group is at offset 0.
 // A block is therefore as large as the largest group needs. If layers of groups differ in shape,
-// blocks of one slab with different groups would overlap. The order is then
+// blocks of one slab that belong to different groups would overlap. The order is then
 //   [slab][block of the slab][layer][head of the rank] { K, V }
 // A latent layer (MLA) has only K.
 //
@@ -24,19 +24,19 @@ class KvCache {
   KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvType type,
           const Ranks& ranks = 1);
 
-  // Returns the location of each KV head of a layer, [kv_heads].
-  // The entries of heads of one rank are equal.
+  // Returns the location of each KV head of a layer, [kv_heads]. Heads in the memory of one rank
+  // have equal entries.
   const KvLayer* heads(Id layer) const { return heads_[static_cast<size_t>(layer)].data(); }
   int32_t group(Id layer) const { return groups_[static_cast<size_t>(layer)]; }
   int64_t num_blocks() const { return num_blocks_; }
   KvType type() const { return type_; }
-  // Returns the memory of each rank, which is empty for a rank without KV heads.
+  // Returns the arena of each rank, which is empty for a rank without KV heads.
   std::vector<Buffer>& arenas() { return arenas_; }
   const std::vector<Buffer>& arenas() const { return arenas_; }
 
   // want() records a block that the next step will write. use() runs before the step,
   // on all threads, and allocates memory for the recorded blocks. Blocks with lower numbers
-  // that were not recorded get no memory yet: waiting prompts may use them later.
+  // that were not recorded get no memory yet: prompts that still wait may use such blocks later.
   void want(int64_t block) {
     const auto slab = static_cast<size_t>(block / kSlabBlocks);
     if (!has_memory_[slab]) wanted_.push_back(slab);
@@ -51,7 +51,7 @@ class KvCache {
   size_t committed() const;
 
   // Copies the contents of `block`, which belongs to `group`, to or from block_bytes() bytes,
-  // layer by layer. Zeros follow if the group uses less than a block.
+  // layer by layer. If the group uses less than a block, the other bytes are zeros.
   // Two caches can exchange these bytes if their layers and element types are equal:
   // the bytes depend neither on the number of the block nor on the number of ranks.
   size_t block_bytes() const { return block_bytes_; }
@@ -73,7 +73,7 @@ class KvCache {
   std::vector<int32_t> groups_;               // by layer: its group
   std::vector<Buffer> arenas_;                // by rank: its memory
   std::vector<size_t> rank_bytes_;            // by rank: bytes of its part of a block
-  std::vector<std::vector<bool>> committed_;  // by rank: whether each 2 MB page has memory
+  std::vector<std::vector<bool>> committed_;  // [rank][2 MB page]: whether the page has memory
   std::vector<size_t> first_bare_;            // by rank: the first page that may be without memory
   std::vector<std::vector<size_t>> pages_;    // by rank: pages that get memory next
   std::vector<bool> has_memory_;              // by slab: whether want() recorded one of its blocks

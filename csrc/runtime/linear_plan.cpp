@@ -7,7 +7,7 @@ namespace {
 // Reading 128 KB at one core's share of the bandwidth takes 5-10 us, long compared with an atomic
 // operation (20-100 ns) and short compared with the delay of a late thread (40 us and more).
 constexpr int64_t kClaimBytes = 128 << 10;
-// Tasks narrower than a strip (4 panels) are worth their cost
+// A plan has tasks narrower than a strip (4 panels), which are slower, only
 // if some thread would otherwise have more than 2 % (1 / kUnevenParts) more work than the mean:
 // two threads would get 5 and 4 of 9 strips, and 16 threads would get 3 or 2 of 40 strips.
 constexpr int64_t kUnevenParts = 50;
@@ -22,7 +22,7 @@ constexpr int64_t kReadRows = 4;
 // A plan with smaller tasks must be 1 % (1 / kBetterParts) faster to be chosen:
 // narrow tasks read the activations more often, and tasks of few rows read the weights more often.
 constexpr int64_t kBetterParts = 100;
-constexpr int64_t kEnoughTasks = 16;  // per thread; more tasks do not balance the load better
+constexpr int64_t kEnoughTasks = 16;  // tasks per thread; more would not balance the load better
 // The time to read a row of activations from L3, as the number of panels that could be multiplied
 // by the row in this time. It matters for kernels with tasks wider than a strip (AMX).
 // For each element of K, reading 2 bytes at 10 bytes a cycle takes 0.2 cycles,
@@ -43,7 +43,7 @@ LinearPlan::LinearPlan(const LinearShape& shape) noexcept
   shape.rows <= kFewRows ? plan_few_rows(shape) : plan_many_rows(shape);
 }
 
-// With few rows the memory bandwidth is the limit, so each weight is read only once:
+// With few rows the memory bandwidth is the limit, so the plan reads each weight only once:
 // all rows are one row block, and all threads get about the same number of panels.
 void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
   int64_t least = 0;
@@ -61,15 +61,15 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
 
 // With many rows arithmetic is the limit (or memory, if many threads have few rows each).
 // The function chooses the division into equal tasks with the least time in a cost model.
-// More row blocks than the kernels need are faster only while the products of a block take longer
-// than reading the weights: threads that share panels but no L3 each read these panels.
-// If the register tile has several panels, a task has at least two of them:
+// Dividing rows into more blocks than the kernels need is faster only if the products of a block
+// take longer than reading the weights: threads with equal panels but different L3 caches
+// each read these panels. If the register tile has several panels, a task has at least two panels:
 // the sums of one panel are too few to hide the latency of a product.
 void LinearPlan::plan_many_rows(const LinearShape& s) noexcept {
   const int64_t narrowest = std::max(s.grain, std::min<int64_t>(s.tile_panels, 2));
   const int64_t tiles = ceil_div(rows_, s.tile_rows);
-  // The kernels keep the weights of a strip in L2 for block_rows rows,
-  // and would split a task that has more rows.
+  // The kernels use a K block in L2 for block_rows rows,
+  // and would divide a task that has more rows.
   const int64_t fewest = ceil_div(tiles, std::max<int64_t>(1, s.block_rows / s.tile_rows));
   const int64_t reading = kReadRows * s.tile_rows * s.tile_panels * panels_ / s.threads;
   const int64_t enough = kEnoughTasks * s.threads;

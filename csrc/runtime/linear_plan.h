@@ -16,7 +16,7 @@ namespace cpuserve {
 struct LinearShape {
   int64_t rows;                         // rows of activations
   int64_t panels;                       // panels of the matrix that this rank computes
-  int64_t grain;                        // panels that must be in one task (Matrix::grain)
+  int64_t grain;                        // panels that must stay in one task (Matrix::grain)
   int64_t panel_bytes;                  // bytes of one packed panel
   int64_t tile_rows, tile_panels;       // the register tile, in rows of activations and panels
   int threads;                          // threads of this rank
@@ -50,7 +50,7 @@ struct LinearTask {
 
 class LinearPlan {
  public:
-  static constexpr int64_t kFewRows = 16;  // with up to 16 rows, weights are read only once
+  static constexpr int64_t kFewRows = 16;  // up to so many rows, a plan reads weights only once
   // With more than kFewRows rows, each task costs as much as if it had kTaskRows extra rows,
   // because its first tiles find neither weights nor output in the cache.
   // At AVX2, tasks of 24 rows run at 95 to 99 % of the rate of 480 rows: a cost of 0.2 to 1.3 rows.
@@ -60,8 +60,8 @@ class LinearPlan {
   explicit LinearPlan(const LinearShape& shape) noexcept;
 
   // Consecutive tasks have the same panels and successive blocks of rows, up to kMostRows rows.
-  // Then come the tasks of the next panels. Threads with neighbouring tasks therefore share panels
-  // and read them through one L3 cache, where the activations of kMostRows rows stay as well.
+  // Then come the tasks of the next panels. Threads with neighbouring tasks therefore use the same
+  // panels and read them through one L3, where the activations of kMostRows rows stay as well.
   static constexpr int64_t kMostRows = 512;
   int64_t tasks() const noexcept { return columns_ * blocks_; }
   // Returns the number of consecutive tasks that a thread claims at a time.
@@ -91,7 +91,7 @@ class LinearPlan {
 
   int64_t rows_, panels_, tile_rows_;
   int64_t width_ = 1, columns_ = 0, blocks_ = 0, chunk_ = 1;
-  int64_t together_ = 1;  // number of row blocks that have kMostRows rows together
+  int64_t together_ = 1;  // number of row blocks with at most kMostRows rows together
 };
 
 }  // namespace cpuserve

@@ -7,8 +7,8 @@
 
 namespace cpuserve {
 
-// For an unknown text, the parse functions throw std::invalid_argument.
-// The message lists the known texts.
+// For an unknown name, the parse functions throw std::invalid_argument.
+// The message lists the known names.
 ActFormat parse_format(const std::string& name);
 WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);

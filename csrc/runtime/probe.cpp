@@ -8,7 +8,7 @@
 namespace cpuserve {
 namespace {
 
-// Calls pass() at least once, until `seconds` have passed. Returns the mean seconds of a call.
+// Calls pass() (at least once) until `seconds` have passed. Returns the mean seconds of a call.
 template <class Pass>
 double time_passes(double seconds, const Pass& pass) {
   const int64_t start = now_ns();
@@ -23,7 +23,7 @@ double time_passes(double seconds, const Pass& pass) {
 
 }  // namespace
 
-// Each thread reads the panels that it packed, like a decode step, but computes nothing with them.
+// Each thread reads the panels that it packed, as in a decode step, but multiplies nothing by them.
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;

@@ -140,8 +140,8 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   }
 }
 
-// Returns the id of `bias` in the column order of the packed matrix (Vector::packed_from).
-// A matrix without glu keeps the order of its columns, so the id is `bias` itself.
+// Returns the id of a vector with the elements of `bias` in the column order of the packed matrix
+// (Vector::packed_from). Packing keeps the column order without glu, so the id is then `bias`.
 Id Program::packed_bias(Id bias, const Matrix& m) {
   check_vector(bias, m.n, "linear bias");
   if (bias == kNone || !m.glu) return bias;
@@ -156,8 +156,8 @@ Id Program::pack_bias(Id bias, const Matrix& m) {
   return last_id(vectors_.size());
 }
 
-// One task must compute a panel of the gate together with its panel of the up projection,
-// and two panels of results together if 32 results share a quantization scale.
+// Sets Matrix::grain. One task must compute a panel of the gate and its panel of the up projection,
+// and two panels of results if 32 results share a quantization scale.
 void Program::set_grain(Id id, ActFormat out) {
   Matrix& m = matrices_[static_cast<size_t>(id)];
   m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));

@@ -26,18 +26,18 @@ struct Value {
 // A packed weight matrix [n, k] of one or more parts (tensors of the checkpoint). Without glu,
 // the rows of the parts follow one another. With glu, there are two parts (gate and up projection)
 // with equal numbers of rows, each padded to whole panels of 16 rows, and their panels alternate.
-// Threads and ranks divide the matrix in units of `grain` panels: a panel of the gate stays
-// with its panel of up, and panels stay together if their results share a quantization scale.
+// Threads and ranks never separate the panels of a grain (`grain` consecutive panels): a panel
+// of the gate and its panel of up, or panels with results that share a quantization scale.
 struct Matrix {
   std::string name;
   WeightKind kind;
   int64_t n, k;
-  std::vector<int64_t> parts;  // rows of each part
+  std::vector<int64_t> parts;  // number of rows of each part
   bool glu;
   size_t panel_bytes;
   int64_t grain;
-  // The matrix stays a table in the mapped file of its checkpoint.
-  // It has no panels: a row is packed when a token looks it up.
+  // If true, the matrix stays in the mapped file of its checkpoint, for EmbedOp.
+  // It has no packed panels: a row is packed when a token looks it up.
   bool gathered = false;
 
   int64_t panels() const;
@@ -56,11 +56,11 @@ struct Vector {
   std::string name;
   int64_t count;
   Id packed_from = kNone;
-  int64_t columns = 0;  // if not 0, elements are indices of columns below `columns`
+  int64_t columns = 0;  // if not 0, each element is the index of a column, less than `columns`
 };
 
-// The KV cache of one attention layer.
-// The layers of one cache group (for example all layers with the same window) share block tables.
+// The KV cache of one attention layer. The layers of one cache group, such as all layers
+// with the same sliding window, have common block tables.
 struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
@@ -68,7 +68,7 @@ struct CacheLayer {
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
-// The limits of the steps of a program. They follow from its operations.
+// The limits for the steps of a program, which follow from its operations.
 struct ProgramLimits {
   int64_t embed_rows = 0;  // token ids must be below this number
   int64_t max_positions = INT32_MAX;
@@ -122,12 +122,12 @@ class Program {
   int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
   int64_t state_bytes() const;  // bytes of one slot: the recurrent states of all layers
   int64_t weight_bytes() const;
-  // Returns strings that determine the layout of packed matrices, one for each fact,
+  // Returns the facts that determine the layout of packed matrices, as strings,
   // except the ISA level and the number of ranks.
   std::vector<std::string> packed_layout() const;
   int64_t kv_block_bytes(KvType type) const;  // bytes of a KV block of any group
 
-  // Operations call the next functions,
+  // Operations call the following functions,
   // which throw std::invalid_argument if an id does not exist.
   const Value& value(Id id) const;
   const Matrix& matrix(Id id) const;
@@ -140,7 +140,7 @@ class Program {
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;
-  // Operations that change the program when they are added call the next functions.
+  // Operations that change the program when they are added call the following functions.
   ProgramLimits& limits() { return limits_; }
   Id add_state(const StateLayer& layer);
   void set_grain(Id matrix, ActFormat out);

@@ -17,7 +17,7 @@ void softmax(float* x, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-// Sets the scores of all experts outside the op.kept best groups to -inf.
+// Sets the scores of all experts outside the op.kept best groups of experts to -inf.
 // Of groups with equal totals, the first is kept. `totals` is scratch for op.groups floats.
 void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -68,8 +68,8 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   if (op.score == Score::sigmoid) {
     for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   }
-  // Without a bias, experts are chosen by their logits:
-  // softmax could round two different logits to the same score.
+  // Without a bias, experts are chosen by their logits instead of softmax,
+  // because softmax could round two different logits to the same score.
   const bool early = op.score == Score::softmax && bias;
   if (early) softmax(scores, experts);
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
@@ -88,7 +88,7 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
 }
 
-// A counting sort. The loop visits the tokens in order,
+// Sorts the routed rows by counting. The loop visits the tokens in order,
 // so the routed rows of an expert are in the order of their tokens.
 void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept {
   experts_ = experts;

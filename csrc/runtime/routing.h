@@ -1,5 +1,5 @@
 // The experts that the tokens of a step use, and the order of the routed rows.
-// A routed row is a pair of a token and one of its experts.
+// A routed row is a pair of a token and one of its experts (or its adapter).
 // Routed rows are sorted by expert, then by token.
 #pragma once
 #include <cstdint>

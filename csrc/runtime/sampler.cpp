@@ -91,14 +91,14 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   s = std::move(fresh);  // moving keeps the storage of vectors, so pointers in params stay valid
 }
 
-// Appends to the last `most_recent` ids of the output, without an allocation.
+// Appends a token to s.recent, the last `most_recent` ids of the output, without an allocation.
 void Sampler::add_recent(Slot& s, int32_t token) noexcept {
   if (s.most_recent == 0) return;
   if (s.recent.size() == s.most_recent) s.recent.erase(s.recent.begin());
   s.recent.push_back(token);
 }
 
-// Sets the ids that the next token must not have.
+// Sets the banned ids for the next token: stop ids and last ids of bad words.
 void Sampler::ban(Slot& s) noexcept {
   const bool stops = s.outputs_until_stop > 0;
   int64_t count = s.num_stops;
@@ -116,7 +116,7 @@ void Sampler::ban(Slot& s) noexcept {
   s.params.num_banned = static_cast<int32_t>(count - skipped);
 }
 
-// Allocates `counts` and `place` for all tokens that the request can still generate.
+// Allocates `counts` for all tokens that the request can have, and `place` for the vocabulary.
 // Pages that are never touched take no memory.
 void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   s.capacity = std::min(vocab_, r.prompt.size() + r.output.size() + max_outputs_);
@@ -135,7 +135,7 @@ void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   for (int32_t id : r.output) count(s, id);
 }
 
-// Counts a token as output. In a full window of last_n tokens, the oldest one counts no longer.
+// Counts a token as output. If the window of last_n tokens is full, its oldest token leaves it.
 void Sampler::count(Slot& s, int32_t token) noexcept {
   if (s.window_size > 0 && s.window.size() < s.window_size) {
     s.window.push_back(token);

@@ -16,8 +16,8 @@ namespace cpuserve {
 //   prompt, output     the token ids of the prompt and of the output so far;
 //                      may be empty without penalties, min_tokens, bad words and a chain
 //   bad_ids, bad_ends  the ids of all bad words, and for each word the index after its last id.
-//                      The last id of a word is banned
-//                      while the output ends with the other ids of the word.
+//                      The last id of a bad word is banned
+//                      while the output ends with the other ids of this word.
 //   scored             if not empty, the ids that get logprobs instead of the usual alternatives
 //                      of each sampled token
 //   last_n             if at least 0, penalties count only the last `last_n` ids of the text,
@@ -39,7 +39,7 @@ struct SlotRequest {
 
 class Sampler {
  public:
-  // max_outputs: the maximum number of tokens that a request can generate.
+  // max_outputs: the most tokens that any request can generate.
   Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs);
 
   // Throws std::invalid_argument for an id outside the vocabulary, or a slot that does not exist.
@@ -47,7 +47,7 @@ class Sampler {
   void release(int64_t slot);
   bool admitted(int64_t slot) const { return slots_[static_cast<size_t>(slot)].used; }
 
-  // Returns the parameters for the next token of the slot.
+  // Returns the parameters to sample the next token of the request slot.
   // They are valid until the next admit, release or append.
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
@@ -55,14 +55,14 @@ class Sampler {
   const std::vector<int32_t>& scored(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].scored;
   }
-  // Returns the samplers that choose the tokens of the slot, or null if the kernels choose them.
+  // Returns the sampler chain of a request slot, or null if the kernels sample its tokens.
   SamplerChain* chain(int64_t slot) const { return slots_[static_cast<size_t>(slot)].chain.get(); }
-  // Returns the same as chain(). Throws std::invalid_argument for a slot that does not exist.
+  // Does the same as chain(). Throws std::invalid_argument for a request slot that does not exist.
   const SamplerChain* checked_chain(int64_t index) { return slot(index).chain.get(); }
-  // Returns the id that the chain of the slot samples (SamplerChain::sample).
+  // Returns the token id that the sampler chain of the slot samples (SamplerChain::sample).
   int32_t sample(int64_t slot, const float* logits, const int32_t* mask, int32_t position) noexcept;
-  // Adds a sampled token to the token counts, and adds 1 to the number of generated tokens
-  // (for min_tokens). A token of -1 (nothing was sampled) has no effect.
+  // Adds a sampled token to the token counts of the slot, and adds 1 to its number of generated
+  // tokens (for min_tokens). A token of -1 (nothing was sampled) has no effect.
   void append(int64_t slot, int32_t token) noexcept;
 
  private:
@@ -71,11 +71,11 @@ class Sampler {
     SampleParams params{};
     std::vector<int32_t> allowed, scored;
     std::vector<TokenBias> bias;
-    std::vector<int32_t> banned;  // the stop ids, then room for the last id of each bad word
+    std::vector<int32_t> banned;  // stop ids, then space for the last id of each bad word
     int64_t num_stops = 0;
     int64_t outputs_until_stop = 0;  // tokens to generate before stop ids are allowed
     std::vector<int32_t> bad_ids, bad_ends;
-    std::vector<int32_t> recent;  // the last output ids, as many as bad words compare
+    std::vector<int32_t> recent;  // the last output ids: as many as the longest bad word needs
     size_t most_recent = 0;
     // `counts` is a compact list of the ids in the prompt and output.
     // For each id of the vocabulary, `place` has 1 + the index of the id in `counts`,
@@ -83,7 +83,7 @@ class Sampler {
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;
-    // The ids that penalties count, if they count only the last ids. `oldest` is replaced next.
+    // The last_n last ids, if penalties count only these. The next id replaces the one at `oldest`.
     std::vector<int32_t> window;
     size_t window_size = 0, oldest = 0;
     std::unique_ptr<SamplerChain> chain;

@@ -9,8 +9,8 @@ namespace cpuserve {
 namespace {
 
 constexpr float kGreedyBelow = 1e-5f;  // below this temperature sampling is greedy (as in sample.h)
-// The number of candidates that are sorted first.
-// If a sampler needs more sorted candidates, four times as many are sorted.
+// The number of candidates that are sorted at first. If a sampler needs more sorted candidates,
+// four times as many are sorted, and so on.
 constexpr size_t kFirstOrdered = 256;
 // This number is mixed into the seed,
 // so that xtc and the final choice of the token use different random numbers.
@@ -108,7 +108,7 @@ void SamplerChain::run(Stage stage, const ChainRow& row) noexcept {
   }
 }
 
-// Makes the candidates from the logits, the bias, the allowed and banned ids, and the mask.
+// Sets candidates_ from the logits, the bias, the allowed and banned ids, and the mask of the row.
 // Returns false if a logit is NaN, or if the largest logit is not finite.
 bool SamplerChain::load(const ChainRow& row) noexcept {
   const SampleParams& p = row.params;
@@ -140,8 +140,8 @@ bool SamplerChain::load(const ChainRow& row) noexcept {
   return numbers && std::isfinite(largest);
 }
 
-// Puts the `count` most likely candidates first, in descending order;
-// of equal logits, the lower id comes first.
+// Moves the `count` most likely candidates to the beginning, in descending order of logits.
+// Of equal logits, the lower id comes first.
 void SamplerChain::order(size_t count) noexcept {
   count = std::min(count, candidates_.size());
   if (count <= ordered_) return;
@@ -161,7 +161,7 @@ double SamplerChain::weigh() noexcept {
   return top + std::log(sum);
 }
 
-// Drops a candidate if `keep` returns false for it. The order of the other candidates stays.
+// Drops each candidate c with keep(c) == false. The order of the other candidates stays the same.
 template <class Keep>
 void SamplerChain::keep_if(const Keep& keep) noexcept {
   size_t kept = 0, in_order = 0;
@@ -174,7 +174,7 @@ void SamplerChain::keep_if(const Keep& keep) noexcept {
   ordered_ = in_order;
 }
 
-// Keeps the `count` most likely candidates.
+// Drops all candidates but the `count` most likely ones.
 void SamplerChain::cut(size_t count) noexcept {
   if (count >= candidates_.size()) return;
   order(count);
@@ -227,8 +227,8 @@ void SamplerChain::dry() noexcept {
   ordered_ = 0;
 }
 
-// Returns the maximum length of a repetition at the end of the last `length` tokens:
-// it must not extend over the last sequence breaker.
+// Returns the maximum length of a repetition at the end of the text (the last `length` tokens):
+// a repetition must not extend over the last sequence breaker.
 int64_t SamplerChain::dry_limit(int64_t length) const noexcept {
   const int32_t* last = tokens_.data() + tokens_.size() - 1;
   const int32_t* ids = settings_.breaker_ids.data();
@@ -246,12 +246,12 @@ int64_t SamplerChain::dry_limit(int64_t length) const noexcept {
   return length;
 }
 
-// For each of the last `length` tokens except the very last, computes how many tokens
-// up to it equal the last tokens of the text (the Z algorithm on the reversed tokens).
+// Sets repeats_. For each of the last `length` tokens except the last one, computes how many tokens
+// that end with it equal the last tokens of the text (the Z algorithm on the reversed tokens).
 void SamplerChain::find_repeats(int64_t length) noexcept {
   const int32_t* last = tokens_.data() + tokens_.size() - 1;
   const int64_t end = length - 1;  // repeats_[end - back] is for the token `back` before the last
-  int64_t from = 0, until = 0;     // tokens [from, until) back are equal to [0, until - from)
+  int64_t from = 0, until = 0;     // counted back, tokens [from, until) equal [0, until - from)
   for (int64_t back = 1; back < length; back++) {
     int64_t n = 0;
     if (back < until) n = std::min<int64_t>(until - back, repeats_[end - (back - from)]);
@@ -261,7 +261,7 @@ void SamplerChain::find_repeats(int64_t length) noexcept {
   }
 }
 
-// Keeps candidates with a logit of at least (the largest logit - n standard deviations).
+// Drops candidates with logits more than top_n_sigma standard deviations below the largest logit.
 void SamplerChain::top_n_sigma() noexcept {
   if (settings_.top_n_sigma <= 0 || candidates_.size() <= 1) return;
   double sum = 0, squares = 0, largest = -INFINITY;
@@ -382,7 +382,7 @@ void SamplerChain::temper(float temperature) noexcept {
   divide(static_cast<float>(low + (high - low) * std::pow(share, exponent)));
 }
 
-// Divides the logits. A temperature of 0 sets all logits but the largest to -infinity.
+// Divides the logits by `temperature`; 0 sets all logits but the largest to -infinity.
 void SamplerChain::divide(float temperature) noexcept {
   if (temperature >= kGreedyBelow) {
     for (Candidate& c : candidates_) c.logit /= temperature;
@@ -393,8 +393,8 @@ void SamplerChain::divide(float temperature) noexcept {
   ordered_ = std::min<size_t>(ordered_, 1);
 }
 
-// For fill-in-the-middle: ends the text unless one continuation is likely enough.
-// If one candidate begins with another one, both count as one candidate.
+// The sampler infill, for fill-in-the-middle: ends the text unless a continuation is likely enough.
+// If the text of one candidate begins with the text of another, both count as one candidate.
 void SamplerChain::infill(const ChainRow& row) noexcept {
   weigh();
   const auto stops = [&](const Candidate& c) {
@@ -421,8 +421,8 @@ void SamplerChain::infill(const ChainRow& row) noexcept {
   ordered_ = 1;
 }
 
-// If one candidate begins with another one, moves the probability
-// of the less likely one to the other. Only the most likely candidates are compared,
+// If the text of one candidate begins with the text of another, moves the probability
+// of the less likely candidate to the other. Only the most likely candidates are compared,
 // because the number of pairs grows with the square of the number of candidates.
 void SamplerChain::merge_prefixes() noexcept {
   const auto begins = [&](int32_t id, int32_t with) {

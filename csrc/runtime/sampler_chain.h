@@ -1,5 +1,5 @@
-// The samplers of llama.cpp, which change and drop the candidates for the next token, in the order
-// that a request asks for. For other requests, kernels sample (kernels/generic/sample.h).
+// The samplers of llama.cpp. A chain of them changes and drops the candidates for the next token,
+// in the order of the request. For requests without a chain, kernels sample (generic/sample.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -24,12 +24,12 @@ enum class Stage : int32_t {
   infill,
 };
 
-// The parameters of the chain, which cpuserve/sampling/chain.py describes.
-// SampleParams has the parameters that requests without a chain have as well.
+// The parameters of a sampler chain, which cpuserve/sampling/chain.py describes. Parameters
+// that requests without a chain have as well (such as top_k) are in SampleParams.
 //   breaker_ids, breaker_ends  the ids of all sequence breakers of the sampler dry, and for each
 //                              breaker the index after its last id
-//   prefixes                   for each id, the longest other token that its text begins with (-1:
-//                              none); empty unless `stages` has infill
+//   prefixes                   for each token id, the longest other token that its text begins with
+//                              (-1: none); empty unless `stages` has infill
 struct ChainSettings {
   std::vector<int32_t> stages;
   int32_t min_keep = 0;
@@ -44,7 +44,7 @@ struct ChainSettings {
   bool post_sampling_probs = false;
 };
 
-// A token that can still be sampled. `p` is valid only after a sampler that needs probabilities.
+// A token that no sampler has dropped. p is its probability, valid only after weigh() computed it.
 struct Candidate {
   float logit;
   int32_t id;
@@ -74,7 +74,7 @@ class SamplerChain {
   // Returns the sampled id, or -1 if no id can be sampled.
   int32_t sample(const ChainRow& row) noexcept;
   // Appends the sampled token to the tokens that the sampler dry compares,
-  // and updates mu of mirostat. A cancelled step appends no token, so that it can run again.
+  // and updates mu of the sampler mirostat. A cancelled step calls no append, so it can run again.
   void append(int32_t token) noexcept;
   // Returns the largest surprise that mirostat allows for the next token.
   float mu() const { return settings_.mirostat_mu; }
@@ -120,8 +120,8 @@ class SamplerChain {
   size_t ordered_ = 0;            // number of candidates at the beginning that are sorted
   Candidate likely_stop_{};       // the most likely stop id; id -1 if no stop id may be sampled
   std::vector<int32_t> tokens_;   // prompt and output, for the sampler dry
-  std::vector<int32_t> repeats_;  // for each position before the end, the length of its repetition
-  std::vector<int32_t> extends_;  // for each id, 1 + the longest repetition that it would extend
+  std::vector<int32_t> repeats_;  // by position: length of the repetition of the text's end there
+  std::vector<int32_t> extends_;  // by id: 1 + the longest repetition that the id would extend
 };
 
 }  // namespace cpuserve

@@ -8,8 +8,8 @@
 namespace cpuserve {
 namespace {
 
-// Returns an integer with the order of floats: a larger float has a larger integer. 0 and -0 are
-// equal.
+// Maps floats to integers with the same order: a larger float gets a larger integer.
+// 0 and -0 get the same integer.
 uint32_t order_of(float x) noexcept {
   const float y = x + 0.0f;  // -0 becomes 0
   uint32_t bits;
@@ -17,7 +17,7 @@ uint32_t order_of(float x) noexcept {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Copies one value of `Unit` from each of `rows` rows, `stride` values apart.
+// Copies one value of type `Unit` from each of `rows` rows, which begin `stride` values apart.
 template <class Unit>
 void copy_column(const uint8_t* from, uint8_t* to, int64_t rows, int64_t stride) noexcept {
   const size_t step = static_cast<size_t>(stride) * sizeof(Unit);
@@ -35,7 +35,7 @@ void copy_scale(const uint8_t* from, int slot, uint8_t* to, int at, int32_t hd) 
 void copy_key(const KvLayer& kv, const uint8_t* from, int slot, uint8_t* to, int at) noexcept {
   const auto offset = [](int index, size_t unit) { return static_cast<size_t>(index) * unit; };
   switch (kv.type) {
-    case KvType::bf16:  // pairs of columns
+    case KvType::bf16:  // the two columns of a pair are adjacent
     case KvType::f32: {
       const int64_t rows = kv.type == KvType::f32 ? kv.hd_pad : kv.hd_pad / 2;
       return copy_column<uint32_t>(from + offset(slot, 4), to + offset(at, 4), rows, kBlock);

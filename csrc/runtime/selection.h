@@ -1,5 +1,5 @@
-// Selections of keys (SelectKeysOp): the tokens of a step that have one, the choice of the highest
-// scores, and copies of the selected keys and values for attention.
+// Selections of keys (SelectKeysOp): the tokens of a step that see too many keys, the choice
+// of the keys with the highest scores, and copies of the selected keys and values for attention.
 #pragma once
 #include <cstdint>
 
@@ -13,13 +13,13 @@ struct SequenceToken {
   int64_t seq, token;
 };
 
-// The tokens of a step that see more than `most` keys. The other tokens of a sequence come before
-// them, because positions ascend.
+// The late tokens of a step: the tokens that see more than `most` keys. In each sequence
+// they come after the other tokens, because positions ascend.
 class LateTokens {
  public:
   LateTokens(const StepInput& in, int64_t most) noexcept;
   int64_t count() const { return count_; }
-  int64_t longest() const { return longest_; }  // the most keys that one of them sees
+  int64_t longest() const { return longest_; }  // the most keys that a late token sees
   SequenceToken operator[](int64_t i) const noexcept;
 
  private:
@@ -31,18 +31,18 @@ class LateTokens {
 
 constexpr size_t kSelectScratch = 2048 * sizeof(int32_t);  // bytes of scratch of select_highest
 
-// Writes to `out` the positions of the `keep` highest of n scores, in ascending order: the
-// positions [i * pool, (i + 1) * pool) of score i. Of equal scores, those with lower indices are
-// selected. `keep` must be less than n. Each of three passes counts the scores with each value of
-// 11 bits, the highest bits first, and so finds the lowest score that is selected.
+// Writes to `out` the positions of the `keep` highest of n scores, in ascending order; score i has
+// the positions [i * pool, (i + 1) * pool). Of equal scores, the lower indices are selected. `keep`
+// must be less than n. Each of three passes over the scores counts the values of up to 11 bits,
+// from the highest bits on, to find the lowest score that is selected.
 void select_highest(const float* scores, int64_t n, int64_t keep, int32_t pool, float* out,
                     void* scratch) noexcept;
 
 // The number of blocks of 32 keys that `keys` selected keys take.
 inline int64_t selected_blocks(int64_t keys) { return (keys + kBlock - 1) / kBlock; }
 
-// Returns the bytes of memory for copies of `keys` keys and values of one head, and for their block
-// table.
+// Returns the bytes of memory for copies of `keys` keys and values of one head, and for the block
+// table of these copies.
 size_t selected_bytes(const KvLayer& kv, int64_t keys);
 
 // Copies the keys and values of one head at n ascending `positions` of a sequence to `to`, where

@@ -9,9 +9,9 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-// Indices of words in the header.
-// The words are the number of masks, the number of entries of `adapters` and of `adapter_scales`,
-// the number of block tables of a sequence after the first, and the number of entries of row_draft.
+// Indices of words in the header of the input. These words are the number of masks,
+// the number of entries of `adapters` (and of `adapter_scales`), the number of block tables
+// of a sequence after the first table, and the number of entries of row_draft.
 constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
@@ -37,8 +37,8 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
                  ", ", high, ")");
 }
 
-// Checks that the offsets start[0 .. n] run from 0 to `total`,
-// and that successive offsets differ by at least `least`.
+// Checks that start[0] is 0, that start[n] is `total`,
+// and that successive offsets in `start` differ by at least `least`.
 void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total,
                    int64_t least) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
@@ -48,8 +48,8 @@ void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t to
   }
 }
 
-// Checks the new entries of a KV block table.
-// Also checks that the table has blocks for all keys of its sequence.
+// Checks the new entries of the block table of sequence s and cache group g, and that the table
+// has blocks for all keys of the sequence.
 void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64_t g) {
   const Span<const int32_t> entries = in.new_entries(s, g);
   for (const int32_t& block : entries) {
@@ -118,8 +118,8 @@ void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_top", r, in.row_top[r], -1, limits.max_top + 1);
 }
 
-// Checks a row with a draft token. It and the next row must sample for the same request slot,
-// and the next row must belong to the draft token, the next token of the sequence.
+// Checks row r if it has a draft token. Rows r and r + 1 must sample for the same request slot,
+// and row r + 1 must belong to the draft token, which is the next token of the sequence.
 void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_draft", r, in.row_draft[r], -1, limits.vocab);
   if (in.row_draft[r] < 0) return;

@@ -10,7 +10,7 @@ namespace cpuserve {
 namespace {
 
 // The values that an operation reads, and the value that it writes.
-// If the operation adds to its output value, this value is one of the inputs.
+// If the operation adds to its output value, this value is also among `inputs`.
 struct Ends {
   std::vector<Id> inputs;
   Id output = kNone;

@@ -19,14 +19,14 @@
 namespace cpuserve {
 namespace {
 
-// Linears read biases in whole strips, so vectors are padded with zeros to whole strips.
+// Linears read the biases of whole strips (4 panels), so vectors are padded with zeros to strips.
 constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
 // A thread packs this many bytes of a file at a time, and computes the digest of the packed panels
 // while they are in L2.
 constexpr int64_t kBlockBytes = 1 << 20;
-// All threads together request this many bytes from the disk before they need them:
-// 10 ms at 6 GB/s.
+// All threads together request this many bytes from the disk before they need them,
+// which takes 10 ms at 6 GB/s.
 constexpr int64_t kAheadBytes = 64 << 20;
 
 // Returns the row of the checkpoint that packed row `row` of the matrix is made from,
@@ -46,8 +46,8 @@ const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t 
   return t.data + static_cast<size_t>(t.order ? t.order[row] : row) * t.row_bytes;
 }
 
-// Returns the smallest range of rows of tensor `part` that contains all rows
-// that the panels `panels` are packed from.
+// Returns the smallest range of rows of tensor `part` of the checkpoint that contains all rows
+// to pack the panels `panels` from.
 Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part, Range panels) {
   const SourceTensor& t = parts[part];
   Range rows{panels.begin * kPanel, panels.end * kPanel};
@@ -61,7 +61,7 @@ Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part,
   return {*least, *most + 1};
 }
 
-// Calls use(begin, bytes) for each tensor, with the range of rows that the panels are packed from.
+// Calls use(address, bytes) for each tensor, with its rows that `panels` are packed from.
 template <class Use>
 void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels, const Use& use) {
   for (int64_t i = 0; i < parts.size(); i++) {
@@ -74,7 +74,7 @@ void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels,
   }
 }
 
-// Maps the pages of some bytes of a file in one call.
+// Maps the pages of some bytes of a mapped file into memory in one call.
 // Without this call there would be a page fault for every 64 KB.
 void populate(const uint8_t* begin, size_t bytes) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
@@ -237,8 +237,8 @@ void Weights::load_table(Id id, const SourceTensor& rows) {
   tables_[static_cast<size_t>(id)] = rows;
 }
 
-// Packs the panels of one thread.
-// Earlier calls have asked the system to read the first `ahead` bytes of the file.
+// Packs the panels that belong to one thread. Before, the system was asked to read
+// the first `ahead` bytes of the thread's part of the file.
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source,
                          int64_t ahead) noexcept {
   const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
@@ -267,7 +267,7 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
     sum += digest(panel, packed.panel_bytes,
                   (static_cast<uint64_t>(id) << 32) + static_cast<uint64_t>(p));
   }
-  digest_.fetch_add(sum, std::memory_order_relaxed);  // no thread reads it during the call
+  digest_.fetch_add(sum, std::memory_order_relaxed);  // read only after all threads have packed
 }
 
 void Weights::read_packed(Team& team, int fd) {
@@ -278,7 +278,7 @@ void Weights::read_packed(Team& team, int fd) {
     offset = behind(offset, arena.size());
   }
   digest_.store(0, std::memory_order_relaxed);
-  std::atomic<int> failed{0};  // an errno, which is read after the call
+  std::atomic<int> failed{0};  // an errno of one thread, which is read when all threads are done
   team.run_on_all([&](int thread, int) {
     const int rank = team.rank_threads(thread).rank;
     const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];

@@ -1,5 +1,5 @@
-// The packed matrices of a program, in one arena for each rank,
-// and its fp32 vectors, in another arena.
+// The packed matrices of a program, in one piece of memory (arena) for each rank,
+// and the fp32 vectors of the program, in another arena.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -32,7 +32,7 @@ struct MatrixSource {
 // then the arenas of all ranks, each at a multiple of 2 MB.
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 
-// The packed file that the arenas are mapped from. If fd is -1, the arenas are anonymous memory.
+// The packed file that the arenas of matrices are mapped from. fd -1: they are anonymous memory.
 struct PackedFile {
   int fd = -1;
   bool writable = false;
@@ -45,7 +45,7 @@ class Weights {
 
   // Packs matrices on all threads, in one call of the team.
   // Each thread packs the panels that it will read in a step, so these pages are on its NUMA node.
-  // `ahead` lists bytes of mapped files that later calls need; the system reads them from disk now.
+  // `ahead` lists ranges of mapped files that later calls need: the system starts to read them now.
   // It reads the first 64 MB of a matrix before packing begins, and the other bytes meanwhile.
   // Throws std::invalid_argument if the tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
@@ -55,15 +55,15 @@ class Weights {
   void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 
-  // Reads the arenas from a packed file and computes the digest, on all threads, like load_matrix.
-  // If the arenas are mapped from the file, it only computes the digest.
+  // Reads the arenas from a packed file and computes their digest, on all threads.
+  // If the arenas are mapped from the file, only computes the digest.
   // Throws std::runtime_error if the file cannot be read.
   void read_packed(Team& team, int fd);
   // Returns the digest of all packed matrices,
   // which is the same for any number of threads or ranks.
   uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }
-  // Switches digests off.
-  // Computing one takes a quarter of the CPU time of packing bf16, and only packed files need it.
+  // Switches the digest off. Computing it takes a quarter of the CPU time of packing bf16,
+  // and only packed files need it.
   void skip_digest() noexcept { digested_ = false; }
   bool mapped() const { return file_.fd >= 0; }
   // Makes mapped arenas read-only.
@@ -71,7 +71,7 @@ class Weights {
   // Asks the system to read a matrix of a mapped arena from disk, and does not wait for it.
   void will_need(Id id) const noexcept;
 
-  // Returns the part of a matrix that a rank owns: its share of the units of `grain` panels
+  // Returns the part of a matrix that a rank owns: its share of the grains of the matrix
   // (Matrix::units). Panels are numbered as in the whole matrix.
   const PackedWeight& matrix(Id id, int rank) const {
     return packed_[static_cast<size_t>(id) * static_cast<size_t>(ranks_.count()) +

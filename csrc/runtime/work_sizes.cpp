@@ -34,7 +34,7 @@ constexpr int32_t kIntelPassRows = 6;
 constexpr std::string_view kAmd = "AuthenticAMD";
 constexpr int32_t kAmdPassRows = 12;
 
-// Returns `share` rounded down to a multiple of `unit`, and at least `least` and at most `most`.
+// Returns `share` rounded down to a multiple of `unit`, but at least `least` and at most `most`.
 int32_t sized(int64_t share, int64_t unit, int64_t least, int64_t most) {
   return static_cast<int32_t>(std::clamp(share / unit * unit, least, most));
 }

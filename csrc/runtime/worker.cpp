@@ -7,8 +7,8 @@
 namespace cpuserve {
 
 // Only thread 0 reads the cancel flag here. Before each barrier it copies the flag to stop_[0]
-// or stop_[1] in turn, and all threads read this copy after the barrier.
-// Thread 0 overwrites a copy only two barriers later, when every thread has read it.
+// or stop_[1] in turn, and all threads read this copy after the barrier. Thread 0 overwrites
+// a copy only two barriers later, when every thread has read the copy.
 //
 // While the times of operations are measured, there is a barrier after each operation.
 bool Worker::walk(int64_t first, int64_t last) noexcept {
@@ -55,9 +55,9 @@ bool Worker::is_idle(const Op& op) const noexcept {
   return routed && e.routing_.rows() == 0;
 }
 
-// If cores have unequal speeds, no op is run by one thread: a slow core would delay all others.
-// If weights are mapped from a file, the range of ops ends before a DispatchOp:
-// there threads share the calls that ask the system to read the weights of the chosen experts.
+// If cores have unequal speeds, no op runs on one thread alone: a slow core would delay all others.
+// If weights are mapped from a file, the range of ops ends before a DispatchOp, where threads
+// share the calls that ask the system to read the weights of the chosen experts.
 int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
   const auto one_can_do = [&](size_t i) {

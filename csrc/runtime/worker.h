@@ -17,7 +17,7 @@ inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std:
 struct Worker {
   Executor& e;
   const int thread, threads;
-  const RankThreads peers;  // the threads of the same rank, including this one
+  const RankThreads peers;  // the members of the rank of this thread, including this thread
   int64_t phase;
   uint8_t* const scratch;
   size_t op = 0;       // index of the running op
@@ -27,18 +27,18 @@ struct Worker {
   // Returns false if the step was cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
-  // Returns whether the op has nothing to do:
-  // it works only on routed rows, and the step has none because no sequence has an adapter.
+  // Returns whether the op has nothing to do: it processes only routed rows,
+  // and the step has no routed rows because no sequence has an adapter.
   // All threads get the same result, because a barrier follows the op that computes the routing.
   bool is_idle(const Op& op) const noexcept;
 
-  // Waits for all threads of the step.
+  // Waits until all threads of the step have called barrier().
   // The work between two barriers is called a phase; all threads number the phases in the same way.
   void barrier() noexcept {
     barrier([] {});
   }
-  // Waits for all threads of the step.
-  // The last thread to arrive calls last() before the others continue.
+  // Waits until all threads of the step have called barrier().
+  // The last thread to arrive calls last() before the other threads continue.
   template <class Last>
   void barrier(const Last& last) noexcept {
     e.team_->barrier(thread, last);
@@ -47,9 +47,9 @@ struct Worker {
   }
   // Divides items [0, items) among the threads `of` with work stealing: this thread claims chunks
   // of items, first from its own share, and calls run(begin, end) for each chunk.
-  // May be called once in a phase. In a cancelled step, the remaining items are claimed
-  // but not computed, because one op of a long prompt can take a second.
-  // Missing values reach no result: run_ops reads the cancel flag at the end and drops the step.
+  // May be called once in a phase. In a cancelled step, threads claim the remaining items
+  // without computing them, because one op of a long prompt can take a second. The results
+  // of such a step are not used: run_ops reads the cancel flag at the end and drops the step.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
@@ -104,8 +104,8 @@ struct Worker {
   float* index_scores() const noexcept { return e.index_scores_; }
   int64_t index_floats() const noexcept { return e.index_floats_; }
   StateCache& states() const noexcept { return e.states_; }
-  // state_slot returns the state slot for the block of a token. state_before returns the slot
-  // of the last checkpointed state before the tokens of a sequence in this step (-1: none).
+  // state_slot returns the state slot for the block of a token. state_before returns the state slot
+  // with the last closed state before the tokens of a sequence in this step (-1: there is none).
   int64_t state_slot(int64_t token) const noexcept {
     return e.state_slots_[static_cast<size_t>(token)];
   }
@@ -123,8 +123,8 @@ struct Worker {
     return e.scratch_[static_cast<size_t>(other)];
   }
 
-  // The arguments of a linear.
-  // The linears of all experts share one Product, because only their weights and rows differ.
+  // The arguments of a linear, without its weights. The linears of all experts share one Product,
+  // because they differ only in their weights and rows.
   struct Product {
     const LinearKernel& kernel;
     const Matrix& matrix;
@@ -134,7 +134,7 @@ struct Worker {
 
     LinearPlan plan(int64_t rows, int threads) const noexcept;
     // Runs `task` of a LinearPlan: multiplies the rows of the task by the weights w.
-    // Row 0 of the plan is row `row0` of x.
+    // Row 0 of the LinearPlan is row `row0` of x.
     void run(const PackedWeight& w, int64_t row0, const LinearTask& task) const noexcept;
   };
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;

@@ -9,8 +9,8 @@
 namespace cpuserve {
 namespace {
 
-// The rows of a late token (selection.h) are divided into tasks if there are fewer than this number
-// of tasks per thread. A task of fewer rows takes longer to copy its keys than to multiply them.
+// How many tasks of late tokens (selection.h) a thread should have, and the fewest query heads
+// of a task: with fewer heads, copying the keys of a task takes longer than multiplying them.
 constexpr int64_t kTasksPerThread = 2, kLeastSelectedRows = 8;
 
 // Returns the offset in the scratch of copies of selected keys: after the scratch of the kernel and
@@ -19,7 +19,7 @@ size_t copies_at(bool latent, KvType type, int32_t hd_pad) {
   return kAttentionScratch + (latent ? kv_chunk_bytes(type, hd_pad) : 0);
 }
 
-// Sets the arguments that all units of the operation have in common.
+// Sets the arguments that all attention units of the operation have in common.
 AttentionArgs common_args(const AttentionOp& op, Worker& w) noexcept {
   AttentionArgs args{};
   args.q = w.value(op.q);
@@ -73,8 +73,8 @@ void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
   w.kernels().attention_merge(args);
 }
 
-// The attention of late tokens, which read only the selected keys. A task is one token, one KV head
-// and some of its query heads.
+// The attention of late tokens, which read only the selected keys. A task has one token,
+// one KV head, and some of the query heads of this KV head.
 class SelectedTasks {
  public:
   SelectedTasks(const AttentionOp& op, Worker& w) noexcept
@@ -90,8 +90,8 @@ class SelectedTasks {
 
   int64_t count() const noexcept { return late_.count() * kv_heads_ * parts_; }
 
-  // Copies the selected keys to the scratch, where they are a sequence of their own, and computes
-  // the rows as if they belonged to its last token.
+  // Copies the selected keys of the token to the scratch, where they form a sequence, and computes
+  // the rows of the task as if their token were the last token of this sequence.
   void run(int64_t task) const noexcept {
     const auto head = static_cast<int32_t>(task / parts_ % kv_heads_);
     const Range rows = split(group_, static_cast<int>(task % parts_), static_cast<int>(parts_));
@@ -122,7 +122,7 @@ class SelectedTasks {
   const int64_t most_;
   const LateTokens late_;
   const int32_t kv_heads_, group_;
-  int64_t parts_;  // tasks of a token and KV head
+  int64_t parts_;  // number of tasks for one token and KV head
 };
 
 }  // namespace
@@ -218,7 +218,7 @@ void prepare(const AttentionOp& op, const Program& p) {
 void run(const AttentionOp& op, Worker& w) noexcept {
   const AttentionPlan& plan = w.attention_plan();
   // The plan is for all threads. If some threads of the rank do not take part in this step
-  // (parallel/thread_roster.h), the other threads divide the units of the missing threads.
+  // (parallel/thread_roster.h), the other threads of the rank divide the units of these threads.
   const Range planned = w.ranks().threads_of(w.peers.rank);
   const auto share_of = [&](int owner) {
     const Range of = split(planned.size(), owner, w.peers.size);

@@ -40,8 +40,8 @@ struct AttentionOp {
   float softcap;
   Id slopes, sinks;
   bool causal = true;
-  // The positions of the keys that each row reads, from SelectKeysOp. A row that sees no more keys
-  // than a row of the selection holds reads all of them.
+  // The output of SelectKeysOp: the positions of the keys that each row reads. A row that sees
+  // no more keys than this value has columns reads all of them.
   Id selection = kNone;
 
   static constexpr auto fields() {
@@ -64,8 +64,8 @@ inline Accesses accesses(const AttentionOp& op, const Program&) {
                  {any(op.out)});
 }
 
-// Multiplies the first `width` columns of each row of x by the element of the vector `factors`
-// at the position of the row's token.
+// Multiplies the first `width` columns of each row of x by factors[position of the row's token],
+// where `factors` is a vector.
 struct ScaleQueriesOp {
   static constexpr const char* kName = "scale_queries";
   Id x, factors;
@@ -82,7 +82,7 @@ void run(const ScaleQueriesOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
 
 // Rotates the first `rotary` dimensions of the first `heads` heads of each row of x.
-// It is for models with norms after the rotation: their RopeStoreOp rotates nothing.
+// Models with norms after the rotation use this operation: their RopeStoreOp rotates nothing.
 struct RotateOp {
   static constexpr const char* kName = "rotate";
   Id x;
@@ -120,9 +120,9 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// Checks the cos and sin tables [positions][rotary / 2].
-// Positions of later steps must be less than `positions`.
-// Throws std::invalid_argument if a table does not hold whole rows.
+// Checks the cos and sin tables [positions][rotary / 2], and limits the positions of later steps
+// to less than `positions`. Throws std::invalid_argument
+// if a table does not consist of whole rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
 using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp>;

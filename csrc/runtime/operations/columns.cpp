@@ -9,7 +9,7 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes in one pass
+constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes at a time
 
 }  // namespace
 

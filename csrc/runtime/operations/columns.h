@@ -8,7 +8,7 @@ constexpr int32_t kMaxParts = 8;  // the most parts of a row that MixPartsOp can
 
 // Multiplies the columns of out by sigmoid(gate).
 // The gates are columns of x from `column` on, and each gate multiplies `columns` columns of out.
-// With `plain`, the factor is the gate itself instead of its sigmoid.
+// If `plain` is true, the factor is the gate itself instead of its sigmoid.
 struct GateOp {
   static constexpr const char* kName = "gate";
   Id x, out;
@@ -85,7 +85,7 @@ void run(const ScaleOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleOp& op, const Program&) { return changes({}, op.x); }
 
 // Copies columns of x, from `column` on, to the first columns of out.
-// If `more` is not kNone, copies all columns of the value `more` to the last columns of out.
+// If `more` is not kNone, all columns of the value `more` become the last columns of out.
 struct ColumnsOp {
   static constexpr const char* kName = "columns";
   Id x, more, out;
@@ -163,8 +163,8 @@ void prepare(const KeepTopOp& op, const Program& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
-// Limits the columns of x, which may have several rows for each token. Gates, in the first half,
-// become at most `limit`; ups, in the second half, at least -limit and at most `limit` (GLM-5.3).
+// Limits the columns of x, which may have several rows for each token (GLM-5.3). The first half,
+// the gates, becomes at most `limit`. The second half, `up`, becomes -limit to limit.
 struct LimitOp {
   static constexpr const char* kName = "limit";
   Id x;

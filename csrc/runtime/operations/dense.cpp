@@ -8,12 +8,12 @@
 namespace cpuserve {
 namespace {
 
-// Runs a ConvertOp that reorders columns.
+// Runs a ConvertOp that reorders columns (op.order is set).
 void reorder(const ConvertOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
   const bool routed = op.routing != kNone;
   const Range mine = w.share(routed ? w.routing().rows() : w.rows(op.x));
-  Rows one = x;  // one row in scratch: its stride is 0, so every index is this row
+  Rows one = x;  // one row in scratch memory; its stride is 0, so every row index is this row
   one.data = w.scratch;
   one.stride = 0;
   float* to = reinterpret_cast<float*>(w.scratch);
@@ -47,8 +47,8 @@ void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
     }
     return;
   }
-  // A row of a gathered table is packed, and then read like a row of a packed matrix.
-  // Its bits are therefore the same as without `gathered`, for every weight kind and source type.
+  // Packs a row of a gathered table, and then reads it like a row of a packed matrix, so that
+  // it has the same bits as without Matrix::gathered, for every weight kind and source type.
   const void* from[kPanel] = {};
   for (int64_t c = 0; c < reads.size(); c++) {
     const SourceTensor& table = w.weights().table(reads[c].matrix);

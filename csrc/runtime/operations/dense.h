@@ -22,7 +22,7 @@ void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const EmbedOp& op, const Program&) { return {{}, {own(op.out)}}; }
 
-// A row of a matrix, and the floats that it is read to.
+// The number of a row of a matrix, and the memory to read this row to, as floats.
 struct MatrixRow {
   Id matrix;
   int64_t row;
@@ -46,8 +46,8 @@ void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
-// Writes x in the row format of out. If the vector `order` is set, column i of out
-// is column order[i] of x. If `routing` is set, x has one row for each token and chosen expert.
+// Converts x to the row format of out. If the vector `order` is set, column i of out
+// is column order[i] of x. If `routing` is set, x has one row for each token and chosen expert;
 // `order` then has one column order for each expert, and each row uses the order of its expert.
 struct ConvertOp {
   static constexpr const char* kName = "convert";
@@ -65,7 +65,7 @@ void run(const ConvertOp& op, Worker& w) noexcept;
 Accesses accesses(const ConvertOp& op, const Program& p);
 
 // Multiplies x by a matrix and writes the result to the columns of `out` from out_column on.
-// Matrices of q, k and v with different weight kinds are separate, but write to one value.
+// Matrices of q, k and v with different weight kinds are separate matrices that write to one value.
 struct LinearOp {
   static constexpr const char* kName = "linear";
   Id x, out, matrix, bias;

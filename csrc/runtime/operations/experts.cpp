@@ -12,7 +12,7 @@ namespace {
 // The most experts of a route operation, and the most adapters.
 // Routings store ids as floats, which are exact up to 2^24.
 constexpr int32_t kMostExperts = 4096;
-constexpr int64_t kClaims = 16;  // claims per thread that are enough to keep threads evenly loaded
+constexpr int64_t kClaims = 16;  // with so many claims per thread, threads are evenly loaded
 
 // sums[i] += w * from[i]. The product is rounded before it is added (no fused multiply-add).
 void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
@@ -189,16 +189,16 @@ void prepare(ExpertLinearOp& op, Program& p) {
   op.bias = expert_biases(p, op.biases, one);
 }
 
-// The scratch of a thread has one int64 for each expert: the index after its last task.
-// The scratch of a linear comes after them.
+// The scratch of a thread has one int64 for each expert (the index after the expert's last task),
+// and then the scratch of a linear.
 size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }
 
 // The tasks of all experts in use form one list, expert after expert,
 // and the threads of a rank claim tasks of this list. The rows of an expert are consecutive,
-// so each expert is a linear with its own LinearPlan. The experts share the threads,
-// so a plan is made for (threads / experts in use) threads, rounded up.
+// so each expert is a linear with its own LinearPlan. Because the experts share the threads,
+// a LinearPlan is made for (threads / experts in use) threads, rounded up.
 void run(const ExpertLinearOp& op, Worker& w) noexcept {
   const Routing& routing = w.routing();
   // The index after the last task of each expert.

@@ -9,8 +9,8 @@ struct Value;
 
 enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax };
 
-// Chooses the experts of each token from its router logits x.
-// The following operations use this routing until the next RouteOp or AdapterOp.
+// Chooses the experts of each token from its router logits x. The following operations
+// use this choice (the routing) until the next RouteOp or AdapterOp.
 struct RouteOp {
   static constexpr const char* kName = "route";
   Id x, out;
@@ -42,7 +42,7 @@ inline Accesses accesses(const RouteOp& op, const Program&) {
 
 // Routes each token to the LoRA adapter of its sequence, if the sequence has one.
 // Row t of out has the number of the adapter of token t, or -1 if there is none.
-// After it comes the product of the adapter's scale and the sequence's scale.
+// The next column of the row is the product of the adapter's scale and the sequence's scale.
 struct AdapterOp {
   static constexpr const char* kName = "adapter";
   Id out;
@@ -60,8 +60,8 @@ inline Accesses accesses(const AdapterOp& op, const Program&) {
   return {{}, {any(op.out), any(kRouting)}};
 }
 
-// Copies the row of each token to its routed rows;
-// a token has one routed row for each of its experts.
+// Copies the row of each token to the routed rows of the token:
+// one routed row for each of its experts.
 struct DispatchOp {
   static constexpr const char* kName = "dispatch";
   Id x, routing, out;
@@ -77,7 +77,7 @@ inline Accesses accesses(const DispatchOp& op, const Program&) {
   return {{any(op.x), any(op.routing), any(kRouting)}, {any(op.out)}};
 }
 
-// Multiplies the routed rows of each expert by its matrix and adds its bias, if it has one.
+// Multiplies the routed rows of each expert by the matrix of the expert, and adds its bias, if any.
 // `matrices` has a matrix for each expert, with consecutive ids and equal shape and kind.
 // `biases` has a vector for each expert, or is empty. Expert e uses `first` + e and `bias` + e.
 struct ExpertLinearOp {
@@ -127,11 +127,11 @@ inline Accesses accesses(const CombineOp& op, const Program&) {
 struct Experts {
   int32_t count, chosen;
 };
-// Returns the experts of value `routing`, which must be the output of the last RouteOp or AdapterOp
-// in `p`, because operations use only the last routing. Otherwise throws std::invalid_argument.
+// Returns the experts of the value `routing`, which must be the output of the last RouteOp
+// or AdapterOp in `p`, because operations use the last routing. Otherwise throws invalid_argument.
 Experts experts_of(const Program& p, Id routing, const char* role);
-// Returns value `id`, which must have one row for each token and chosen expert of the routing.
-// Otherwise throws std::invalid_argument.
+// Returns the value with id `id`, which must have one row for each token and chosen expert
+// of the routing. Throws std::invalid_argument if it does not.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
 using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;

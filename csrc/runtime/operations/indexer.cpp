@@ -12,11 +12,11 @@ namespace {
 // The number of chunks of index keys that a thread scores at a time, at most: with 64 heads of 128
 // dimensions, the products of one chunk take 0.1 ms.
 constexpr int64_t kMostSpan = 8;
-// The number of spans of chunks per thread, so that threads end at about the same time.
+// The number of spans (runs of chunks) per thread, so that threads finish at about the same time.
 constexpr int64_t kSpansPerThread = 4;
 
-// Some late tokens, with scores that are in memory at the same time. Row i of `scores` belongs to
-// token `first` + i.
+// Late tokens (selection.h) with scores that are in memory at the same time. Row i of `scores`
+// belongs to late token `first` + i.
 struct ScoreBatch {
   const LateTokens& late;
   int64_t first, count;
@@ -24,7 +24,7 @@ struct ScoreBatch {
   int64_t stride;
 };
 
-// Returns the number of whole pools that a token sees.
+// Returns the number of whole pools (of op.pool tokens) that the token at `position` sees.
 int64_t pools_of(const SelectKeysOp& op, int32_t position) { return (position + 1) / op.pool; }
 
 void score(const SelectKeysOp& op, const ScoreBatch& batch, int64_t row, int64_t begin,
@@ -59,7 +59,7 @@ void select(const SelectKeysOp& op, const ScoreBatch& batch, int64_t row, Worker
   std::fill(out + n, out + op.most(), -1.0f);
 }
 
-// Writes the selection of a token that sees at most op.most() keys.
+// Writes the selection of a token that sees at most op.most() keys: all keys that it sees.
 void select_all(const SelectKeysOp& op, int64_t token, Worker& w) noexcept {
   float* out = floats_of(w.value(op.out), token);
   const int64_t n = w.input().positions[token] + 1;
@@ -119,7 +119,7 @@ void prepare(const PoolIndexOp& op, Program& p) {
   if (op.rotary > 0) check_rope(p, "pool_index_keys", op.rotary, op.cos, op.sin);
 }
 
-// The thread of the last token of a pool computes its key.
+// The thread that processes the last token of a pool computes the key of the pool.
 void run(const PoolIndexOp& op, Worker& w) noexcept {
   const StepInput& in = w.input();
   const Range own = w.share(w.tokens());
@@ -137,7 +137,7 @@ void run(const PoolIndexOp& op, Worker& w) noexcept {
   args.scratch = w.scratch;
   for (int64_t s = 0; s < in.seqs; s++) {
     const int64_t begin = in.query_start[s], end = in.query_start[s + 1];
-    // The number of whole pools of the sequence before a row.
+    // Returns the number of whole pools of the sequence that end before a row of the step.
     const auto pools = [&](int64_t row) {
       return (in.positions[begin] + std::clamp(row, begin, end) - begin) / op.pool;
     };
@@ -171,8 +171,8 @@ size_t scratch_bytes(const SelectKeysOp& op) {
   return std::max(score_index_scratch(op.heads, op.width, op.pool), kSelectScratch);
 }
 
-// The scores of a token take as much memory as the keys that it sees, so late tokens are computed
-// in batches. All threads score the keys of a batch, and then select the keys of its tokens.
+// The scores of a token take memory for each key that it sees, so late tokens are computed
+// in batches. All threads score the keys for the tokens of a batch, and then select keys for them.
 void run(const SelectKeysOp& op, Worker& w) noexcept {
   const StepInput& in = w.input();
   const Range own = split(w.tokens(), w.thread, w.threads);

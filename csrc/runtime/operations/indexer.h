@@ -25,11 +25,11 @@ inline Accesses accesses(const StoreIndexOp& op, const Program&) {
   return {{own(op.x)}, {own(op.x), any(kIndexCache)}};
 }
 
-// Stores the index keys of the pools that the tokens of the step complete, in layer `to`. A pool is
-// `pool` tokens. Their rows in layer `raw` are keys of `width` columns, and gates if there is
-// `ape`. The key of a pool is the mean of its keys, weighted by the softmax of gate + ape. It is
-// normalized if there is `norm`, and its first `rotary` columns are rotated by the angle of the
-// first token. x is the value that was stored.
+// Stores in layer `to` the index keys of the pools that end with a token of the step. A pool is
+// `pool` tokens. The row of a token in layer `raw` has a key of `width` columns, and with `ape` as
+// many gates. The key of a pool is the mean of these keys, weighted by the softmax of gate + ape.
+// It is normalized if there is `norm`, and its first `rotary` columns are rotated by the angle
+// of the pool's first token. `raw` stores the value x.
 struct PoolIndexOp {
   static constexpr const char* kName = "pool_index_keys";
   Id x, raw, to;
@@ -58,16 +58,16 @@ inline Accesses accesses(const PoolIndexOp& op, const Program&) {
 }
 
 // Writes to each row of out the positions of the keys that attention reads, in ascending order, and
-// then -1. These are the tokens of the `keep` index keys with the highest scores, and the tokens
+// then -1: the positions of the `keep` index keys with the highest scores, and the positions
 // after the last whole pool. A row that sees at most `out.width` keys selects all of them. An index
 // key belongs to `pool` tokens. Its score is the sum over heads of weight * max(0, query . key),
-// where all weights are 1 without `weights`. Of equal scores, those at lower positions are
-// selected.
+// where all weights are 1 without `weights`. Of index keys with equal scores,
+// the keys at lower positions are selected.
 struct SelectKeysOp {
   static constexpr const char* kName = "select_keys";
   Id q, weights, out, layer;
   int32_t heads, keep, pool;
-  int32_t width = 0;  // columns of an index key, which follow from q
+  int32_t width = 0;  // columns of an index key, which prepare() computes
 
   static constexpr auto fields() {
     return std::make_tuple(field("q", &SelectKeysOp::q), field("weights", &SelectKeysOp::weights),

@@ -40,7 +40,7 @@ void prepare(HeadLinearOp& op, const Program& p) {
 }
 
 // The tasks of all heads form one list, head after head. Each head is a linear
-// with its own LinearPlan, which is made for the threads that compute the head.
+// with a LinearPlan for the threads that compute this head.
 void run(const HeadLinearOp& op, Worker& w) noexcept {
   const Rows &x = w.value(op.x), &out = w.value(op.out);
   const Matrix& m = w.matrix(op.first);

@@ -4,8 +4,8 @@
 
 namespace cpuserve {
 
-// Multiplies some columns of x by one matrix for each head. `matrices` have consecutive ids
-// and equal shape [n, k] and kind. Head h multiplies columns [h * step, h * step + k)
+// Multiplies columns of x by one matrix for each head. The `matrices` have consecutive ids,
+// equal shape [n, k] and one weight kind. Head h multiplies columns [h * step, h * step + k)
 // of x by matrix `first` + h, and writes columns [h * n, (h + 1) * n) of out.
 struct HeadLinearOp {
   static constexpr const char* kName = "head_linear";

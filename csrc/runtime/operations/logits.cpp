@@ -25,11 +25,11 @@ void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker&
 struct Batch {
   int64_t first, count;
   // shares: several threads process the logits of one row, because there are fewer rows
-  // than threads. cuts: they also share the search for the logits that top_p keeps.
+  // than threads. cuts: these threads also share the search for the cut of top_p.
   bool shares = false, cuts = false;
 };
 
-// Returns the ids that get logprobs instead of the usual alternatives of a row; null: none.
+// Returns the ids to report logprobs of for row `number`, instead of its most likely ids; or null.
 const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
   const StepInput& in = w.input();
   const auto r = static_cast<size_t>(number);
@@ -64,7 +64,7 @@ SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   return args;
 }
 
-// Sets how the threads share the work on the rows.
+// Sets batch.shares and batch.cuts: how the threads share the work on the rows of the batch.
 // All threads must get the same result, so they call this function between two barriers.
 // No thread may sample meanwhile, because sampling changes the parameters of the rows.
 void choose_shares(Batch& batch, Worker& w) noexcept {
@@ -74,10 +74,10 @@ void choose_shares(Batch& batch, Worker& w) noexcept {
   }
 }
 
-// Prepares rows for sampling, with a barrier after each pass.
+// Prepares rows for sampling, in passes over the logits with a barrier after each pass.
 // All threads scale pieces of every row: with a vocabulary of 256k, one thread would need
 // as long for a row as all threads need for a layer. If there are fewer rows than threads,
-// all threads also share the passes of sampling that visit every logit.
+// all threads also share the passes of sampling that read every logit.
 void prepare_logits(const LogitsOp& op, const Batch& batch, Worker& w) noexcept {
   const bool scales = op.scale != 1.0f || op.softcap > 0.0f;
   const int64_t vocab = w.logits().width, block = sample_block(static_cast<int>(vocab));
@@ -122,8 +122,8 @@ void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
               static_cast<size_t>(w.logits().width) * sizeof(float));
 }
 
-// Samples a row. If the request has ids to score, their logits are saved in top_logprobs
-// before the row is sampled, because bans change the logits.
+// Samples a row. If the request has ids to score (scored_ids), their logits are saved
+// in top_logprobs before the row is sampled, because bans change the logits.
 // Afterwards each saved logit becomes a logprob: the function subtracts the logarithm of the sum
 // of exp(logit), which is the sampled token's logit minus its logprob.
 void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
@@ -159,15 +159,15 @@ void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
   w.results().ranks[r] = args.rank;
 }
 
-// Samples a row and the following rows that verify its draft tokens.
+// Samples a row and the following rows that verify the draft tokens of its sequence.
 // Each row is sampled with the sampler state after the tokens before it,
 // so the tokens are the same as in steps of one token. After the first draft token
 // that is not sampled, the other rows get no token. A run of rows that began in the previous batch
-// of logit rows continues here; the barriers between batches make the earlier results visible.
+// continues here; the barriers between batches make the results of that batch visible.
 void sample_rows(const Batch& batch, int64_t row, Worker& w) noexcept {
   const StepInput& in = w.input();
   std::vector<int32_t>& tokens = w.results().tokens;
-  if (row > 0 && in.draft(batch.first + row - 1) >= 0) return;  // sampled after an earlier row
+  if (row > 0 && in.draft(batch.first + row - 1) >= 0) return;  // sampled by an earlier row's call
   for (; row < batch.count; row++) {
     const int64_t r = batch.first + row;
     const auto at = static_cast<size_t>(r);

@@ -50,9 +50,9 @@ constexpr Id kCache = -3;    // keys and values
 constexpr Id kQueue = -4;    // the queue of tasks, which serves one operation between two barriers
 constexpr Id kIndexCache = -5;  // index keys
 
-// A value (or other data) that an operation reads or writes.
-// `rows` is the number of rows of the value for each token,
-// if a thread touches only the rows of its own tokens. If `rows` is 0, a thread may touch any row.
+// A value (or other data) that an operation reads or writes. If a thread touches only the rows
+// of its own tokens, `rows` is the number of rows of the value for each token.
+// If `rows` is 0, a thread may touch any row.
 struct Access {
   Id id;
   int64_t rows;
@@ -64,7 +64,7 @@ using AccessList = std::vector<Access>;
 struct Accesses {
   AccessList reads, writes;  // a value that is changed in place is in both lists
 
-  bool claim() const {  // whether threads claim tasks of the operation
+  bool claim() const {  // returns whether threads claim tasks of the operation
     return std::any_of(writes.begin(), writes.end(),
                        [](const Access& a) { return a.id == kQueue; });
   }
@@ -73,14 +73,14 @@ struct Accesses {
 constexpr Access own(Id id) { return {id, 1}; }  // a thread touches only its own rows
 constexpr Access any(Id id) { return {id, 0}; }  // a thread may touch any row
 
-// Returns the accesses of an operation that reads `from`.
-// In `to`, each thread changes only its own rows, in place.
+// Returns the accesses of an operation that reads `from` and changes `to` in place;
+// each thread changes only the rows of its own tokens.
 inline Accesses changes(AccessList from, Id to) {
   from.push_back(own(to));
   return {std::move(from), {own(to)}};
 }
 
-// Returns the accesses of an operation that consists of tasks claimed by threads.
+// Returns the accesses of an operation of tasks that threads claim, which read `from`, write `to`.
 inline Accesses claimed(const AccessList& from, const AccessList& to) {
   Accesses out{from, to};
   out.writes.push_back(any(kQueue));

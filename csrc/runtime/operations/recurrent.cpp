@@ -25,8 +25,8 @@ void to_length(float* x, int64_t n, float scale) noexcept {
 
 // Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
 //   num_open  the number of open rows of the chunk from earlier steps
-//   slot      the state slot of these rows;
-//             it gets the closed state when the chunk is full
+//   slot      the state slot of the rows of the chunk,
+//             which gets the closed state when the chunk is full
 //   before    the state slot of the last closed state, or -1 at the beginning of a sequence
 //   last      whether these are the last tokens of the sequence in this step
 struct ChunkRows {
@@ -35,7 +35,7 @@ struct ChunkRows {
   bool closes() const { return num_open + rows == kStateChunk; }
 };
 
-// Calls run(unit, ChunkRows) for all chunks of every sequence and for every unit of this rank.
+// Calls run(unit, ChunkRows) for all chunks of every sequence and every state unit of this rank.
 // Threads claim pairs of a sequence and a unit; one thread computes the chunks of a pair in order.
 template <class Recurrent, class Run>
 void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
@@ -54,21 +54,21 @@ void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
   });
 }
 
-// Returns the closed state of a unit before a chunk.
+// Returns the closed state of a state unit before a chunk.
 template <class Recurrent>
 const float* closed_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   return r.before < 0 ? w.states().empty() : w.states().closed(op.state, unit, r.before);
 }
-// Returns the closed state of the next unit of the sequence, or nullptr.
-// The kernel prefetches it, because the same thread usually computes that unit next.
+// Returns the closed state of the next state unit of the sequence, or nullptr.
+// The kernel prefetches it, because the same thread usually computes the next unit next.
 template <class Recurrent>
 const float* next_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const bool goes_on = r.before >= 0 && r.last && unit + 1 < op.layer().units;
   return goes_on ? w.states().closed(op.state, unit + 1, r.before) : nullptr;
 }
 
-// Copies to `known` the `kept` inputs of a convolution before open row `first`.
-// They are rows of `inputs` (inputs of this chunk) or of `tail` (the inputs before the chunk).
+// Copies to `known` the `kept` inputs of a convolution before open row `first`. These inputs
+// are rows of `inputs` (inputs of this chunk) or of `tail` (the inputs before the chunk).
 void copy_known(const float* inputs, const float* tail, int64_t first, int64_t kept,
                 int64_t channels, float* known) noexcept {
   for (int64_t i = 0; i < kept; i++) {
@@ -157,7 +157,7 @@ void prepare(Mamba2Op& op, Program& p) {
 
 namespace {
 
-// The scratch of a unit of a gated delta layer.
+// The parts of the scratch memory for a state unit of a gated delta layer.
 struct DeltaScratch {
   float *known, *mixed, *gates, *out, *decays;
   uint8_t* kernel;
@@ -232,9 +232,9 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
-// Makes the kernel compute the decays g = bound sigmoid(rate (a + bias)) of a unit.
+// Sets `args` so that the kernel computes the decays g = bound sigmoid(rate (a + bias)) of a unit.
 // The kernel computes -softplus(x), so x = log(exp(-g) - 1) is written to `decays`,
-// and the rate of the kernel becomes 1 and its biases 0.
+// the rate in `args` becomes 1, and the biases become 0.
 void set_bounded_decays(const GatedDeltaOp& op, int64_t rows, RecurrentArgs& args, float* decays,
                         const Worker& w) noexcept {
   const int64_t width = op.key_width;
@@ -336,7 +336,7 @@ void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& 
   args.channels = channels;
   args.out_stride = op.dilation * float_stride(out);
   args.x_stride = args.before_stride = op.dilation * channels;
-  // Input rows that are `dilation` apart form one convolution of neighbouring rows.
+  // Input rows that are `dilation` rows apart are the neighbouring rows of one call of the kernel.
   for (int64_t i = 0; i < std::min<int64_t>(op.dilation, r.rows); i++) {
     args.x = inputs + (r.num_open + i) * channels;
     args.before = known + i * channels;
@@ -454,8 +454,8 @@ void prepare(NgramEmbedOp& op, Program& p) {
 
 namespace {
 
-// Returns the row of head `head` for the token at open[at]. Stored ids are 1 + the token id,
-// or 0 for a token before the sequence. `kept` has the stored ids before the chunk.
+// Returns the number of the n-gram embedding of head `head` for the token at open[at]. Open rows
+// store 1 + the token id, or 0 for a token before the sequence; `kept` has those before the chunk.
 int64_t ngram_row(const NgramEmbedOp& op, int64_t head, const float* open, const float* kept,
                   int64_t at) noexcept {
   const int64_t orders = op.longest() - 1;

@@ -5,8 +5,8 @@
 
 namespace cpuserve {
 
-// The size of the state of one sequence in one recurrent layer. It has `units` independent units,
-// which are heads, or groups of heads or channels. Each unit has `closed` floats for the state
+// The size of the state of one sequence in one recurrent layer. The state has `units` independent
+// state units: heads, or groups of heads or channels. Each unit has `closed` floats for its state
 // after a multiple of 16 tokens, and `open` floats for later tokens (table/recurrent.h).
 struct StateLayer {
   int32_t units;
@@ -54,7 +54,7 @@ struct GatedDeltaOp {
   int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
     return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
   }
-  RecurrentShape shape() const {  // the shape of a unit, which is one key head
+  RecurrentShape shape() const {  // the shape of a state unit, which is one key head
     return {key_width, value_width, value_heads / key_heads, true, by_row};
   }
   int64_t decays() const { return int64_t{value_heads} * (by_row ? key_width : 1); }
@@ -72,7 +72,7 @@ inline Accesses accesses(const GatedDeltaOp& op, const Program&) {
   return claimed({any(op.x), any(op.gates)}, {any(op.out)});
 }
 
-// A causal convolution of columns of x: those from `column` on, as many as `out` has.
+// A causal convolution of columns of x, from `column` on; there are as many columns as in `out`.
 // The vector `weight` is [taps][columns of out]. Neighbouring taps are `dilation` tokens apart.
 // A unit of the state is one of `units` equal parts of the columns.
 struct ShortConvOp {
@@ -84,7 +84,7 @@ struct ShortConvOp {
   bool silu;
   int32_t dilation = 1;
   Id state = kNone;
-  int64_t channels = 0;  // columns of a unit
+  int64_t channels = 0;  // columns of a state unit
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &ShortConvOp::x), field("out", &ShortConvOp::out),

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kColumns = 64;     // columns of each stream that SpreadStreamsOp mixes at a time
 constexpr float kLeastGate = 1e-6f;  // the minimum of |d| in GateStreamsOp
 
-// Checks that x consists of streams as wide as `part`, and returns their number.
+// Checks that x consists of streams as wide as the value `part`, and returns the number of streams.
 int64_t check_streams(const char* op, Id x, Id part, const Program& p) {
   p.check_tokens(op, {x, part});
   const int64_t all = p.f32_value(x, op).width, width = p.f32_value(part, op).width;
@@ -29,7 +29,7 @@ void check_weights(const char* op, Id weights, int64_t count, const Program& p) 
                  " has fewer than ", count, " weights");
 }
 
-// Divides n numbers, which are `step` apart in memory, by (their sum + `floor`).
+// Divides n numbers, which are `step` floats apart in memory, by (their sum + `floor`).
 void normalize(float* x, int64_t n, int64_t step, float floor) noexcept {
   float sum = floor;
   for (int64_t i = 0; i < n; i++) sum += x[i * step];
