@@ -1,11 +1,11 @@
-"""The units for comparisons of texts of templates: tags, words and other characters."""
+"""The parts by which texts of templates are compared: tags, words and other characters."""
 
 from __future__ import annotations
 
 import re
 
-# Regular expressions of a tag such as <tool_call>, of a tag that is so short that the template and
-# not the text of a message has it, and of a mark in brackets such as [/INST].
+# TAG: a tag such as <tool_call>. SHORT_TAG: a tag of at most 40 characters, as templates write.
+# BRACKETED: a mark in brackets such as [/INST].
 TAG = r"<[^<>\s]*>"
 SHORT_TAG = r"<[^<>\s]{1,40}>"
 BRACKETED = r"\[/?[A-Z_]+\]"

@@ -17,7 +17,7 @@ from cpuserve.serving.events import ToolCallDelta
 from cpuserve.serving.tools.base import Piece, ToolParser
 
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
-# The parts of arguments before the text; white space may come before each of them.
+# The parts of JSON arguments before the input text; white space may come before each part.
 _BEFORE = ("{", f'"{INPUT}"', ":", '"')
 _SPACE = " \t\r\n"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

@@ -3,7 +3,7 @@
     <days><item>1</item><item>2</item></days><place><city>Paris</city></place>
 
 Strings, numbers, true, false and null have no tags inside.
-MiniMax M3 writes another text before each `<`.
+MiniMax M3 writes a further text before the `<` of each tag (TagTexts.prefix).
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class HarmonyParser(CallParser):
     def _in_header(self) -> bool:
         """Read a header, which decides how the message is reported."""
         header, found, rest = self._held.partition(MESSAGE)
-        if len(header) > _LONGEST_HEADER:  # exact, so that the division of the text has no effect
+        if len(header) > _LONGEST_HEADER:  # cut at this length, however the text arrives in pieces
             header, found = self._held[: _LONGEST_HEADER + 1], ""
             rest = self._held[_LONGEST_HEADER + 1 :]
         begun = header.lstrip()

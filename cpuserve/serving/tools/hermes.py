@@ -5,7 +5,7 @@
     </tool_call>
 
 The parser reports the arguments as they are written, as soon as the name is known.
-Text after the first marker that is not such an object is reported as text, with its marker.
+Text after the first marker that is not such an object is reported as text, marker included.
 A call without its last `}` counts as complete, because models forget it after nested arguments.
 """
 

@@ -65,7 +65,7 @@ class CallLayout:
 
     ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
       at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
-    turns: the headers of messages, if a call is a message; BEGIN then begins with such a header.
+    turns: the headers of messages, if each call is a message: BEGIN then begins with a header.
     """
 
     section: str = ""

@@ -94,7 +94,7 @@ class LayoutParser(CallParser):
         return True
 
     def _skip_space(self) -> None:
-        """Skip white space before a part of a call; `_lead` has it in case no call follows."""
+        """Skip white space before a part of a call; `_lead` keeps it in case it becomes text."""
         rest = self._held.lstrip(SPACE)
         if len(rest) < len(self._held):
             self._lead.append(self._held[: len(self._held) - len(rest)])

@@ -59,6 +59,6 @@ def _begun(prompt: str, behind: str) -> str:
         if atom + found not in behind:
             break
         found = atom + found
-        if len(atom) > 1 and atom[0] in "<[":  # a header begins with its last tag
+        if len(atom) > 1 and atom[0] in "<[":  # a header has only one tag, at its beginning
             return found if behind.count(found) == 1 else ""
     return found if len(found) > 1 and not re.search(r"[\w\s]", found) else ""

@@ -118,7 +118,7 @@ class TagParser(LayoutParser, TypedValues):
             return True
         if chunk.startswith(held):
             return False
-        self._state = self._in_text  # the call is broken
+        self._state = self._in_text  # the text is not a valid tool call
         return True
 
     def _in_head(self) -> bool:
@@ -134,7 +134,7 @@ class TagParser(LayoutParser, TypedValues):
                     return True
         if len(self._held) < _LONGEST_HEAD:
             return False
-        self._state = self._in_text  # the call is broken
+        self._state = self._in_text  # the text is not a valid tool call
         return True
 
     def _begin_value(self, key: str, kind: str, value: str) -> None:

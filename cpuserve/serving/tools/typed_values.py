@@ -18,7 +18,7 @@ _TEXT_OR_NULL = {"string", "null"}
 
 
 class TypedValues(CallParser):
-    """A CallParser with the states in a value: a string, or a value that is converted at its end.
+    """A CallParser with two states: in a string value, or in a value that is converted at its end.
 
     A parser sets `_types` to the types of a value before it enters one of the states.
     """
