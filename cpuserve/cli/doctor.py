@@ -68,7 +68,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     allocator: the library that provides malloc with the current environment (LD_PRELOAD).
     placement: the thread placement of a server that is started now with this environment;
       null if the server would not start (then `problems` has the reason).
-    roofline: null if it was not measured.
+    roofline: the measured rates; null if they were not measured.
     """
 
     cpuserve: str

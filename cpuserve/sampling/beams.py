@@ -35,7 +35,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
 
     beam_width: how many beams go on at each step, and how many texts are returned,
       at most MOST_BEAMS.
-    max_tokens: the most tokens of a text.
+    max_tokens: the most tokens that a text has after its prompt.
     length_penalty: the score of a text is its cumulative logprob divided by its length in tokens,
       prompt included, to this power.
     temperature: has no effect, because nothing is sampled.

@@ -84,8 +84,8 @@ class _TagWriter:
     def written(self, given: Any, end: str, where: str, depth: int) -> str:
         """Return the Lark expression of a format and of the text `end` after it ("" = no text).
 
-        where: the place of the format, for errors.
-        depth: the number of formats that contain it.
+        where: the path of the format within the tag, for error messages.
+        depth: the number of formats that contain this format.
         """
         if not isinstance(given, Mapping):
             msg = f"{where} must be an object with a type"

@@ -50,10 +50,10 @@ KEEPS_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False}
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text.
 
-    thinks: the prompt ends within a thought.
-    continues: the prompt ends with the beginning of the response's text.
-    waits: the forced beginning of the response is not in the prompt;
-      it comes after the model's thought, if the model thinks.
+    thinks: whether the prompt ends within a thought.
+    continues: whether the prompt ends with the beginning of the response's text.
+    waits: whether the forced beginning of the response is not in the prompt,
+      but comes after the model's thought, if the model thinks.
     rendered: the messages as the chat template wrote them.
     opening: the beginning of the response, which follows `rendered` in the prompt.
     labels: the labels of the options, if the prompt is a question of a decision.

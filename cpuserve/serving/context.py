@@ -55,7 +55,7 @@ class ModelContext:
     fills_in: whether the model has tokens for fill-in-the-middle.
     kv_bytes: the most bytes of memory that the KV cache may take.
     pooling: how the model makes embeddings (see EngineConfig.pooling).
-    vector_width: the length of an embedding.
+    vector_width: the number of values in an embedding.
     adapters: the path of each LoRA adapter, by the name that requests use as their model.
     adapters_change: whether clients may load and unload adapters,
       which needs `adapter_lock` (serving/lora.py).

@@ -12,7 +12,7 @@ class ModelDetails:
     """Facts about the files of a model; 0 and "" mean unknown.
 
     source: the model as it was given, without the folders of a path.
-    family: `model_type` of its config.
+    family: the `model_type` in the model's config.
     format: "gguf" or "safetensors".
     quantization: the type of most weights, such as "Q4_K" or "BF16".
     parameters: the number of weights in all tensors.

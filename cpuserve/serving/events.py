@@ -80,7 +80,7 @@ class ToolCallDelta(msgspec.Struct, gc=False):
 class ToolSearched(msgspec.Struct):
     """The model has called a search for tools, which the server has run (tool_catalog.py).
 
-    id, name, arguments: as in ToolCallDelta.
+    id, name, arguments: the call of the search, as in ToolCallDelta.
     found: the name of each found tool.
     error: why the search failed.
     after: the number of pieces of text before the search in its choice.

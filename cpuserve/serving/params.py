@@ -32,7 +32,7 @@ _IDS_AT_ONCE = 1 << 16
 class Lengths:
     """The lengths that determine max_tokens, all in tokens.
 
-    context: the limit of prompt and response together.
+    context: the most tokens of prompt and response together.
     asked: the requested max_tokens, None = not set.
     scoring: the request asks for 0 tokens, to get prompt logprobs or an embedding.
     """

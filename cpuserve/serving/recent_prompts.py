@@ -84,8 +84,8 @@ class RecentPrompt:
       earlier responses in it may be written in another way than in `ids` (known_tokens.py).
     opening: the beginning of the response, which the prompt has after `text`.
     ids: the tokens of the prompt and of the response, int32.
-    thinks, continues: the prompt ends within a thought,
-      or with the beginning of the response's text.
+    thinks: whether the prompt ends within a thought.
+    continues: whether the prompt ends with the beginning of the response's text.
     response_id: the id of the response, which the client knows.
     session: the id of the client's session, "" = no session.
     difference: the first difference from the most similar earlier prompt of the caller.

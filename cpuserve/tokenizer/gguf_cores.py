@@ -24,9 +24,9 @@ _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 class Vocabulary:
     """The tokens of a GGUF file, each with a type and a score; `ids` maps "bos" etc. to token ids.
 
-    space_prefix: encoding puts a space before a text.
-    squeeze: encoding replaces several spaces by one.
-    strips_after_special: special tokens swallow the spaces after them.
+    space_prefix: whether encoding puts a space before a text.
+    squeeze: whether encoding replaces several spaces by one.
+    strips_after_special: whether special tokens swallow the spaces after them.
     """
 
     tokens: list[str]

@@ -124,7 +124,7 @@ class Tokenizer:
         unlocked: release the GIL even for short texts; use it in threads other than the event loop.
         most: keep only this number of tokens, special tokens included,
           by cutting the end of the text.
-        left: cut the start of the text instead.
+        left: cut the start of the text instead of the end.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
@@ -144,7 +144,7 @@ class Tokenizer:
         """Return (token ids, type of each token) of two texts, with the special tokens around them.
 
         most: keep only this number of tokens: cut the end of the longer text, then of both texts.
-        left: cut the starts of the texts instead.
+        left: cut the starts of the texts instead of their ends.
 
         Raises:
             InvalidRequest, RequestError: the errors of `encode`.

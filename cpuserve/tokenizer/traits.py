@@ -33,16 +33,16 @@ class Traits:
     """The kinds of messages that one template accepts.
 
     texts, parts: the roles that may have a text, or a list of parts, as content.
-    system, late_system: the template writes system messages at the beginning, or at later places.
-    alternates: the template refuses or drops one of two consecutive user messages.
-    developer: the template knows the role "developer".
+    system, late_system: whether system messages are written at the beginning, at later places.
+    alternates: whether the template refuses or drops one of two consecutive user messages.
+    developer: whether the template knows the role "developer".
     thoughts: the keys from which the template reads thoughts.
-    text_arguments: the template writes the arguments of a call unchanged if they are a text.
-    json_arguments: the template needs the arguments as JSON text.
+    text_arguments: whether the template writes arguments of a call that are a text unchanged.
+    json_arguments: whether the template needs the arguments as JSON text.
     beside_calls: the content that a message with calls needs: "text" (any text), "" or None.
-    calls: the template writes tool calls.
-    tools: the template shows tools to the model.
-    takes_tools: the template can be rendered with tools.
+    calls: whether the template writes tool calls.
+    tools: whether the template shows tools to the model.
+    takes_tools: whether the template can be rendered with tools.
     call_ids: the ids of calls that the template accepts.
     """
 

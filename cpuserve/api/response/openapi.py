@@ -66,7 +66,7 @@ def response_types(
 
     response: the type of its JSON response, or a tuple of types; None = it sends no JSON.
     media: the media type of its streams or texts; None = it sends none.
-    error: the type of its error bodies.
+    error: the type of the error bodies that the route sends.
     also: HTTP statuses of errors that few routes have.
     status: the status of successful responses.
     """

@@ -24,7 +24,7 @@ class TeiInfo(msgspec.Struct):
 
     model_type: {"embedding": {"pooling": ...}}, or the labels in an object "classifier"
       or "reranker"; a model that generates text has the key "text-generation".
-    max_batch_requests: None = any number of requests.
+    max_batch_requests: always None: a batch may have any number of requests.
     """
 
     model_id: str

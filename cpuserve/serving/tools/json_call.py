@@ -94,7 +94,7 @@ class JsonCallParser(CallParser):
 class JsonCall:
     """The object of one call: {"name": ..., "arguments": ...} in any order.
 
-    broken: the text so far cannot be the beginning of such an object.
+    broken: whether the text so far cannot be the beginning of such an object.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ class ObjectScanner:
 
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key of the value that ended with the last character, or None.
-    closed: the object has ended.
-    broken: the last character cannot follow the characters before it.
-    may_close: "}" may end the object here.
+    closed: whether the object has ended.
+    broken: whether the last character cannot follow the characters before it.
+    may_close: whether "}" may end the object here.
     """
 
     def __init__(self) -> None:

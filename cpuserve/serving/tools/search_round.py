@@ -32,7 +32,7 @@ class SearchRound:
     num_calls: how many tool calls for the client the model has made so far, in all rounds.
     num_searches: how many searches the model made in earlier rounds.
     searches: the calls of the search function in this round.
-    finish: the end of the round.
+    finish: the Finish event of the round; None until the round has ended.
     """
 
     search: ToolSearch

@@ -99,8 +99,8 @@ class Around:
 
     gap: the white space that the template writes between a text and a tool call.
     tags: the tags around thoughts.
-    thinks: the prompt has begun a thought.
-    continues: the prompt ends with the beginning of the response.
+    thinks: whether the prompt has begun a thought.
+    continues: whether the prompt ends with the beginning of the response.
     turns: the headers of messages, if there are any.
     """
 

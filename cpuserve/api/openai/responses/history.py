@@ -37,8 +37,8 @@ class ReferringRequest:
 
     asked: the request; its input has all items, and its `store` is true or false.
     num_stored: how many items of its input come from an earlier response or a conversation.
-    history: these earlier items, as StoredItems.
-    own: the items that the request adds.
+    history: the items of the earlier response or the conversation, as StoredItems.
+    own: the items that the request adds to the history.
     conversation: the conversation that the response extends;
       no other request can extend it until `release` is called.
     """

@@ -155,7 +155,7 @@ def items_of(
 
     logprobs: one entry per token of the text. A response with logprobs has only one message,
       because the schema refuses logprobs together with tools.
-    seals, thought_form: as in Item.
+    seals, thought_form: the values of these fields of Item.
     tools: the tools of the request.
     """
     items: list[Item | OutputItem] = []
