@@ -5,7 +5,7 @@
 // One executor runs a step on one thread, and another runs the same step on two threads, in turns.
 // The prediction uses the times of the operations on one thread, and three probes of two threads:
 // their bandwidth, the time of a barrier, and how much slower a thread multiplies
-// while the other one works. It simulates how the threads share the work (work_simulator.h).
+// while the other one works. A simulation divides the work among the threads (work_simulator.h).
 // Each round is predicted from its own times, because the machine's speed drifts.
 // Prints for each step the medians of all rounds: predicted, measured, and the difference.
 // Needs two idle CPUs. After a build in BUILD, from the repository root:

@@ -64,7 +64,7 @@ struct alignas(64) WaitState {
 };
 
 // A counter that one thread advances while other threads wait for a change.
-// It has 64 bits, so it never wraps around. Waiting threads sleep (futex) on its lower 32 bits.
+// The counter has 64 bits, so it never wraps around. Threads sleep (futex) on its lower 32 bits.
 class Signal {
  public:
   uint64_t load() const noexcept { return value_.load(std::memory_order_acquire); }

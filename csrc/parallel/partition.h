@@ -124,7 +124,7 @@ class WorkQueue {
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
   // Resets all cursors. If the number of threads that claim work changes,
-  // the caller resets them between two calls of the team.
+  // the caller resets the cursors between two calls of Team::run_on_all().
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);

@@ -18,7 +18,7 @@ namespace {
 
 // Inside a step the next barrier is microseconds away, and a wake-up from the futex costs
 // from 5 to more than 50 us. So threads spin first, and sleep after 100 us.
-// They do not yield inside a step: a background thread that gets the core by a yield keeps it until
+// Threads do not yield in a step: a background thread that gets the core by a yield keeps it until
 // the next timer tick of the kernel (up to 4 ms), while all threads of the team wait.
 // A thread that wakes up takes its core back immediately. While grammars compiled
 // at the lowest priority, the times between tokens of 4 streams of SmolLM2 were 1.35 times as long

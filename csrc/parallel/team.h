@@ -1,5 +1,5 @@
-// The compute threads of the engine:
-// one OpenMP parallel region that lasts as long as the engine, with our own waits inside it.
+// The compute threads of the engine: one OpenMP parallel region that lasts as long as the engine.
+// Inside the region, threads wait as barrier.h describes.
 #pragma once
 #include <atomic>
 #include <exception>
@@ -103,11 +103,11 @@ class Team {
   // Each slot has cache lines of its own, so that a waiting thread does not slow down the others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
-    int member = 0;   // member number of this thread in a call; published by epoch_
+    int member = 0;   // number of this thread among the members; published by epoch_
     int complex = 0;  // number of its core complex (cores that share an L3)
     // The first epoch (call of run_on_all) that this thread takes part in, or kNever while absent.
-    // Thread 0 writes it before it advances the epoch, and the thread reads it after the epoch
-    // (acquire), so a thread that is several epochs late reads a correct value.
+    // Thread 0 writes `joins` before it advances the epoch, and the thread reads `joins` (acquire)
+    // after it has read the epoch, so a thread that is several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
     // The time in the last call of f during which the thread was ready to run but had no core.
     std::atomic<int64_t> lost_ns{0};

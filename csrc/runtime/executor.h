@@ -229,7 +229,7 @@ class Executor {
   StepResults results_;
 
   // The number of phases so far. Only thread 0 writes it, at every barrier. It has a cache line
-  // of its own, so that these writes do not slow down reads of other members.
+  // of its own, so that these writes do not slow down reads of other variables.
   struct alignas(64) Advances {
     std::atomic<int64_t> count{0};
     void add() noexcept {

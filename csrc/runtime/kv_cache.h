@@ -60,7 +60,7 @@ class KvCache {
 
  private:
   void place_rank(const Ranks& ranks, int rank, int32_t groups);
-  size_t slab_bytes(size_t rank, int64_t blocks) const;  // bytes of slabs for blocks [0, blocks)
+  size_t slab_bytes(size_t rank, int64_t blocks) const;  // bytes of the slabs of `blocks` blocks
   bool list_pages(size_t rank, size_t begin, size_t end, size_t most);
   void commit_listed(Team& team);
 

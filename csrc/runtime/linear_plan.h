@@ -65,7 +65,7 @@ class LinearPlan {
   static constexpr int64_t kMostRows = 512;
   int64_t tasks() const noexcept { return columns_ * blocks_; }
   // Returns the number of consecutive tasks that a thread claims at a time.
-  // It is 1 if there are several row blocks.
+  // The number is 1 if there are several row blocks.
   int64_t chunk() const noexcept { return chunk_; }
   // Returns tasks [begin, end), which a thread has claimed together, as one task.
   LinearTask task(int64_t begin, int64_t end) const noexcept {

@@ -15,7 +15,7 @@
 namespace cpuserve {
 
 // A matrix of activations, [max_tokens * copies, width].
-// In a step it has `copies` rows for each token.
+// In a step, a value has `copies` rows for each token.
 struct Value {
   std::string name;
   int64_t width;
@@ -37,7 +37,7 @@ struct Matrix {
   size_t panel_bytes;
   int64_t grain;
   // If true, the matrix stays in the mapped file of its checkpoint, for EmbedOp.
-  // It has no packed panels: a row is packed when a token looks it up.
+  // Such a matrix has no packed panels: a row is packed when a token looks it up.
   bool gathered = false;
 
   int64_t panels() const;

@@ -48,7 +48,7 @@ class Sampler {
   bool admitted(int64_t slot) const { return slots_[static_cast<size_t>(slot)].used; }
 
   // Returns the parameters to sample the next token of the request slot.
-  // They are valid until the next admit, release or append.
+  // The result is valid until the next admit, release or append.
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
@@ -79,7 +79,7 @@ class Sampler {
     size_t most_recent = 0;
     // `counts` is a compact list of the ids in the prompt and output.
     // For each id of the vocabulary, `place` has 1 + the index of the id in `counts`,
-    // or 0 if the id is not in it. Both are null if the request has no penalties.
+    // or 0 if the id is not in `counts`. Both arrays are null if the request has no penalties.
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;

@@ -1,4 +1,4 @@
-// Selections of keys (SelectKeysOp): the tokens of a step that see too many keys, the choice
+// Selections of keys (SelectKeysOp): the tokens that see more keys than they may read, the choice
 // of the keys with the highest scores, and copies of the selected keys and values for attention.
 #pragma once
 #include <cstdint>

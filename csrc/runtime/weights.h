@@ -46,12 +46,12 @@ class Weights {
   // Packs matrices on all threads, in one call of the team.
   // Each thread packs the panels that it will read in a step, so these pages are on its NUMA node.
   // `ahead` lists ranges of mapped files that later calls need: the system starts to read them now.
-  // It reads the first 64 MB of a matrix before packing begins, and the other bytes meanwhile.
+  // The system reads the first 64 MB of a matrix before packing begins, the other bytes meanwhile.
   // Throws std::invalid_argument if the tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
-  // Sets the rows of a gathered matrix. They are not copied and must outlive this object.
+  // Sets the rows of a gathered matrix. The rows are not copied and must outlive this object.
   void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 

@@ -49,7 +49,7 @@ void Worker::run(const Op& op) noexcept {
 }
 
 bool Worker::is_idle(const Op& op) const noexcept {
-  const auto* combine = std::get_if<CombineOp>(&op);  // without `add`, CombineOp has to write zeros
+  const auto* combine = std::get_if<CombineOp>(&op);  // must write zeros if it does not add
   const bool routed = std::holds_alternative<DispatchOp>(op) ||
                       std::holds_alternative<ExpertLinearOp>(op) || (combine && combine->add);
   return routed && e.routing_.rows() == 0;

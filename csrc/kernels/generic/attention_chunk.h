@@ -23,7 +23,7 @@ struct ChunkBlocks {
 };
 
 // Prefetches cache lines of K and V in the order of use, a few lines with every step of a tile.
-// This keeps memory busy; a core would drop prefetches that arrive faster than memory delivers.
+// These few lines keep memory busy; a core would drop prefetches that memory cannot deliver.
 // Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher
 // (6 to 9 % faster than prefetching into L2, with 8 query heads per KV head).
 // Prefill prefetches into L2, because every tile of rows reads the chunk. A piece is the K half
@@ -33,7 +33,7 @@ struct Fetch {
   const uint8_t* stop;
   size_t step;                             // bytes to the next cache line; 0 after the last piece
   const uint8_t* piece[4 * kChunkBlocks];  // addresses of the pieces of this and the next chunk
-  int index, count, now;  // the current piece; number of pieces, in all and in this chunk
+  int index, count, now;  // index of the current piece; number of pieces; pieces of this chunk
   size_t bytes;           // bytes of a piece
   const uint8_t* idle;    // the cache line to prefetch after the last piece
 };

@@ -1,4 +1,4 @@
-// QK and PV for tiles of two or more rows, with the Arm instruction BFMMLA. It multiplies two rows
+// QK and PV for tiles of two or more rows, with the Arm instruction BFMMLA: it multiplies two rows
 // of q by two keys over 4 dims, or two rows of probabilities by two value columns over 4 keys.
 // The KV cache stores 2 dims (or keys) side by side, or 1 in 8-bit types, so two vectors
 // of the cache are interleaved into two operands of BFMMLA, which all pairs of rows of a tile use.

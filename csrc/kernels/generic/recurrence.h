@@ -12,7 +12,7 @@
 namespace CPUSERVE_NS {
 
 // A kernel call with up to kFewVectors vectors (k and q of few tokens) waits for memory.
-// It therefore reads kStreams states in turn, some rows of each, because a core
+// Such a call reads kStreams states in turn, some rows of each, because a core
 // that reads several pages has more cache lines on their way from memory. Reading 8 states in turn
 // is 1.3 times as fast as reading one state, and 2 states 1.1 times (128 KiB at a time,
 // 2 cores of an Ice Lake Xeon, November 2026). The sums for all these states stay in L1.
@@ -80,7 +80,7 @@ CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64
 }
 
 // Returns exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125.
-// It takes two thirds of the operations of exp().
+// decayed() takes two thirds of the operations of exp().
 CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
 // by_row: computes G of the rows of this call, and k and q of these rows times exp(G).
@@ -161,7 +161,7 @@ class UnitFetch;
 static void begin_row(UnitFetch& f);
 
 // Prefetches the pieces of a state unit (piece_of) into L2, a few cache lines with every tile.
-// This keeps memory busy without more requests than a core can track at the same time.
+// Memory then stays busy without more requests than a core can track at the same time.
 class UnitFetch {
  public:
   __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {

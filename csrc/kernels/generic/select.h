@@ -198,9 +198,9 @@ struct Band {
 };
 
 // Chooses thresholds strictly inside the band, at equal distances of the logit.
-// This may narrow the band slowly if logits differ much in magnitude. After five rounds,
+// Such thresholds narrow the band slowly if logits differ much in magnitude. After five rounds,
 // every other round therefore chooses thresholds at equal distances of key_of(logit).
-// Keys number the floats, so such a round divides the floats of the band into equal parts.
+// key_of numbers all floats in order, so such a round divides the floats of the band equally.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;

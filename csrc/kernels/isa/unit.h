@@ -1,4 +1,4 @@
-// An ISA unit is a .cpp file of this directory. It includes this header,
+// An ISA unit is a .cpp file of this directory. Each ISA unit includes this header,
 // which compiles kernels for one ISA level and collects them in a KernelTable.
 // A null entry of the table is inherited from the next lower ISA level (kernels/resolve.cpp).
 // The macro that a unit defines before the include selects its kernels:

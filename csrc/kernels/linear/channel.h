@@ -9,7 +9,7 @@
 //
 // A tile keeps the int32 sums of MR rows x NP panels in registers and processes one quad
 // (4 elements of K) at a time. If a row has one scale, the loop over K has only products.
-// If a row has a scale for each group, there are fp32 sums, too: in registers if these suffice,
+// If a row has a scale for each group, a tile also has fp32 sums: in registers if there are enough,
 // otherwise in the buffer `c`, which stays in L1.
 #pragma once
 #include "kernels/linear/group.h"

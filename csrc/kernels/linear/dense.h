@@ -156,7 +156,7 @@ struct Dense {
     const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
-    // An iteration prefetches from one address on. In a pass over the weights (kNear), there are
+    // An iteration prefetches consecutive lines. In a pass over the weights (kNear) there are
     // two iterations: the units of K before `split`, and the units from `split` on.
     // A tile over a K block has one iteration for each line of the next block that it prefetches.
     for (int64_t u = t.u0; u < t.u1;) {

@@ -21,7 +21,7 @@
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
-//     static constexpr bool kNearBlocks     a K block and the rows' elements of it stay in L1
+//     static constexpr bool kNearBlocks     a K block and its elements of the rows stay in L1
 //     static constexpr int kStreamRows      the most rows that one pass over the weights computes
 //     static constexpr bool kSizesCutPasses whether float_pass_rows (WorkSizes) limits kStreamRows
 //     static constexpr int stream_panels(int rows)         panels of a tile in one pass

@@ -64,7 +64,7 @@ static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool pla
 }
 
 // Prefetches the cache lines of the output that a tile will write or add to.
-// They arrive while the tile computes. These lines were last used a layer ago,
+// The lines arrive while the tile computes. They were last used a layer ago,
 // and waiting for them would take up to a fifth of the time of the tile.
 static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
                                                    int64_t panel0, int panels) {

@@ -257,7 +257,7 @@ struct Grouped {
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
   // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but as long
-  // to multiply, so prefetching panels in turn (share_units) is faster up to more rows.
+  // to multiply. So prefetching panels in turn (share_units) pays off up to more rows of a linear.
   // If dot products are emulated, multiplying takes much longer than reading. On Cascade Lake
   // at AVX-512, 8 to 16 rows of 4-bit kinds then run 1.03 to 1.29 times as fast without such turns.
   static constexpr int kTurns = kEmulatesDots                                    ? 0

@@ -96,7 +96,7 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
 // The number of rows that the epilogue processes together (see kFinishTiles in linear/driver.h).
 constexpr int64_t kFinishRows = 24;
 
-// The rows that are multiplied by a K block. They are divided into tiles of `height` rows.
+// The rows that are multiplied by a K block, divided into `tiles` tiles of `height` rows.
 struct MmlaBlock {
   MmlaRows rows;
   int64_t row0;  // the first row of the block, counted from row 0 of the linear

@@ -15,8 +15,8 @@ namespace cpuserve {
 //          to nearest even, where amax is the largest magnitude of the group; if amax is 0,
 //          scale and q are 0. The width is padded with zeros to a multiple of 32.
 //   q8g128 like q8g32, in groups of 128; the width is padded to a multiple of 128.
-//   q8g256 like q8g32, in groups of 256, but the sums of a group are int16: first 16 sums of 16 q,
-//          then 8 sums of 32 q.
+//   q8g256 like q8g32, in groups of 256, but a group has int16 sums: 16 sums over 16 q each,
+//          then 8 sums over 32 q each.
 //   q8row  like q8g32, but the whole row is one group. Operations that write a row piece by piece
 //          (epilogues of linears, attention) cannot write q8g128, q8g256 and q8row; ConvertOp can.
 //   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another, each half of the row stride.

@@ -14,8 +14,8 @@
 //   F split_exponent(F x, F* e): splits x into n + f with n integral, for |x| <= 2^21. Returns f,
 //     which is in [0, 1] if kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2].
 //     Sets e to n in the encoding that add_exponent takes.
-//   F add_exponent(F p, F e) = p 2^n, n in [-126, 127].
-//     With split_exponent it takes fewer operations than round, sub and scale2.
+//   F add_exponent(F p, F e) = p 2^n for the n that e encodes, in [-126, 127].
+//     split_exponent and add_exponent take fewer operations than round, sub and scale2.
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, lanes of `other` elsewhere
 //   float reduce_add(F) reduce_max(F): over all lanes, in one fixed order
 //   uint32_t lanes_between(F x, F lo, F hi): bit i is set if lo <= x < hi in lane i
@@ -42,7 +42,7 @@
 //     (even element) and the entry of its high nibble (odd element)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. A lane must
-//     be finite and not denormal, or a NaN that was a bf16. Ties round to even or away from 0.
+//     be finite and not denormal, or a NaN widened from bf16. Ties round to even or away from 0.
 //   void store_bf16_normal2(uint16_t*, F x, F y): stores x, and then y after it
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): like interleave_bf16, but truncates instead of rounding

@@ -164,7 +164,7 @@ void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
 // Limits the columns of x, which may have several rows for each token (GLM-5.3). The first half,
-// the gates, becomes at most `limit`. The second half, `up`, becomes -limit to limit.
+// the gates, is limited to at most `limit`; the second half, `up`, to [-limit, limit].
 struct LimitOp {
   static constexpr const char* kName = "limit";
   Id x;

@@ -26,7 +26,7 @@ struct Worker;
 using Id = int32_t;
 constexpr Id kNone = -1;
 
-// Describes a field that the caller of an operation passes.
+// Describes a field of an operation, which Python passes as an argument of its method.
 // A field is optional if the struct has a default for it.
 template <class Op, class T, bool kDefault>
 struct Field {

@@ -255,7 +255,7 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
   const RecurrentShape shape = op.shape();
   const int64_t d = op.key_width, heads = shape.heads, channels = op.channels();
   const int64_t kept = op.taps - 1;
-  const int64_t state = heads * d * op.value_width;  // floats of the state; kept inputs follow
+  const int64_t state = heads * d * op.value_width;  // floats before the kept inputs
   const float* closed = closed_of(op, unit, r, w);
   float* closed_to = w.states().closed(op.state, unit, r.slot);
   float* open = w.states().open(op.state, unit, r.slot);

@@ -29,7 +29,7 @@ struct GroupTiles {
   static_assert(kBlockLines % kLines == 0, "a block has whole groups");
   static int64_t lines(int64_t k) { return Raw::lines(k); }
 
-  // Unpacks lines [line0, line1) of a panel.
+  // Unpacks lines [line0, line1) of a panel to signed bytes or bf16, at `to`.
   static void unpack(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1,
                      uint8_t* to) {
     const uint8_t* from = w.data + static_cast<size_t>(panel) * w.panel_bytes;
