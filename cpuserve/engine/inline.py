@@ -89,7 +89,7 @@ class InlineClient:
     ) -> int:
         """Start one sequence and return its id; `sink` gets its outputs, or an EngineDead.
 
-        continues: see EngineClient.generate.
+        continues: whether the sequence continues the response of an earlier request.
 
         Raises:
             InvalidRequest: the engine could never run the request.

@@ -161,7 +161,7 @@ def make_publisher(config: EngineConfig) -> KvEventPublisher | None:
     """Return the publisher of KV events if `config` has settings for it, or None.
 
     Raises:
-        ConfigError: see KvEventPublisher.
+        ConfigError: pyzmq is not installed, or an endpoint cannot be used.
     """
     if config.kv_events is None:
         return None

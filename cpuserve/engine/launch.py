@@ -71,7 +71,7 @@ class SpareProcess:
     """At most one engine process that is started before its configuration is known.
 
     Imports take half of the start of an engine, so they run while the server still unloads another
-    model. Only the thread that starts engines may use this object (see start_process).
+    model. Only the thread that starts engines may use this object: its end would kill the process.
 
     keep: whether to start another process as soon as an engine has taken this one,
       because models take turns in memory.

@@ -111,7 +111,7 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     """Return the offload tiers of `config`, or None; a tier that fails is omitted with a warning.
 
     Raises:
-        ConfigError: see check_tiers.
+        ConfigError: a tier is unknown, or the cache directory has files of other programs.
     """
     if not config.enable_prefix_caching:
         return None

@@ -145,7 +145,7 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:
-    """Return the size of the table of word embeddings if it is packed twice (see with_built)."""
+    """Return the size of the table of word embeddings if it is packed twice (TypedWeights)."""
     from cpuserve.models.bert import WORDS, reads_types
 
     if not reads_types(config):
@@ -219,7 +219,10 @@ def read_any_json(
     *,
     hook: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Return the JSON value in a regular file; ModelError if there is none. hook: see read_json."""
+    """Return the JSON value in a regular file; ModelError if there is none.
+
+    hook: a function that is called with each JSON object in the file and returns its value.
+    """
     try:
         return json.loads(read_small(path, what, max_bytes), object_hook=hook)
     except (ValueError, RecursionError) as error:

@@ -77,7 +77,7 @@ class AdapterReader:
         return replace(self.room(len(opened), rank, opened), modules=changed)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
-        """Return the adapter at `path`, a directory or a GGUF file; copy: see read_adapter.
+        """Return the adapter at `path`, a directory or GGUF file; copy: its file in memory, or None.
 
         Raises:
             ModelError: it is broken, not supported, or made for another model.
@@ -131,7 +131,7 @@ class AdapterReader:
         return replace(adapter, rank=adapter.rank + 1, types=(words[0], types[0]))
 
     def copy(self, name: str, path: Path) -> Generator[None, None, Adapter]:
-        """Copy an adapter to memory, with pauses, and return it; ModelError as in `open`.
+        """Copy an adapter to memory, with pauses, and return it; ModelError if it cannot be used.
 
         Its file may then change while the adapter is served, or shrink while it is being read.
         """

@@ -73,7 +73,7 @@ class StoredMatrix:
     """Matrix A [rank, inputs] or B [outputs, rank] of a linear, or A [vocab, rank] of a table.
 
     tensor: the name of the matrix in the file.
-    row_order: as in QuantTensor.
+    row_order: row i of the matrix is row row_order[i] of the file; None = the same order.
     transposed: whether the file has the transpose of the matrix.
     """
 

@@ -65,7 +65,7 @@ class TaskAdapters:
 def find_tasks(path: Path) -> TaskAdapters | None:
     """Return the adapters for tasks that the checkpoint at `path` has in the file of its weights.
 
-    None if `path` is no checkpoint with such adapters. ModelError as in `TaskAdapters`.
+    None if `path` is no checkpoint with such adapters. ModelError if its tasks or files are broken.
     """
     file = path / "config.json"
     config = read_json(file, "config") if file.is_file() else {}

@@ -170,7 +170,7 @@ def copy_file(path: Path, what: str, most_bytes: int) -> Generator[None, None, F
         raise ModelError(msg)
     content, hashed, at = bytearray(size), hashlib.sha256(), 0
     try:
-        # O_NONBLOCK: as in MappedFile.
+        # O_NONBLOCK: open() does not block if the path has become a FIFO after the check.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", 0) as file:
             before = os.fstat(file.fileno())
             while count := file.readinto(part := memoryview(content)[at : at + PART_BYTES]):

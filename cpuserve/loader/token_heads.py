@@ -1,8 +1,8 @@
 """Reads the extra heads of BGE-M3, which compute a weight and a vector for each token.
 
 BGE-M3 publishes them as pickles, which are never read. Their tensors are read from the model's
-safetensors files ("sparse_linear.weight"), or from separate files ("sparse_linear.safetensors"
-with "weight"), which safetensors.torch.save_file writes from the tensors in the pickle.
+safetensors files ("sparse_linear.weight"), or from separate safetensors files
+("sparse_linear.safetensors" with "weight"), which a user can make from the pickles.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ModelFacts:
     generation: sampling parameters that the model recommends.
     generation_why: the source of `generation`.
     state_bytes: bytes that recurrent layers store for a sequence.
-    adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig.
+    adapters, adapter_slots, adapter_rank, pooling, whole_prompts: the fields of EngineConfig.
     adapter_weights: number of weights in the matrices of all adapters or adapter slots.
     usual_length: the number of tokens that sentence-transformers truncates texts to;
       None = the number of positions.

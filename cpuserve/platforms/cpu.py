@@ -127,7 +127,11 @@ class CpuPlatform:
         return Roofline(native, isa, threads, cpus)
 
     def sampling_seconds(self, isa: str, vocab: int, draws: int) -> list[float]:
-        """Return the CPU seconds of each of `draws` top-p samples; ConfigError as in `roofline`."""
+        """Return the CPU seconds of each of `draws` top-p samples.
+
+        Raises:
+            ConfigError: the native extension cannot run here.
+        """
         native, error = self._native
         if native is None:
             msg = f"this machine cannot be measured: {error}"

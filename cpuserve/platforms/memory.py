@@ -49,8 +49,8 @@ QUANTIZED_BYTES = {
     "int4_mixed_fine": 1.0,
 }
 PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, activations, logits
-AUTO_SHARE = 4  # by default the KV cache takes at most a quarter of the free memory,
-AUTO_SHARE_FOR_ONE = 2  # or half of this memory if a quarter is too small for the longest request
+AUTO_SHARE = 4  # by default the KV cache takes at most a quarter of the free memory
+AUTO_SHARE_FOR_ONE = 2  # it takes half if a quarter is too small for one request of full length
 LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not useful
 # The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary,
 # and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).

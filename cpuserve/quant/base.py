@@ -118,7 +118,7 @@ def rows_of(tensor: QuantTensor, each: Each) -> npt.NDArray[np.uint8]:
     each: each(function, slices) returns the results, like `map` or the `map` of a thread pool.
 
     Raises:
-        ModelError: as in `BuiltTensor.cut`.
+        ModelError: the stored tensors do not fit each other.
     """
     if not isinstance(tensor, BuiltTensor):
         return tensor.data

@@ -101,7 +101,7 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
 def scaled(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, rows: slice
 ) -> Float32:
-    """Return some rows [rows, k] of a matrix in fp32; scale and block: as in `by_rows`."""
+    """Return some rows [rows, k] of a matrix in fp32; scale and block: see `by_rows` below."""
     n, k = matrix_shape(weight)
     factors, columns = by_rows(weight, scale, block, rows)
     values = e4m3(weight.data.reshape(n, k)[rows])

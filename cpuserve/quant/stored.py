@@ -35,7 +35,8 @@ class StoredTensor:
     dtype: the name of the type in the file ("BF16", "Q4_1").
     shape: the logical shape, outermost dimension first.
     data: a flat uint8 view of the mapped file.
-    row_order and release: as in `QuantTensor`.
+    row_order: row i is row row_order[i] of the file (None = the same order).
+    release: a function that removes the pages of `data` from this process.
     """
 
     name: str

@@ -467,7 +467,7 @@ class _Loading(NamedTuple):
         """Return (matrix id, sources), the arguments of load_matrix.
 
         values: a function that returns a tensor in fp32 by its name.
-        each: see rows_of.
+        each: each(function, slices) returns the results, like `map`.
         """
         parts = [loaded(t, self.matrix, values) for t in self.tensors]
         return self.matrix.id, [(rows_of(t, each), t.source, t.row_order) for t in parts]

@@ -213,7 +213,8 @@ POOLS: dict[str, type[LastToken | EachToken]] = {
 def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
     """Return a pooler for one sequence of a model with `head`; None if the model generates text.
 
-    vectors: as in SamplingParams. The head is not applied to vectors of tokens.
+    vectors: the kinds of vectors that a request asks for, joined by "+" (SamplingParams.vectors).
+      The head is not applied to vectors of tokens.
     """
     if head.pooling not in POOLS:
         return None

@@ -3,8 +3,8 @@
 FOLDER is DIR/cpuserve-prefix-cache (cache_folder.py); nothing else in DIR is touched.
 
 FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
-FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
-                             prepare prompts with colliding hashes
+FOLDER/seed                  32 random bytes that block hashes start from: nobody else can prepare
+                             prompts with colliding hashes
 FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.py).
                              KEY is the hash of the block; in every cache group but the first
                              one, KEY is a hash of this hash and the group

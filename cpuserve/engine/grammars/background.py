@@ -10,8 +10,8 @@ from contextlib import suppress
 
 STACK_BYTES = 16 << 20
 # On a core that the engine keeps busy, a thread with this nice value gets a seventieth of the time
-# (Linux weights are 15 for nice 19 and 1,024 for nice 0), and more
-# while the engine's threads yield before the next step. With 4 streams of SmolLM2 on 2 cores,
+# (Linux weights are 15 for nice 19 and 1,024 for nice 0). It gets more while the engine's threads
+# yield before the next step. With 4 streams of SmolLM2 on 2 cores,
 # the median gap between tokens is 1.2 times as long while a process compiles.
 NICE = 19
 

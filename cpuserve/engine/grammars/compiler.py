@@ -125,7 +125,7 @@ class Compiler:
     def prepare(self, kind: str, text: str) -> str:
         """Return a grammar in llguidance's format; GrammarError if it is not valid.
 
-        kind, text: see StructuredOutputs.key.
+        kind: such as "regex" or "choice". text: the regex, a JSON list of choices and so on.
         """
         make = llguidance.LLMatcher
         try:

@@ -90,7 +90,7 @@ def inside_json(pattern: str, flags: str = "") -> str:
     The result needs the flag `i` if the pattern has it, and no other flags.
 
     Raises:
-      RegexError: see `without_anchors`.
+      RegexError: the pattern is not valid, or a grammar cannot express it.
     """
     return _Rewriter(pattern, flags, in_json=True).written()
 

@@ -36,7 +36,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
 
 class Compile(msgspec.Struct, tag="compile", array_like=True):
-    """Compile a grammar and store it under `number`. kind, text: see StructuredOutputs.key."""
+    """Compile the grammar `text` of kind `kind` ("regex", "choice" ...); store it as `number`."""
 
     number: int
     kind: str
@@ -58,7 +58,7 @@ class Alive(msgspec.Struct, tag="alive", array_like=True):
 
 
 class Compiled(msgspec.Struct, tag="compiled", array_like=True):
-    """The reply to Compile. error: why it failed, "" = it is ready. memory: as in Filled."""
+    """The reply to Compile. error: why it failed, "" = it is ready. memory: bytes in use."""
 
     number: int
     error: str

@@ -172,7 +172,7 @@ class StreamsBuilder(BaseBuilder):
     ) -> None:
         """Turn `weights` [T, n (n + 2)] into the weights of the n streams of x, in place.
 
-        See `StreamWeights`. scales, base: vectors, by name.
+        scales, base: the names of vectors. For all arguments see the op `StreamWeights`.
         """
         columns = self._width(weights)
         streams = next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == columns), 0)
