@@ -171,8 +171,8 @@ class SocketChannel:
 def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     """Run an engine on the inherited socket until it is stopped; return the exit code."""
     parser = argparse.ArgumentParser(prog="cpuserve-engine")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the socket")
+    parser.add_argument("--log-level", default="info", help="the log level of the front end")
     arguments = parser.parse_args(argv)
     _prepare_process(arguments.log_level)
     channel = SocketChannel(socket.socket(fileno=arguments.fd))

@@ -389,8 +389,12 @@ class _Compilation:
 def main() -> int:
     """Run on the inherited sockets and memory until the engine has ended."""
     parser = argparse.ArgumentParser(prog="cpuserve-grammars")
-    for name in ("--compiling", "--filling", "--memory"):
-        parser.add_argument(name, type=int, required=True)
+    for name, what in {
+        "--compiling": "socket for Compile messages",
+        "--filling": "socket for Fill messages",
+        "--memory": "shared memory with the bitmasks",
+    }.items():
+        parser.add_argument(name, type=int, required=True, help=f"file descriptor of the {what}")
     given = parser.parse_args()
     # Ctrl-C sends these signals to the whole process group, but the engine ends this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
