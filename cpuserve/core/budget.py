@@ -15,8 +15,8 @@ from cpuserve.core.request import Request
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
 # A step without running streams completes prompts with at most SHORT remaining tokens.
 # Of a longer prompt, such a step computes a part. Parts of 64 tokens are large enough to amortize
-# reading the weights: they are 7 % slower than whole prompts, and parts of 256 tokens 2 %
-# (SmolLM2-135M on two AVX2 cores).
+# reading the weights: they are 7 % slower than whole prompts. Parts of 256 tokens are 2 %
+# slower (SmolLM2-135M on two AVX2 cores).
 SHORT = COARSE
 LEAST_PART, MOST_PART = 64, COARSE
 # A prompt of at most TOGETHER tokens takes little longer than one token,

@@ -77,7 +77,9 @@ class AdapterReader:
         return replace(self.room(len(opened), rank, opened), modules=changed)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
-        """Return the adapter at `path`, a directory or GGUF file; copy: its file in memory, or None.
+        """Return the adapter at `path`, a directory or a GGUF file.
+
+        copy: the content of its weight file in memory; None = the file is mapped.
 
         Raises:
             ModelError: it is broken, not supported, or made for another model.

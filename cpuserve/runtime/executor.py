@@ -108,7 +108,7 @@ class StepOutputs:
 class Executor(Protocol):
     """Runs forward steps; owns weights, KV cache and sampler states.
 
-    One thread calls all methods, except those that any thread may call.
+    One thread calls the methods; any thread may call `cancel` and `progress`.
     """
 
     max_tokens: int

@@ -23,7 +23,7 @@ class BlockTable(list[BlockId]):
         self._left = 0  # `leave` has replaced all entries before this index
 
     def put(self, index: int, block: BlockId) -> None:
-        """Replace or append entry `index` by `block`."""
+        """Make `block` entry `index`: replace the entry there, or append one."""
         self[index] = block
         self.sent = min(self.sent, index)
         self._left = min(self._left, index)

@@ -58,7 +58,10 @@ class Alive(msgspec.Struct, tag="alive", array_like=True):
 
 
 class Compiled(msgspec.Struct, tag="compiled", array_like=True):
-    """The reply to Compile. error: why it failed, "" = it is ready. memory: bytes in use."""
+    """The reply to Compile. error: why the compilation failed; "" = the grammar is ready.
+
+    memory: bytes that all grammars and matchers take, 0 = unknown.
+    """
 
     number: int
     error: str

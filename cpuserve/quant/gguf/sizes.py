@@ -17,7 +17,8 @@ DECODED = {
 BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
 # The bytes of a block (in the file, in memory) for types that take more memory. They take more
 # because 4-bit and 6-bit scales become whole bytes, because every four blocks of a row get an
-# fp32 scale (NVFP4), or because they are converted. Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
+# fp32 scale (NVFP4), or because they are converted.
+# Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
