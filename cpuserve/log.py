@@ -27,7 +27,7 @@ LEVELS = ("debug", "info", "warning", "error")
 BURST = 60
 PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
-# A longer message is cut to its first MAX_CHARS characters; a longer traceback keeps its last ones.
+# A longer message keeps its first MAX_CHARS characters, a longer traceback its last MAX_CHARS.
 MAX_CHARS = 8000
 # After a flood of records from a place in the code, the number of records
 # that were left out is written when the place has written nothing for this number of seconds.

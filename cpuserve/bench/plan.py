@@ -92,7 +92,7 @@ class Capacity:
         if batch > self.batch:
             return False
         tokens = context + self.output(batch, context, steps)
-        # The scheduler keeps one block of each KV group free per running sequence.
+        # The scheduler keeps one block of each cache group free per running sequence.
         each = self.use.needs(tokens) + len(self.use.windows)
         return tokens <= self.sequence and batch * each <= self.blocks
 

@@ -323,7 +323,7 @@ def asked(args: argparse.Namespace) -> Asked:
 
 
 def _refuse_taken_key(keys: Sequence[str]) -> None:
-    """Raise ConfigError if there are several keys, because the last one may be meant as MODEL."""
+    """Raise ConfigError if there are several API keys, as the last one may be meant as MODEL."""
     if len(keys) > 1:
         flag = BY_NAME["api_key"].flag
         msg = (

@@ -121,7 +121,7 @@ class Chain:
 
 
 def stage_names(samplers: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the STAGES that `samplers` lists; as in llama.cpp, unknown ones are left out.
+    """Return the STAGES that `samplers` lists; as in llama.cpp, unknown names are left out.
 
     samplers: a list, or a text with a letter for each; None = the default order.
     """

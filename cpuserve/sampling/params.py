@@ -30,7 +30,7 @@ NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
 class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
-    """The sampling parameters of a request; ChainParams has the ones for samplers of llama.cpp.
+    """The sampling parameters of a request; ChainParams has the fields of samplers of llama.cpp.
 
     csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic.
     A top_p of 0 keeps the most likely token, as in the API of OpenAI, llama.cpp and Ollama.

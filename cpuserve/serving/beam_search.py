@@ -21,7 +21,7 @@ class Beam:
     """A beam: the tokens of a response, their logprobs, and `total`, the sum of the logprobs.
 
     score: the total divided by the length to the power of the length penalty.
-    end: the token that ended the response, which is its last one; None = it has not ended.
+    end: the last token, if this token ended the response; None = the response has not ended.
     """
 
     tokens: list[int]

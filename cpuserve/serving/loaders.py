@@ -1,4 +1,4 @@
-"""The interfaces through which the registry loads models, and lets the first one sleep."""
+"""The interfaces through which the registry loads models, and lets the first model sleep."""
 
 from __future__ import annotations
 

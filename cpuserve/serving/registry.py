@@ -1,4 +1,4 @@
-"""ModelRegistry: the served models. The first is loaded at the start, others for a request."""
+"""ModelRegistry: the served models. The first loads at the start, the others for a request."""
 
 from __future__ import annotations
 
@@ -477,7 +477,7 @@ class _Failure:
 
 
 class _Slot:
-    """One model that is loaded on demand."""
+    """A slot: the place of one model that is loaded on demand."""
 
     def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
         """keep_s: seconds without requests until the model is unloaded. can_stop: False = never."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 
 class Timers:
-    """A timer for each model slot, and a timer for the server under the key None."""
+    """A timer for each slot of a model (`_Slot` of registry.py), and one for the server (None)."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.TimerHandle] = {}

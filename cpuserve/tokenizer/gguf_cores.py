@@ -115,7 +115,7 @@ def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
 
 
 def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Core:
-    """Return WordPiece of BERT. GGUF marks first pieces of words (U+2581), BERT later ones (##)."""
+    """Return WordPiece of BERT. GGUF marks first pieces of words (U+2581), BERT the others (##)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     texts = [

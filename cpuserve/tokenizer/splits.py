@@ -70,7 +70,7 @@ def _threes(digit: str) -> str:
     """Return an expression that cuts a piece of digits into groups of three, from its end.
 
     The original expressions look ahead to the end of the number at each group.
-    Here only the first group does, and each later group begins at the end of the group before it.
+    Here only the first group looks ahead, and each later group begins where the last one ended.
     """
     return rf"\A{digit}{{1,3}}(?=(?:{digit}{{3}})*\z)|\G(?<={digit}){digit}{{3}}"
 

@@ -61,7 +61,7 @@ async def run_lines(
     *,
     most: int,
 ) -> None:
-    """Run the requests of `lines`, at most `most` at the same time; write a result for each.
+    """Run the requests of `lines`, at most `most` at the same time; write a result for each line.
 
     The first error that `write` raises ends the run; a cancelled run writes no more results.
 
