@@ -144,7 +144,7 @@ class Team {
   int call_threads_ = 1;
   std::atomic<bool> stop_{false};
   ThreadRoster roster_;
-  std::vector<RankThreads> rank_threads_;  // by member number; published by epoch_
+  std::vector<RankThreads> rank_threads_;  // by member: its rank's threads; published by epoch_
   std::vector<int64_t> lost_;
   std::vector<int> arrivals_;  // by core complex: number of threads in the next run_on_all()
   int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;

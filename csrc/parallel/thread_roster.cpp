@@ -14,7 +14,7 @@ constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten schedu
 // The absence must not be longer: if the process that took the core has ended,
 // a prompt runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
-constexpr int64_t kSoon = 500 * kMs;  // "soon" after a return means within this time
+constexpr int64_t kSoon = 500 * kMs;  // an absence within this time after a return is doubled
 // Without one of n threads, a step runs at (n - 1) / n of its speed,
 // or faster if memory is the limit. So a thread is left out
 // if the other threads spend more than 0.8 / n of their time waiting for this thread.

@@ -70,7 +70,7 @@ class KvCache {
   int64_t num_blocks_, used_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
-  std::vector<int32_t> groups_;               // by layer: its group
+  std::vector<int32_t> groups_;               // by layer: its cache group
   std::vector<Buffer> arenas_;                // by rank: its memory
   std::vector<size_t> rank_bytes_;            // by rank: bytes of its part of a block
   std::vector<std::vector<bool>> committed_;  // [rank][2 MB page]: whether the page has memory

@@ -20,7 +20,7 @@ struct LinearShape {
   int64_t panel_bytes;                  // bytes of one packed panel
   int64_t tile_rows, tile_panels;       // the register tile, in rows of activations and panels
   int threads;                          // threads of this rank
-  int64_t block_rows = kMostBlockRows;  // rows that use weights while they are in L2
+  int64_t block_rows = kMostBlockRows;  // rows that a K block in L2 is used for
   int64_t span_panels = kStripPanels;   // most panels of a task with many rows
 
   // Returns the shape for `rows` rows of activations with a stride of x_stride bytes.

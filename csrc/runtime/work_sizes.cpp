@@ -58,7 +58,7 @@ WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noex
   }
   if (caches.l2 > 0) {
     sizes.strip_bytes = sized(caches.l2 / 4, 16 << 10, kLeastStripBytes, sizes.strip_bytes);
-    constexpr int64_t kRowBytes = kStripPanels * kPanel * sizeof(float);  // fp32 sums of a row
+    constexpr int64_t kRowBytes = kStripPanels * kPanel * sizeof(float);  // bytes of sums of a row
     sizes.rows = sized(caches.l2 / 8 / kRowBytes, 32, kLeastRows, sizes.rows);
     sizes.attention_bytes =
         sized(caches.l2 / 4, 16 << 10, kLeastAttentionBytes, sizes.attention_bytes);

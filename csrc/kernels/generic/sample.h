@@ -334,8 +334,8 @@ static inline void answer_invalid(SampleArgs& a) {
 }
 
 // Returns the greedy or sampled token, or -1 if bans and the mask exclude every id.
-// `raw` is the row of unmodified logits, and `largest` its maximum.
 // Bias, bans, mask and penalties change a.logits, or a copy of the logits if logprobs are reported.
+// `raw` is the row of logits before these changes, and `largest` is its maximum.
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;

@@ -30,7 +30,7 @@ struct Cut {
 // and with the largest logit of each block (only an upper bound after ids have been masked).
 struct Row {
   const float* logits;
-  const float* mass;  // weight of each id, or nullptr: every id weighs 1
+  const float* mass;  // mass of each id; nullptr: every id has the mass 1
   int n, block, blocks;
   const float* block_max;
   int32_t* ids;  // kBandIds ids

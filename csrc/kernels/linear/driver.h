@@ -192,7 +192,7 @@ CPUSERVE_INLINE int panels_at_once(int left) {
 template <class Kind, int kRows, int kPanels>
 constexpr int64_t tiles_of(int64_t rows, int terms) {
   const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
-  // A block of two panels has at least two tiles of rows,
+  // If tiles have two panels, a block has at least two tiles of rows,
   // because a call of a tile prefetches only one panel of the next block.
   return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
 }

@@ -90,7 +90,7 @@ struct LatentStoreArgs {
   Rows out;     // output: the rotated queries, in the format of RopeStoreArgs::q
   KvLayer layer;
   int32_t q_heads, nope, rank, rotary;
-  const float* cos;  // row = position
+  const float* cos;  // the row of a token is its position
   const float* sin;
   const float* norm;  // [rank]
   float eps;

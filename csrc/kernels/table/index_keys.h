@@ -12,7 +12,7 @@ struct StoreIndexArgs {
   Rows x;  // f32 [T, layer.head_dim]
   KvLayer layer;
   int32_t rotary;    // 0 = none
-  const float* cos;  // row = position
+  const float* cos;  // the row of a token is its position
   const float* sin;
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T]
@@ -55,7 +55,7 @@ struct PoolIndexArgs {
   const float* norm;    // [width] or nullptr
   float eps;
   int32_t rotary;    // 0 = none
-  const float* cos;  // row = position
+  const float* cos;  // the row of a token is its position
   const float* sin;
   int64_t first, last;
   void* scratch;  // pool_index_scratch() bytes

@@ -28,7 +28,7 @@ struct RecurrentShape {
   int32_t key_width, value_width;
   int32_t heads;        // value heads of a state unit; they share keys and queries
   bool delta;           // true: gated delta rule; false: Mamba2
-  bool by_row = false;  // g_t is a vector; requires delta and one head
+  bool by_row = false;  // whether g_t is a vector; requires delta and one head
 };
 
 // Some tokens of one state unit: the states of shape.heads heads of one sequence.

@@ -52,7 +52,7 @@ SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   args.params = args.target < 0 ? &w.sampler().params(in.row_slot[r]) : nullptr;
   args.position = in.positions[in.row_token[r]] + 1;
   args.num_top = in.row_top[r];
-  if (args.num_top > 0 && scored_ids(number, w)) args.num_top = 0;  // see sample_row
+  if (args.num_top > 0 && scored_ids(number, w)) args.num_top = 0;  // sample_row reports these ids
   if (in.row_mask && in.row_mask[r] >= 0) {
     args.mask = in.masks + in.row_mask[r] * mask_words(w.logits().width);
   }

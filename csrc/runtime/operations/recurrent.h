@@ -154,7 +154,7 @@ struct NgramEmbedOp {
   std::vector<int64_t> sizes, multipliers;
   int32_t end;
   Id state = kNone;
-  std::vector<int64_t> first = {};  // the first row of each head
+  std::vector<int64_t> first = {};  // by head: its first row in the matrices
 
   static constexpr auto fields() {
     return std::make_tuple(

@@ -30,7 +30,7 @@ struct MmlaTile {
   int pair0;         // first pair of columns
   int64_t units;
   int64_t steps;  // steps from the first of these units to the end of K
-  float* c;       // the sum of the first row and the first column of the panel
+  float* c;       // the sum of the first row and the first column of the tile
   int c_stride;
   bool resume;  // whether the tile adds to sums over earlier units of K in c
   LineFetch fetch;

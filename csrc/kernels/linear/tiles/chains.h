@@ -57,7 +57,7 @@ struct Bf16Tiles {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0;  // 0: depends on K
+  static constexpr int64_t kBlockLines = 0;  // 0: the size of a K block depends on K
   static int64_t lines(int64_t k) { return (k + 1) / 2; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -75,7 +75,7 @@ struct ChannelTiles {
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0;  // 0: depends on K
+  static constexpr int64_t kBlockLines = 0;  // 0: the size of a K block depends on K
   static int64_t lines(int64_t k) { return (k + 3) / 4; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
