@@ -88,8 +88,8 @@ PER_TOKEN = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-# Small matrices that choose experts. They are not quantized,
-# because an error in a router changes the experts that a token is multiplied by.
+# Small matrices that choose experts, or weigh the keys that an indexer selects. They are not
+# quantized, because an error in a router changes the experts that a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",
@@ -104,6 +104,8 @@ ROUTERS = (
     "hc_attn_fn",
     "hc_ffn_fn",
     "block_inject_weight.weight",
+    "indexer.weights_proj.weight",
+    "index_kpool_compress_gate",
 )
 # Tables of n-grams stay in the mapped file; to quantize their rows would save no memory.
 NGRAMS = ".ngram_embedding."

@@ -5,8 +5,9 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.operations.columns import MixParts
+from cpuserve.program.operations.columns import Columns, MixParts
 from cpuserve.program.operations.dense import Embed, Linear, Logits
+from cpuserve.program.operations.indexer import PoolIndexKeys, SelectKeys
 from cpuserve.program.operations.mixture import Route
 from cpuserve.program.operations.streams import SpreadStreams, StreamWeights
 from cpuserve.quant.online import (
@@ -164,12 +165,19 @@ def test_int4_keeps_no_linear_of_any_family_in_8_bits():
 
 
 def _routes(op, value):
-    """Whether the op makes the choice of experts, or the coefficients of streams, of this value."""
+    """Whether the op makes a choice of experts or keys, or coefficients, of this value."""
     if isinstance(op, Route):
         return op.x == value
-    if isinstance(op, StreamWeights | SpreadStreams):
+    if isinstance(op, StreamWeights | SpreadStreams | SelectKeys):
         return op.weights == value
     return isinstance(op, MixParts) and op.gates == value
+
+
+def _gates(program):
+    """The values with the gates of the index keys of pools."""
+    pooled = {op.x for op in program.ops if isinstance(op, PoolIndexKeys)}
+    joined = [op for op in program.ops if isinstance(op, Columns) and op.out in pooled]
+    return {op.more for op in joined if op.more is not None}
 
 
 def test_routers_of_all_families_keep_their_precision():
@@ -180,7 +188,8 @@ def test_routers_of_all_families_keep_their_precision():
         name
         for program in programs
         for op in program.ops
-        if isinstance(op, Linear) and any(_routes(r, op.out) for r in program.ops)
+        if isinstance(op, Linear)
+        and (op.out in _gates(program) or any(_routes(r, op.out) for r in program.ops))
         for name in op.weights
     }
     assert len(names) >= len(ROUTERS)
