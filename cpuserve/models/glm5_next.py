@@ -10,7 +10,13 @@ from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
-from cpuserve.models.indexers import LATENT_INDEXER, POOLS, leave_indexer, read_indexer
+from cpuserve.models.indexers import (
+    LATENT_INDEXER,
+    POOLS,
+    Indexer,
+    leave_indexer,
+    read_indexer,
+)
 from cpuserve.models.kimi_linear import read_row_delta, row_delta
 from cpuserve.models.llama import finish_decoder, gated_mlp
 from cpuserve.models.spec import ModelSpec
@@ -159,8 +165,11 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
         bound = cast("float", s.extra["bound"])
         out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
         return b.linear(out, f"{at}.o_proj", features=s.width)
-    if "indexer" not in s.extra:
+    indexer = cast("Indexer | None", s.extra.get("indexer"))
+    if indexer is None:
         leave_indexer(b, at, (*LATENT_INDEXER, *POOLS))
+    elif indexer["pool"] == 1:  # the weight of the only token of a pool is 1 with any gate
+        leave_indexer(b, at, POOLS)
     out = latent_output(b, s, layer, h)
     return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
 

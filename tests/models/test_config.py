@@ -484,6 +484,15 @@ def test_the_indexer_of_qwen4_selects_whole_blocks():
     assert sizes(**{f"indexer_{key}": None for key in keys}) is None
 
 
+def test_an_indexer_of_single_tokens_reads_no_gates():
+    def unread(**changes):
+        return build_program(spec_from_config(tiny_config("glm5-next", **changes))).unread
+
+    gate = "model.layers.3.self_attn.indexer.index_kpool_compress_gate"
+    assert gate in unread(index_kpool=1)
+    assert gate not in unread()
+
+
 def test_a_null_bound_of_decays_is_none_unless_a_published_config_wants_the_default():
     def bound(**change):
         return spec_from_config(tiny_config("glm5-next", **change)).extra["bound"]

@@ -39,6 +39,7 @@ VARIANTS = {
         {"indexer_budget": 20, "indexer_compress_ratio": 4, "rms_norm_eps": 1e-3},
     ),
     "glm5-next-pools-of-16": ("glm5-next", {"index_topk": 48, "index_kpool": 16}),
+    "glm5-next-pools-of-1": ("glm5-next", {"index_topk": 24, "index_kpool": 1}),
 }
 
 
