@@ -100,7 +100,7 @@ class Team {
     void (*function)(void* context, int thread, int threads) noexcept;
     void* context;
   };
-  // Each slot has cache lines of its own, so that a waiting thread does not slow down the others.
+  // The data of one thread, in cache lines of its own: a waiting thread does not slow down others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
     int member = 0;   // number of this thread among the members; published by epoch_

@@ -45,7 +45,7 @@ class BlockTables {
 
  private:
   int64_t groups_;
-  std::vector<std::vector<int32_t>> tables_;  // [request slot][cache group]
+  std::vector<std::vector<int32_t>> tables_;  // [request slot][table of a sequence]
   std::vector<int64_t> used_;                 // by request slot: the last step that claimed it
   int64_t step_ = 0;
 };

@@ -59,7 +59,7 @@ struct F8Codes {
   }
 };
 
-// nf4_g64, fp4_g64: { fp16 scale[16]; u8 q[32][16] }; q[i] has k = 2 i (low nibble) and 2 i + 1.
+// nf4_g64, fp4_g64: { fp16 scale[16]; u8 q[32][16] }; q[i]: k = 2 i (low nibble), 2 i + 1 (high).
 template <class Table>
 struct TableCodes64 {
   static constexpr int kGroup = 64, kScales = kPanel * 2;

@@ -15,7 +15,7 @@ namespace cpuserve {
 // In the delta attention of Kimi models, each row of the state has its own g:
 // g_t is a vector [key_width], and exp(g_t) multiplies the rows of S_{t-1}.
 // The state is computed only after each kStateChunk tokens of the sequence,
-// and is then called the closed state. Tokens after it form a chunk.
+// and is then called the closed state. The tokens after the closed state form a chunk.
 // Each token of the chunk has an open row: its k, u and G_t, the sum of g since the chunk began.
 // The result of a token t adds the closed state S and the open rows i up to t, in ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i

@@ -1,4 +1,4 @@
-// A job of a linear on matrix tiles: up to 32 rows by 2 panels over a block of K, with its scratch
+// A job of a linear on AMX tiles: up to 32 rows by 2 panels over a K block, with its scratch memory
 // and its prefetches. This header also defines the sizes of blocks (linear/tiles.h).
 #pragma once
 #include "kernels/generic/matrix_job.h"
