@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
 class Dense:
     """A linear layer for a pooled vector x: activation(weight @ x + bias); weight [out, in], fp32.
 
-    activation: one of ACTIVATIONS.
+    activation: a key of ACTIVATIONS, such as "tanh".
     """
 
     weight: Float32

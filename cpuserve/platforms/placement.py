@@ -27,7 +27,7 @@ from cpuserve.platforms.topology import (
     take_from_tails,
 )
 
-SMALL = 4  # with at most this many cores, none is reserved for the front end by default
+SMALL = 4  # with at most this many cores, reserving one for the front end costs more than it gains
 # If there are more threads than the CPU quota covers, the kernel stops all threads for a part
 # of each period, which makes the slowest steps slower. One more thread is therefore used only
 # if its measured gain is clearly larger than the noise of the measurement.

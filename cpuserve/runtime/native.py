@@ -42,7 +42,11 @@ BANDWIDTH_S = 0.25  # duration of a measurement of the bandwidth, in seconds
 
 
 class NativeExecutor:
-    """The executor that uses `_C.Executor`. Only the thread that called `team.run` uses it."""
+    """The executor that uses `_C.Executor`.
+
+    The thread that called `team.run` makes and uses it.
+    Any thread may call `cancel`, `progress` and `save`.
+    """
 
     def __init__(
         self,
