@@ -197,7 +197,7 @@ class TextProcessor:
         """Return the events of the tokens `ids`, which the server adds before the model goes on.
 
         opening: the end of the added text, which begins a tool call or a structured output.
-        The client does not see it.
+          The client does not see this text.
         is_last: these tokens reach max_tokens, so the response ends.
         """
         assert self._calls is not None

@@ -22,7 +22,8 @@ NO_SCHEMAS: Schemas = {}
 class ToolParser(Protocol):
     """Finds the thoughts and tool calls in the text of one sequence, which arrives in pieces.
 
-    With adjacent pieces of one type joined, the pieces do not depend on how the text is divided.
+    A piece is a Text, a Thought or a ToolCallDelta. With adjacent pieces of one type joined,
+    the pieces do not depend on how the text is divided.
 
     most_calls: the parser ignores the text after this many complete tool calls; None = no limit.
     """
