@@ -46,12 +46,15 @@ BLOCKS = 64  # of the KV cache
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 
 
-def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
-    """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
+def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama", **changes):
+    """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows.
+
+    changes: entries of the model's config.
+    """
     from cpuserve.program.lower import Lowering
     from cpuserve.runtime.native import fill_vectors, pack_matrices
 
-    config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
+    config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, **changes}
     checkpoint = open_checkpoint(tiny_model(family, head_dim=32, **config))
     program = build_program(spec_from_config(checkpoint.config))
     kv_type = kv or KV.get(kind, "bf16")
@@ -167,7 +170,14 @@ def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family,
     check_every_way(isa, "dense_bf16", 8, threads, family=family)
 
 
-def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+def test_a_row_has_the_same_bits_if_threads_share_its_heads_and_it_selects_two_chunks(kv):
+    """With 3 threads, one token makes 3 tasks of its 40 heads; it reads 264 keys."""
+    sizes = {"num_attention_heads": 40, "index_topk": 264}
+    check_every_way(LEVELS[-1], "dense_bf16", 8, 3, kv, family="deepseek-v3.2", **sizes)
+
+
+def check_every_way(isa, kind, bits, threads, kv=None, family="llama", **changes):
     def one_way(step):
         step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
         return last_row_among(step, 1)
@@ -185,10 +195,10 @@ def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
             found[f"{rows} rows"] = last_row_among(step, rows)
         return found
 
-    want = run(isa, kind, bits, 1, one_way, kv, family=family)
+    want = run(isa, kind, bits, 1, one_way, kv, family=family, **changes)
     assert np.isfinite(want).all()
     assert want.std() > 0
-    for how, got in run(isa, kind, bits, threads, every_way, kv, family=family).items():
+    for how, got in run(isa, kind, bits, threads, every_way, kv, family=family, **changes).items():
         assert np.array_equal(got, want), how
 
 
