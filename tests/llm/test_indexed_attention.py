@@ -31,7 +31,7 @@ def alone(family):
         return [exact_answers(llm, [prompt], PARAMS)[0] for prompt in PROMPTS]
 
 
-def test_answers_are_the_same_beside_others_and_after_cached_prefixes(family, alone):
+def test_answers_are_the_same_in_batches_and_after_cached_prefixes(family, alone):
     with make(family) as llm:
         assert exact_answers(llm, PROMPTS, PARAMS) == alone
         again = llm.generate(PROMPTS, PARAMS)

@@ -124,7 +124,7 @@ static inline IndexQueries<Kv> gather_index_queries(const ScoreIndexArgs& a) {
 }
 
 // Computes the scores of the first n keys of an attention chunk. Lanes after key n get scores
-// of stale keys, which nobody reads.
+// of stale keys, and no caller reads these scores.
 template <class Kv>
 static inline void score_index_chunk(const ScoreIndexArgs& a, const IndexQueries<Kv>& queries,
                                      const ChunkBlocks<Kv>& c, int n, float* out) {
