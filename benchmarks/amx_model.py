@@ -244,7 +244,7 @@ class Model:
         )  # two panels: an upper bound
         added = add(*(i.use() for i in code), {"front end": 60})
         dots = {"stores": TILE_LINES, "front end": 2 * TILE_LINES}
-        # Three operations unpack a line, one loads and one stores it.
+        # A line of weights takes five operations: three to unpack it, a load and a store.
         lines = group / 4
         unpacked = {"vectors": 3 * lines, "loads": lines, "stores": lines, "front end": 5 * lines}
         of_group = add(times(max(1, group // 64), step), dots, unpacked)
@@ -279,8 +279,9 @@ class Model:
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32
         stored = {"stores": (8 + hd // 32) * 4 * TILE_LINES}
-        # In L2: keys, values, rows of q, o and results; scores (4 bytes, written and read),
-        # and probabilities, which are written where the scores have just been read.
+        # A value of K, V or q has 2 bytes. Merging an output value moves 3 * 4 bytes (fp32): its
+        # sum and its earlier result are read, and the result is written. A score (4 bytes) is
+        # written and read. A probability (2 bytes) is written where the score has been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
         lines = 32 * hd / 16  # lines of results, which are merged with results of earlier chunks

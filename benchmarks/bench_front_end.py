@@ -12,8 +12,8 @@ offer a tool; the response `plain` has sentences, and the server reads no though
 `front_end_per_token` is the CPU time of the front end's process (user and system,
 all threads) divided by the tokens, while all streams run. `front_end_share` is this CPU time
 as a share of one core. `front_end_memory` is the private memory that the front end takes
-for each stream in the first round. CPU time excludes the time when other programs have the CPU,
-but these programs raise it, because they take space in the caches.
+for each stream in the first round of the benchmark (--rounds). CPU time excludes the time
+when other programs have the CPU, but these programs raise it: they take space in the caches.
 """
 
 import argparse

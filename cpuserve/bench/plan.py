@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 OVERHEAD_BATCHES = (1, 64)
 OVERHEAD_CONTEXT = 32  # tokens; overheads do not depend on the context, so short prompts suffice
-OVERHEAD_STEPS = 10  # the number of steps in each round
+OVERHEAD_STEPS = 10  # decode steps in each round (repetition) of the benchmark
 
 
 @dataclass(slots=True)
 class Plan:
     """The batch, context and prompt sizes to measure, in sequences and tokens.
 
-    dot: prompts are compared with the rate of this dot product ("bf16", "int8", "int4" or "f32");
-    "" = the type of the model's linear layers.
+    dot: the type of the dot product ("bf16", "int8", "int4" or "f32") whose measured peak rate
+      limits prefill: reports compare the rate of prompts with this peak.
+      "" = the type that the model's linear layers use.
     """
 
     batches: Sequence[int]

@@ -152,7 +152,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     column = active * s.width
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
-    # The new active stream is the target of the correction of all streams.
+    # The predicted active stream becomes the target, from which all streams are corrected.
     # The target is sqrt(2) times the value in the source; the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
     h = b.rms_norm(target, f"{at}.input_layernorm")

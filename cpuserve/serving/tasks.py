@@ -18,7 +18,11 @@ DEFAULT = "retrieval"
 
 
 class Task(NamedTuple):
-    """A task: the adapter of the checkpoint that it selects, and the name of a prompt or None."""
+    """The adapter and the prompt that the `task` of an embedding request selects.
+
+    adapter: the name of an adapter that the checkpoint contains.
+    prompt: the name of the prompt that belongs to the task; None: no prompt.
+    """
 
     adapter: str
     prompt: str | None
@@ -32,7 +36,7 @@ _WITH_PROMPT = {
 
 
 def tasks_of(config: EngineConfig) -> dict[str, Task]:
-    """The tasks that requests can name; their adapters are in the checkpoint itself."""
+    """Return the tasks that requests can select, by name; the checkpoint has their adapters."""
     model, found = Path(config.model_path), {}
     for name, path in config.adapters.items():
         if Path(path) == model / FOLDER / name:  # jina-embeddings v5
@@ -45,7 +49,7 @@ def tasks_of(config: EngineConfig) -> dict[str, Task]:
 
 
 def default_task(tasks: Mapping[str, Task]) -> str | None:
-    """The adapter of requests without a task; None if they use the model without an adapter."""
+    """Return the adapter of requests without a task; None if they use no adapter."""
     return DEFAULT if DEFAULT in tasks else None
 
 

@@ -239,7 +239,7 @@ void Team::work(int thread) noexcept {
     }
     seen = epoch_.load();
     if (stop_.load(std::memory_order_relaxed)) return;
-    // This thread does not take part in epoch `seen`: it joins from a later epoch on.
+    // If this thread joins only at a later call of run_on_all (epoch), it does not run call `seen`.
     if (seen < slot.joins.load(std::memory_order_acquire)) continue;
     run_call(slot, call_threads_);
     barrier_.arrive(slot.complex);

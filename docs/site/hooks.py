@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages at the top of the repository, and links for the site (mkdocs.yml).
+"""Hooks of MkDocs: add pages from outside docs/, and rewrite links to work on the site.
 
 The pages of docs/ have links that work in a checkout. On the site, a link
 to a page leads to that page, and a link to another file of the repository becomes plain text.
@@ -36,7 +36,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page with links for the site."""
+    """Return the page with its links rewritten so that they work on the site."""
     return rewritten(markdown, page.file.src_uri)
 
 
@@ -49,7 +49,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def rewritten(markdown: str, place: str) -> str:
-    """Return the Markdown of a page with links for the site. place: the page on the site."""
+    """Return a page's Markdown with links that work on the site; place: its path there."""
     source = ROOT / (SOURCES.get(place) or f"docs/{place}")
 
     def link(found: re.Match[str]) -> str:

@@ -86,13 +86,13 @@ REFUSED = (
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
     Refused("suffix", (CHAT, RESPONSES)),
-    Refused("web_search_options", OPENAI, sets=({},)),  # {} would enable the web search
+    Refused("web_search_options", OPENAI, sets=({},)),  # {} asks for a web search: refused
     # Fields of vLLM
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
     Refused("guided_choice", OPENAI, _JSON),
     Refused("guided_grammar", OPENAI, _JSON),
-    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # {} matches any JSON, but not free text
+    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # {} asks for any JSON: refused
     Refused("guided_regex", OPENAI, _JSON),
     Refused("guided_whitespace_pattern", OPENAI),
     Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),

@@ -489,7 +489,8 @@ class KvManager:
         """Extend `tables` to `num_tokens` tokens; False, without a change, if blocks are missing.
 
         Tables of windows are extended only as far as the step after `computed` tokens needs.
-        snapshots: indices of new blocks that keep the state at their end.
+        snapshots: positions in the block table of new blocks that get a state slot of their own,
+          which keeps the recurrent state at the end of the block.
         """
         ends = self._ends(computed, num_tokens)
         missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=False)]
@@ -503,7 +504,7 @@ class KvManager:
         return True
 
     def _grow_states(self, table: BlockTable, num_tokens: int, snapshots: Iterable[int]) -> None:
-        """Append blocks. Only the last, the last full one and `snapshots` get slots of their own.
+        """Append blocks; the last one, the last full one and `snapshots` get their own state slots.
 
         There are enough slots: the pool has STATES_OF_ONE slots for each request that can run.
         """
@@ -513,7 +514,7 @@ class KvManager:
             table.append(self.states.take(1)[0] if index in wanted else self.gone)
 
     def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
-        """Return the indices of blocks where a sequence that adopts `match` keeps its states.
+        """Return the positions in the block table where a sequence with `match` keeps its states.
 
         The blocks are the last full one of its `num_tokens` tokens, and the last one in common with
         another sequence if it has no state yet, because a third sequence may begin like these two.

@@ -23,10 +23,10 @@ MOST_IDS = 1 << 24  # states keep token ids as fp32, which has all integers up t
 
 
 class NgramEmbed(Op, frozen=True):
-    """Rows of n-gram embeddings, one for each head: out [T, heads * width].
+    """For each token, one table row per hash head (a hash of an n-gram): out [T, heads * width].
 
-    sizes: the number of rows of each head. The rows of all heads follow one another in `weights`
-      [rows, width]; the last matrix may have fewer rows.
+    sizes: the number of table rows of each head. The rows of all heads follow one another
+      in `weights` [rows, width]; the last matrix may have fewer rows.
     multipliers: odd numbers m_0, m_1, ..., one for each token of the longest n-gram.
     end: the token id that ends the context of n-grams.
     state: the state layer with the last ids of a sequence.
@@ -77,7 +77,7 @@ class NgramEmbed(Op, frozen=True):
         return out
 
     def _row_numbers(self, ids: Tensor) -> Tensor:
-        """Return the row of each head [T, heads]; ids [T, n]: a token, the token before, ..."""
+        """Return each head's row number [T, heads]; ids [T, n]: a token, the one before, ..."""
         import torch
 
         each = len(self.sizes) // (len(self.multipliers) - 1)

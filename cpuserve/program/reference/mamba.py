@@ -1,7 +1,7 @@
-"""The reference of short convolutions and Mamba2, in torch: closed states and open rows.
+"""The reference of short convolutions and Mamba2, in torch: closed states and open tokens.
 
 As in DeltaStates (recurrent.py), a layer keeps a closed state (after a multiple of 16 tokens)
-and open rows (data of each token after the closed state).
+and an open row for each open token: the data of a token that comes after the closed state.
 """
 
 from __future__ import annotations

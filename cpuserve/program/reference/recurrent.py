@@ -1,4 +1,4 @@
-"""The reference of recurrent layers, in torch: closed states and open rows (see DeltaStates)."""
+"""The reference of recurrent layers, in torch: closed states and open tokens (DeltaStates)."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class DeltaShape:
 class DeltaStates:
     """The states of one GatedDelta layer in each state slot, and its computation.
 
-    The state after the last multiple of 16 tokens is closed. For each later token (an "open row"),
-    the layer keeps its key, u, cumulated log decay G and inputs of the convolution.
+    The state after the last multiple of 16 tokens is closed. For each later token (an open token),
+    the layer keeps an open row: key, u, cumulated log decay G and inputs of the convolution.
     A token reads the closed state S once, and adds a sum over the open rows in ascending order:
 
         u_t = beta_t (v_t - mem_t)

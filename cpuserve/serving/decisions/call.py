@@ -21,8 +21,9 @@ from cpuserve.serving.tools.thoughts import THINK, begins_thought
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# The most characters in all prompts of a call, each with the state.
-# The characters make a quarter as many tokens, of 40 bytes each in this process, so 160 MB.
+# The most characters in all prompts of a call together. Each question has a prompt of its own,
+# and each prompt counts the whole text of the state (the facts that the questions are about).
+# Four characters are about one token, which takes 40 bytes in this process: 160 MB in total.
 MAX_CHARS = 1 << 24
 # A decision generates one token, the most likely one, and reads the distribution of all tokens.
 GREEDY: dict[str, Any] = {

@@ -1,4 +1,8 @@
-"""Turns the logprobs of labels into the results of questions."""
+"""Turns the logprobs of labels into the results of the questions of a decision.
+
+A question asks the model to choose an option. A label is the letter, digit or word that the
+model would write for an option, so the probability of an option follows from its labels.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class CallLayout:
 
     ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
       at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
-    turns: the headers of messages, if each call is a message: BEGIN then begins with a header.
+    turns: the headers that the model writes before messages, if each call is a message of its own:
+      BEGIN then begins with a header.
     """
 
     section: str = ""
@@ -108,7 +109,10 @@ class Writing(Protocol):
         """The special tokens that the parser must get as text, besides the tokens of the layout."""
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of `text` (of the layout), without JSON that belongs to a call."""
+        """Return the chunks of `text`, a text of the layout.
+
+        Text that is a part of a call's own JSON object (as `{"name": "`) is left out.
+        """
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return a Lark expression for each function's arguments and `end`, and all Lark rules.

@@ -87,9 +87,9 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
   return pairs;
 }
 
-// Returns the number of cache lines that a step of QK or PV prefetches
+// Returns the number of cache lines that a call of step() prefetches in the products of QK or PV
 // if it reads `lines` lines of bf16. 8-bit blocks have half as many lines in the KV cache,
-// and widen_half prefetches half of these. The steps prefetch a little more than the other half,
+// and widen_half prefetches half of these. The calls prefetch a bit more than the other half,
 // because the prefetches of the first chunk begin late and have to catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
@@ -98,7 +98,7 @@ CPUSERVE_INLINE int step_fetches(int lines) {
 }
 
 // The number of rows that the AMX tiles are configured for. Configuring them takes longer
-// than a step of products, so set() configures them only if the number of rows changes.
+// than a call of step(), so set() configures them only if the number of rows changes.
 struct Shape {
   int rows = 0;
   void set(int n) {
@@ -107,8 +107,8 @@ struct Shape {
   }
 };
 
-// Computes the scores of all rows of a tile for the keys of blocks [block, last). A step
-// multiplies 32 dims of one block. Each lane is one key, so a stale key spoils only its own lane.
+// Computes the scores of all rows of a tile for the keys of KV blocks [block, last). A call of
+// step() multiplies 32 dims of one block. A lane is one key, so a stale key spoils only its lane.
 template <class Kv>
 struct KeySteps {
   const Tile<Kv>* t;
@@ -176,7 +176,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
 }
 
 // Computes o = probabilities times values for `rows` rows from `row` on and a range of keys.
-// A step multiplies the values of one block in 32 columns.
+// A call of step() multiplies the values of one KV block in 32 columns.
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;

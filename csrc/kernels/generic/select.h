@@ -315,11 +315,11 @@ static inline Cut cut_count(Row r, float largest, int k) {
   return cut_band(r, band, k);
 }
 
-// The largest number of ids in a sample of a row.
+// The largest number of ids in a sample: a subset of a row's ids, not a token drawn at random.
 constexpr int kSampleIds = 2048;
 
-// Writes the ids of a sample to r.ids, and returns their number. The sample has the same number
-// of neighbouring ids from every block, at an offset that differs from block to block.
+// Writes the ids of a sample to r.ids, and returns their number. The sample has equally many
+// neighbouring ids from every block of the row, at an offset that differs from block to block.
 CPUSERVE_INLINE int sample_ids(const Row& r) {
   const int each = kSampleIds / r.blocks < r.block ? kSampleIds / r.blocks : r.block;
   int found = 0;
@@ -331,7 +331,7 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
   return found;
 }
 
-// Finds the cut in a sample of the row, and chooses four thresholds near it:
+// Finds the cut in a subset (sample) of the row's ids, and chooses four thresholds near it:
 // the logits at ranks that are 0.4 % and 1.5 % of the sample before and after the cut.
 // The cut of the sample misses the cut of the row by about 1 % of the ids of the row
 // (one standard deviation). The cut of the row is therefore probably between two thresholds,

@@ -128,8 +128,8 @@ struct Block {
   bool last;            // whether the block contains the end of K
 };
 
-// A block is computed in `calls` calls of tile functions. The function share_units
-// sets the part (share) of the next block's weights that call number `i` prefetches into L2.
+// A K block is computed in `calls` calls of tile functions. The function share_units
+// sets the part (share) of the next K block's weights that call number `i` prefetches into L2.
 // All shares have the same size: memory is never idle while tiles compute from the caches,
 // and never gets more requests than it can serve. A waiting request occupies one of the few miss
 // buffers of the core, and loads that miss L1 but not L2 would wait for a free buffer.

@@ -8,15 +8,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 // The part of the next K block that a tile prefetches while it computes (share_units).
-// The tile computes its units of K in turns of `every` units. In a turn it prefetches `every` times
-// `step` bytes of one panel of the next block: a stretch. The next turn takes the next panel.
+// In a turn, the tile computes `every` units of K and prefetches a stretch: `every` * `step` bytes
+// of one panel of the next K block. The next turn prefetches a stretch of the next panel.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the address of the first stretch to prefetch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
-  // A block is computed in `calls` calls of tiles, which share the stretches of the next block
-  // equally, so only some turns prefetch. Each turn adds `panels` to the credit. If the credit is
-  // then at least `calls`, the turn prefetches, and `calls` is subtracted from the credit.
+  // A K block is computed in `calls` calls of tile functions, which prefetch equally many stretches
+  // of the next K block, so only some turns prefetch. Each turn adds `panels` to the credit. If it
+  // is then at least `calls`, the turn prefetches, and `calls` is subtracted from the credit.
   int64_t credit = 0, calls = 1;
 };
 
@@ -35,12 +35,12 @@ struct LinearTile {
   //   at ahead0 + (u - u0) unit_bytes. From `split` on, the later unit is in the next panels,
   //   at ahead1 + (u - u0) unit_bytes.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
-  //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
-  // - A K block of another kind: `share` is the part of the next block to prefetch.
+  //   line of each of `fetch_panels` panels of the next K block, beginning at ahead0.
+  // - A K block of another kind: `share` is the part of the next K block to prefetch.
   const uint8_t *ahead0, *ahead1;
   int64_t fetch_every, fetch_panels;
   UnitShare share;
-  bool fetch_near = false;  // whether a pass, or a tile with kLineUnits, prefetches to L1, not L2
+  bool fetch_near = false;  // a pass or a tile with kLineUnits prefetches: true to L1, false to L2
   float* c;                 // the sums, with sums_stride<kNear>() floats from row to row
   bool resume;              // whether c has the sums of the units before u0
   bool last;                // whether u1 is the end of K

@@ -43,7 +43,10 @@ _NO_EFFECT = frozenset({"detokenize", "output_kind", "skip_clone"})
 
 @with_refused(TOKENS)
 class TokensRequest(msgspec.Struct, kw_only=True):
-    """The body of POST /inference/v1/generate. sampling_params: as render routes return them."""
+    """The body of POST /inference/v1/generate.
+
+    sampling_params: the sampling parameters in the format that the `.../render` routes return.
+    """
 
     token_ids: list[int]
     sampling_params: dict[str, Any]
