@@ -274,7 +274,7 @@ class Model:
 
     def attention(self, hd: int, kv: str) -> tuple[float, float, str]:
         """Return (cycles of products, all cycles, slowest unit) of 32 rows and 256 keys."""
-        # Between two calls of the step function, about 90 other instructions run.
+        # About 90 other instructions run between two calls of step() (attention_matrix.h).
         step: Use = {"tile unit": 4, "loads": 4 * TILE_LINES + 20, "stores": 6}
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32

@@ -36,7 +36,7 @@ AFTER = 2  # tokens of the template after the state: the end of the user's turn
 
 
 def questions_of(count):
-    """Return questions of all types and of several lengths, which differ from the first word on."""
+    """Return questions of all types and lengths; no two begin alike, so none share a prefix."""
     kinds = (
         {
             "type": "choice",

@@ -25,8 +25,8 @@ With --model, streams decode alone (`alone_`), then next to requests without a s
 next to the first request with a schema, when the process starts and loads the tokenizer (`first_`),
 and next to further requests with new schemas, one after another (`compile_`). `gap` is the median
 gap between tokens of the streams alone. The other metrics are gaps divided by `gap`:
-the median, the 95th and 99th percentile and the longest. The cost of a compilation for streams
-is the difference from `compile_` to `free_`; other work on the machine shows in `alone_`.
+the median, the 95th and 99th percentile and the longest. `compile_` minus `free_` is the cost
+of a compilation for the streams. Other work on the machine raises the metrics of `alone_`.
 """
 
 import argparse

@@ -5,10 +5,11 @@ usage: run.py DIR [--gguf FILE.gguf] [--peers vllm llama openvino] [--rounds 5] 
               [--own=OPTION ...]
 
 DIR is a Hugging Face directory, which cpuserve and vLLM serve with bfloat16. With --gguf FILE,
-cpuserve, llama.cpp and OpenVINO run that file, while vLLM still serves DIR; with --from-dir,
-cpuserve serves DIR too, for example with --own=--quantization=int8. Servers are started once,
-because vLLM takes a minute to start, and suspended (SIGSTOP) while another engine is measured,
-so that idle servers use no CPU time. Nothing else may run on the machine:
+cpuserve, llama.cpp and OpenVINO run that file, while vLLM still serves DIR. With --from-dir,
+cpuserve serves DIR instead of the file, for example with --own=--quantization=int8.
+Servers are started once, because vLLM takes a minute to start. While another engine
+is measured, a server is suspended (SIGSTOP), so that it uses no CPU time.
+Nothing else may run on the machine:
 threads of llama.cpp spin, and its rates collapse if they share CPUs. Run install.sh first.
 """
 

@@ -22,8 +22,8 @@ OVERHEAD_STEPS = 10  # decode steps in each round (repetition) of the benchmark
 class Plan:
     """The batch, context and prompt sizes to measure, in sequences and tokens.
 
-    dot: the type of the dot product ("bf16", "int8", "int4" or "f32") whose measured peak rate
-      limits prefill: reports compare the rate of prompts with this peak.
+    dot: a type of dot products ("bf16", "int8", "int4" or "f32"). Their measured peak rate is
+      the limit for prefill, and reports state the rate of prompts as a share of it.
       "" = the type that the model's linear layers use.
     """
 

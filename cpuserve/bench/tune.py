@@ -19,8 +19,8 @@ from cpuserve.platforms.tuned import BlockSizes
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
-# Seconds of one probe: long compared with the start of a step,
-# but short compared with the drift of the machine's speed.
+# Seconds of one probe: long enough that the time to start a step hardly counts,
+# and so short that the speed of the machine (clock, other programs) hardly changes in a probe.
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
 # A new size is used only if its median time over ROUNDS rounds is below GAIN times the old time.

@@ -69,7 +69,11 @@ def size(args: argparse.Namespace) -> int:
 def model_size(
     prepared: Prepared, work: Work, read_bytes_per_s: float, dot_ops_per_s: float
 ) -> ModelSize:
-    """Return the ModelSize that follows from the measured rates of the machine."""
+    """Return a model's memory use and its highest speed at the measured rates of the machine.
+
+    read_bytes_per_s: the memory bandwidth, which limits decode.
+    dot_ops_per_s: the peak rate of dot products, which limits prompts.
+    """
     config = prepared.resolved.config
     layers = kv_layer_bytes(prepared.facts, config.kv_dtype)
     return ModelSize(

@@ -14,8 +14,8 @@ _TCP = re.compile(r"tcp://[^\s/:]+:\d{1,5}|tcp://\[[0-9a-fA-F:]+\]:\d{1,5}")
 class KvEvents(msgspec.Struct, kw_only=True, frozen=True):
     """Publish changes of the prefix cache on a ZeroMQ socket.
 
-    endpoint: address of the PUB socket. As in vLLM,
-      the socket is bound if the address has a wildcard or a path, and connected otherwise.
+    endpoint: address of the PUB socket. As in vLLM, the server binds the socket to an address
+      with a wildcard or a path, and connects it to any other address.
     replay_endpoint: address where subscribers can ask for the last `buffer_steps` batches again.
     hwm: the most batches that wait for a slow subscriber; further batches are dropped.
     max_queue_size: the most batches that wait for the publishing thread;

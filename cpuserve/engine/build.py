@@ -133,8 +133,8 @@ def _with_token_heads(
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """Return the head of a reranker.
 
-    facts: "width" is set to 1, and "asks" to whether the prompt for a query
-    and a document is a question to the model (Qwen3-Reranker).
+    facts: this function sets "width" to 1, and "asks" to True if the prompt asks
+      the model whether a document fits a query (Qwen3-Reranker), otherwise to False.
     """
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.loader.ranking import rank_head

@@ -253,7 +253,7 @@ class EngineCore:
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         role = wanted.role if wanted is not None else "structured_outputs"
-        # The error is in the grammar of a tool in `tools`.
+        # Errors with these prefixes are in the grammar of a tool, so the field `tools` is wrong.
         if error.startswith((OF_FUNCTION, OF_GRAMMAR)):
             role = "tools"
         message = f"{role} cannot be compiled to a grammar: {error}"

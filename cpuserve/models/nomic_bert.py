@@ -31,7 +31,7 @@ KEYS = {
     "rotary_emb_base": "rope_theta",
     "max_trained_positions": "max_position_embeddings",
 }
-# Settings of the published code; all published text models have these values.
+# Settings with one supported value, which all published text models have; others are refused.
 FIXED = {
     "prenorm": False,
     "parallel_block": False,

@@ -118,7 +118,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
       if they are not pinned, written in the same way ("" = any CPU).
     frontend: the CPUs of the front end, "" = any CPU.
     passive_waits: whether waiting threads sleep soon.
-    drawing: a line for each group of cores that share an L3 cache.
+    drawing: lines of text that show the use of each core; cores with a common L3 share a line.
     """
 
     threads: int

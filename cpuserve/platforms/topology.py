@@ -198,8 +198,9 @@ def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
 def take_from_tails(groups: Sequence[Sequence[Core]], count: int) -> list[Core]:
     """Take `count` cores from the ends of the groups, equally many from each group if possible.
 
-    If the number does not divide evenly, the largest groups lose one more core (of equal groups,
-    the last ones). The last core of a group is taken only if no other group has more than one.
+    If the number does not divide evenly, the largest groups lose one more core, and of groups
+    of equal size the later groups.
+    The last core of a group is taken only if no other group has more than one.
     """
     left = [list(group) for group in groups]
     taken: list[Core] = []

@@ -2,9 +2,10 @@
 
 An adapter adds scale * B A x to the result of a linear of x (Hu et al. 2021). To a row of an
 embedding table it adds scale * B a, where a is the row of the same token in a table [vocab, rank]
-of the adapter. The tables of all adapters are one matrix [vocab, in_tables * rank], and the matrix
-B of an adapter is 0 in the columns of other adapters. All adapters of a model have the same rank
-in its Program: matrices of a smaller rank are padded with zeros, which changes no sum.
+of the adapter. The tables of all adapters are one matrix [vocab, in_tables * rank].
+The matrix B of each adapter is 0 in the columns that belong to other adapters.
+All adapters of a model have the same rank in its Program:
+matrices of a smaller rank are padded with zeros, which changes no sum.
 """
 
 from __future__ import annotations

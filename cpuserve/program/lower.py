@@ -149,7 +149,7 @@ class Lowering:
         self.native = self.out.native
         self._matrices: dict[tuple[tuple[str, ...], bool], int] = {}
         self._vectors: dict[object, int] = {}
-        self.tables: dict[str, int] = {}  # the id of each table that rows are looked up in
+        self.tables: dict[str, int] = {}  # lookup table ids by weight name
         self._width = {v.id: v.width for v in program.values}
         self._copies = {v.id: v.copies for v in program.values}
         self._settle_experts()

@@ -1,9 +1,10 @@
 """The experts of nomic-bert as other families store them: with a matrix for each expert.
 
-Published files have all experts of a layer in two matrices [experts * features, width]: w1
-has the rows of up, and w2 the transposes of down. A bias is added to the sum of the experts. Here
-this bias becomes a part of the norm before the experts: a Program applies the norm a second time,
-with this bias, and adds the experts to the result. So no operation has to add a bias to a mixture.
+Published files have all experts of a layer in two matrices [experts * features, width].
+The matrix w1 has the rows of all up projections, and w2 has the down projections, transposed.
+The published model adds a bias to the sum of the experts. Here this bias becomes a part
+of the norm before the experts: a Program applies the norm a second time, with this bias,
+and adds the experts to the result. So no operation has to add a bias to a mixture.
 """
 
 from __future__ import annotations

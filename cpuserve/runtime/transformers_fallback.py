@@ -101,7 +101,7 @@ def load_model(path: Path, dtype: str) -> Any:
 
 
 class PagedModel:
-    """A transformers model that has keys and values in blocks of 32 tokens."""
+    """A transformers model with a paged KV cache: keys and values are in blocks of 32 tokens."""
 
     def __init__(self, model: Any, num_blocks: int) -> None:
         self.cancelled = False

@@ -94,8 +94,8 @@ def fan_out(
 ) -> list[SequenceRequest]:
     """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
 
-    The sequences end with an error after the call's timeout, or after longest_s seconds
-    if that is less. If the call has a seed, sequence k of a prompt uses seed + k.
+    The sequences end with an error after the smaller of the call's timeout and longest_s seconds.
+    If the call has a seed, sequence k of a prompt uses seed + k.
     The first sequence of a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:

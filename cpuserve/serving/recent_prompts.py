@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 MAX_PROMPTS = 256
 MAX_PROMPTS_OF_CALLER = 32
 MAX_BYTES = 1 << 26
-# A prompt ends with the beginning of the response. Templates may write this beginning
-# in another way when the response is a part of the conversation. No client can change that,
-# so differences in the last tokens of an earlier prompt are not reported.
+# A prompt ends with the beginning of the response, such as a header or the start of a thought.
+# Templates may write it differently once the response is an earlier message of the conversation.
+# Clients cannot change that: differences in the last tokens of an earlier prompt are not reported.
 _GENERATION_PROMPT_TOKENS = 16
 # Prompts with fewer equal tokens at the beginning belong to different conversations,
 # unless the end of the earlier prompt is in the later prompt.

@@ -42,7 +42,7 @@ class MediaPart:
     type: the type of the part in the request, such as "input_image".
     noun: the kind of the part in words, such as "an image".
     where: the path of the part in the request's body.
-    data: the bytes in base64.
+    data: the content of the part, in base64.
     url: a data: URL with the bytes, or another URL, which is never fetched.
     media_type: the MIME type, such as "image/png"; "" = unknown.
     detail: the resolution that the client asks for.

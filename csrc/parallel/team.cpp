@@ -53,7 +53,7 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
 }
 
 Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
-  constexpr int kMostSpeed = 1 << 20;  // speed times number of items then fits an int64
+  constexpr int kMostSpeed = 1 << 20;  // speed * (number of items) must fit an int64
   check_argument(speeds.empty() || speeds.size() == static_cast<size_t>(threads), "a team of ",
                  threads, " threads needs one speed for each thread, but got ", speeds.size());
   for (int speed : speeds) {

@@ -68,8 +68,8 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
 void LinearPlan::plan_many_rows(const LinearShape& s) noexcept {
   const int64_t narrowest = std::max(s.grain, std::min<int64_t>(s.tile_panels, 2));
   const int64_t tiles = ceil_div(rows_, s.tile_rows);
-  // The kernels use a K block in L2 for block_rows rows,
-  // and would divide a task that has more rows.
+  // The kernels multiply at most block_rows rows by a K block while it is in L2.
+  // They would divide a task with more rows into parts of that size.
   const int64_t fewest = ceil_div(tiles, std::max<int64_t>(1, s.block_rows / s.tile_rows));
   const int64_t reading = kReadRows * s.tile_rows * s.tile_panels * panels_ / s.threads;
   const int64_t enough = kEnoughTasks * s.threads;

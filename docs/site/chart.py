@@ -13,7 +13,7 @@ from docs.site.svg import box, drawing, text
 
 PAGE = Path(__file__).parents[1] / "performance.md"
 HEADING = "## Compared with other servers"
-# Rows of the chart: (model, the other server in the table, label).
+# Rows of the chart: (model, name of the compared server in the table of the page, label).
 ROWS = (
     ("0.5B shapes", "vLLM 0.32 CPU, bf16", "vLLM 0.32, 0.5B bf16"),
     ("1B shapes", "llama.cpp, Q4_0", "llama.cpp, 1B Q4_0"),

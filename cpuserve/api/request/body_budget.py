@@ -63,7 +63,7 @@ class BodyBudget:
             self.give_back(size)
         else:
             self._waiting.remove(entry)
-            self.give_back(0)  # admit smaller bodies that waited after this one
+            self.give_back(0)  # smaller bodies later in the queue may fit now
 
 
 class Reservation:

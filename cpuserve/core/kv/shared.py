@@ -1,8 +1,8 @@
 """SharedFiles: read-only KV blocks in files that another server has written.
 
 `shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept.
-DIR is a copy of that directory in a container image,
-or the directory itself on a network file system. The keys of its blocks start from the seed in DIR,
+DIR is that directory on a network file system, or a copy of it in a container image.
+The hashes (keys) of its blocks start from the seed in DIR,
 so this tier can be combined with any other tier. The list of files is read once, at the start.
 """
 

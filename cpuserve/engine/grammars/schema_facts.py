@@ -250,7 +250,7 @@ class Reader:
 
     @staticmethod
     def _conditional(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return (JSON pointer in this schema, subschema) of subschemas that bind only some values.
+        """Return (JSON pointer in this schema, subschema) of subschemas for only some values.
 
         These are the subschemas of if, then, else, dependentSchemas and dependencies.
         """

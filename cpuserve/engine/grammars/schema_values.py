@@ -152,7 +152,7 @@ def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer with hundreds of digits
+    except OverflowError:  # an int of hundreds of digits, too large for a double
         return False
 
 

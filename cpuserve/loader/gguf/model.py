@@ -65,7 +65,7 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _intermediate(keys: Keys) -> int:
-    """Return the width of MLPs; the width of an expert if the file has no other (Qwen3.5 MoE)."""
+    """Return the MLP width; without one in the file (Qwen3.5 MoE), the width of an expert."""
     experts = keys.raw("expert_feed_forward_length")
     only = keys.raw("feed_forward_length") is None and experts is not None
     key = "expert_feed_forward_length" if only else "feed_forward_length"

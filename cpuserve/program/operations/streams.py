@@ -216,7 +216,7 @@ class StreamsBuilder(BaseBuilder):
         return out
 
     def _streams(self, x: ValueId, width: int) -> int:
-        """Return the number of streams of x, each `width` wide; ModelError if it has none."""
+        """Return how many streams of `width` columns x has; ModelError if they do not divide x."""
         have = self._width(x)
         if have % width or not 1 <= have // width <= MOST_STREAMS:
             msg = f"{have} columns are not 1 to {MOST_STREAMS} streams of {width}"

@@ -44,7 +44,7 @@ class ToolParser(Protocol):
 
     @property
     def in_thought(self) -> bool:
-        """Whether the text so far ends within a thought."""
+        """Whether the response so far ends inside a thought, before the marker at its end."""
 
     def may_stop(self, char: str) -> bool:
         """Return whether the next character may be a part of a stop string.

@@ -94,7 +94,7 @@ class HarmonyParser(CallParser):
         self._state = self._in_body if around is not None and around.continues else self._in_header
         self._shows = True  # whether the client gets the text of the message
         self._thinks = False  # whether the message is a thought
-        self._ends_open = False  # the response ended within a call with a text as arguments
+        self._ends_open = False  # whether the response ended inside a custom tool call
         self._pieces = self.push(opening)
 
     def _at_marker(self, marker: str) -> None:

@@ -215,7 +215,7 @@ class LayoutFormat:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of the response."""
         layout = self.layout
         before = lark(layout.opening) if whole else ""
         if not whole and function is None and layout.opening.endswith(" "):

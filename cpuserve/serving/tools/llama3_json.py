@@ -62,7 +62,7 @@ class Llama3Json:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of the response."""
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""

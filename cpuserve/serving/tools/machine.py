@@ -169,7 +169,7 @@ class CallParser(ABC):
         before, self._held = held[:at], held[at + len(marker) :]
         if marker in self._drops:
             self._say(before)
-            self._unsaid, self._in_words = "", False  # a line break will divide the two texts
+            self._unsaid, self._in_words = "", False  # a line break will follow `before`
             return True
         if marker != tag:
             text = before.removesuffix(self._around.gap)

@@ -302,7 +302,8 @@ class Renderer:
             if lost.timeout:
                 self._end()
                 return False
-            try:  # forks end just before their server, so only a reply shows that it lives
+            # A dying server ends its forks just before itself: only a reply shows that it runs.
+            try:
                 self._idle.append(server.fork())
             except RenderProcessLost:
                 self._end()

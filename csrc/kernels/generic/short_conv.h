@@ -14,7 +14,7 @@ struct ShortConvArgs {
   const float* x;
   int64_t x_stride;
   const float* before;  // the taps - 1 inputs before the first row, oldest input first
-  const float* weight;  // weights [taps][channels], for the oldest input first
+  const float* weight;  // [taps][channels], the weights of the oldest input first
   const float* bias;    // [channels] or nullptr
   bool silu;
   int32_t taps;  // 1 to kMaxTaps

@@ -72,8 +72,8 @@ inline int64_t recurrent_open_floats(const RecurrentShape& s) {
 // - u of the chunk [16][padded value_width]
 // - kRecurrentSums rows of products of a state and a vector
 // - five matrices [16][16] with a number for each pair of rows
-// - if by_row, 49 rows [padded key_width]: 16 rows each of exp(G_t) k_t, exp(G_t) q_t and
-//   exp(G_end - G_t) k_t, then exp(G_end), where G_end is G at the end of the chunk
+// - if by_row, 49 rows [padded key_width]. 16 rows each are exp(G_t) k_t, exp(G_t) q_t and
+//   exp(G_end - G_t) k_t; the last row is exp(G_end), with G_end the G_t of the last token
 // - a cache line, so that the other parts can be aligned
 constexpr int64_t kRecurrentSums = 48;
 inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {

@@ -65,8 +65,8 @@ template <int T>
 CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C += A B in bf16. The products of the even elements of K are one chain of additions, the products
-// of the odd elements are another chain, and the sum of the two chains is added to C.
+// C += A B in bf16. One chain of additions sums the products of the even elements of K,
+// another chain sums the products of the odd elements, and both sums together are added to C.
 template <int C, int A, int B>
 CPUSERVE_INLINE void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

@@ -61,13 +61,13 @@ inline Accesses accesses(const PoolIndexOp& op, const Program&) {
 // then -1: the positions of the `keep` index keys with the highest scores, and the positions
 // after the last whole pool. A row that sees at most `out.width` keys selects all of them. An index
 // key belongs to `pool` tokens. Its score is the sum over heads of weight * max(0, query . key),
-// where all weights are 1 without `weights`. Of index keys with equal scores,
-// the keys at lower positions are selected.
+// where all weights are 1 without `weights`.
+// If index keys have equal scores, the keys at lower positions are selected first.
 struct SelectKeysOp {
   static constexpr const char* kName = "select_keys";
   Id q, weights, out, layer;
   int32_t heads, keep, pool;
-  int32_t width = 0;  // columns of an index key, which prepare() computes
+  int32_t width = 0;  // the elements of an index key; prepare() sets it
 
   static constexpr auto fields() {
     return std::make_tuple(field("q", &SelectKeysOp::q), field("weights", &SelectKeysOp::weights),

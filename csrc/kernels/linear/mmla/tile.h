@@ -56,8 +56,8 @@ CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   }
 }
 
-// Interleaves `steps` steps of K (rounded up to an even number) of two rows: for each step 8 bytes
-// of the first row, then 8 bytes of the second row. Steps begin `stride` bytes apart in `to`.
+// Interleaves two rows of activations. A step of K is 8 bytes: `to` gets one step of the first row,
+// then one of the second, in each of `steps` (rounded up to even) places `stride` bytes apart.
 CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
                                 uint8_t* to, size_t stride) {
   for (int64_t s = 0; s < steps; s += 2, to += 2 * stride) {

@@ -25,9 +25,9 @@ constexpr int kSpanStrips = 4;
 // 128 lines of 64 bytes take 8 KB.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
 // The number of unpacked lines of one panel in a K block, for other group kinds: 64 lines,
-// so that the lines of two panels take 8 KB together. L1 has 48 KB, and must also hold 16 KB
-// of integer sums of groups, 4 KB of fp32 sums and 8 KB of the rows of a job. On Granite Rapids,
-// blocks of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of w4m_g128.
+// so that two panels take 8 KB. The other data in L1 (48 KB) are 16 KB of integer sums of groups,
+// 4 KB of fp32 sums and 8 KB of activation rows. On Granite Rapids, K blocks
+// of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of w4m_g128.
 constexpr int64_t kPairBlockLines = kGroupBlockLines / 2;
 
 // The sums of a group as AMX tiles store them: integers, or the bits of floats.
