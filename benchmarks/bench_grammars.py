@@ -239,7 +239,7 @@ def batches(process, texts, grammars):
     steps = []
     for i, (documents, grammar) in enumerate(zip(texts, grammars, strict=True)):
         rows = []
-        for text in documents:  # the mask after the last token would allow an end alone
+        for text in documents:  # no mask after the last token: it allows only the end
             rows += [
                 Row(i, grammar, i, text[k - 1 : k] if k else [], k == 0, [])
                 for k in range(len(text))

@@ -29,8 +29,8 @@ PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
 # A longer message keeps its first MAX_CHARS characters, a longer traceback its last MAX_CHARS.
 MAX_CHARS = 8000
-# After a flood of records from a place in the code, the number of records
-# that were left out is written when the place has written nothing for this number of seconds.
+# A place in the code that floods the log gets records left out. The log gets the number
+# of omitted records once this place has written nothing for this number of seconds.
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")

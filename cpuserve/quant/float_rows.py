@@ -96,7 +96,7 @@ def nvfp4_rows(pairs: Bytes, small: Bytes, scale: Float32) -> Bytes:
 
 
 def dequantize(tensor: QuantTensor) -> Float32:
-    """Return an fp32 copy of a tensor of one of these types, of the shape `tensor.shape`."""
+    """Return an fp32 copy of a tensor of one of these types, with its shape."""
     values, scale, group = read_values(tensor)
     spread = np.repeat(scale, group, axis=1)[:, : values.shape[1]]
     return (values * spread).reshape(tensor.shape)

@@ -45,7 +45,8 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.
     top_n_sigma: keep logits that are at most this number of standard deviations below the largest.
     dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0)
-      to temperature + range (at the maximum entropy), by (entropy / maximum) ** exponent.
+      to temperature + range (at the maximum entropy). The position between these two
+      is (entropy / maximum entropy) ** exponent.
     xtc_probability, xtc_threshold: with this probability, drop all tokens that reach the threshold,
       except the least likely of these tokens.
     repeat_last_n: penalties count only the last tokens of prompt and output;

@@ -102,7 +102,7 @@ class HarmonyParser(CallParser):
 
     @property
     def in_thought(self) -> bool:
-        """Whether the text so far ends within a thought."""
+        """Whether the response so far ends inside a thought, before the marker at its end."""
         return self._thinks and self._state == self._in_body
 
     def may_stop(self, char: str) -> bool:

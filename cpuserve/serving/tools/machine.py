@@ -110,7 +110,7 @@ class CallParser(ABC):
 
     @property
     def in_thought(self) -> bool:
-        """Whether the text so far ends within a thought."""
+        """Whether the response so far ends inside a thought, before the marker at its end."""
         return self._state == self._in_thought
 
     def may_stop(self, char: str) -> bool:

@@ -44,7 +44,7 @@ CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
 CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
-// Writes the codes of n values, and zeros up to hd. Returns the scale:
+// Writes the codes of n values, and zeros from n to hd. Returns the scale of the values:
 // a value is the scale times the number that Kv::load reads from its code. A NaN or infinity
 // in x makes the scale NaN, because results would otherwise be wrong without notice.
 template <class Kv>

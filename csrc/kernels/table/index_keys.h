@@ -44,8 +44,8 @@ inline size_t score_index_scratch(int32_t heads, int32_t width, int32_t pool) {
 
 // Computes the keys of pools [first, last) of a sequence, and stores them in `to`. A pool is `pool`
 // consecutive tokens. The row of a token in `raw` has a key and, if `ape` is given, a gate for each
-// column. The key of a pool is the mean of the keys of its tokens, with gates a mean weighted
-// by the softmax of gate + ape in each column. It is normalized (RMS norm) if `norm` is given, then
+// column. The key of a pool is the mean of the keys of its tokens. If there are gates, each column
+// weights the mean by the softmax of gate + ape. With `norm` the key gets an RMS norm. Then it is
 // rotated by the angle of the pool's first token. The row of token i gets part i of its columns.
 struct PoolIndexArgs {
   KvLayer raw, to;

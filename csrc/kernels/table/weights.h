@@ -67,7 +67,7 @@ namespace cpuserve {
 //   OWN(name, source, weights, bytes, family)
 //     a kind that is packed from one source type only and keeps its codes. A source row
 //     consists of whole blocks of `weights` weights in `bytes` bytes.
-//     No other kind is packed from this source type.
+//     No other weight kind is packed from `source`.
 // family: the class with the kernels of the kind, which only ISA units include (linear/kinds.h).
 // clang-format off: so that a new line does not move the columns of the other lines
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
