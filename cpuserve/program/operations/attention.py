@@ -413,11 +413,21 @@ class AttentionBuilder(BaseBuilder):
             msg = f"layer {layer}: its cache has a window of {cache.window}, not {window}"
             raise ModelError(msg)
         out = self._value(f"layers.{layer}.attention", q_heads * d)
-        heads = (q_heads, kv_heads, d)
-        scale = d**-0.5 if scale is None else scale
-        more = (scale, window, softcap, sinks, alibi)
-        keep = 0 if selection is None else self._width(selection)
-        attention = Attention(qkv, out, layer, *heads, *more, selection=selection, keep=keep)
+        attention = Attention(
+            qkv,
+            out,
+            layer,
+            q_heads,
+            kv_heads,
+            d,
+            d**-0.5 if scale is None else scale,
+            window,
+            softcap,
+            sinks,
+            alibi,
+            selection=selection,
+            keep=0 if selection is None else self._width(selection),
+        )
         self._ops.append(attention)
         self._cache[layer] = replace(cache, window=window)
         return out

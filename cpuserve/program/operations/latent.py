@@ -228,8 +228,8 @@ class LatentBuilder(IndexerBuilder):
         self._cache.append(CacheLayer(1, width, width, latent=True))
         rows = self._value(f"{at}.attention", heads * width)
         keep = 0 if selection is None else self._width(selection)
-        sizes = (layer, heads, 1, width, scale)
-        self._ops.append(Attention(queries, rows, *sizes, selection=selection, keep=keep))
+        one = (layer, heads, 1, width)
+        self._ops.append(Attention(queries, rows, *one, scale, selection=selection, keep=keep))
         out = self._value(f"{at}.values", heads * values)
         self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
         return out
