@@ -49,7 +49,7 @@ VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
 class Trial:
     """One tried value of a work size, measured with a certain number of matrix rows.
 
-    ratio: the time with this value divided by the time with the previous value.
+    ratio: the time with this value divided by the time with the best value before.
     kept: whether the new value is used from now on.
     """
 

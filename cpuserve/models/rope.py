@@ -198,7 +198,8 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return a LongRoPE: each frequency divided by its factor; cos and sin times another one.
+    """Return a LongRoPE: each frequency is divided by a factor of its own, and one attention
+    factor multiplies cos and sin.
 
     Sequences beyond the original context have other factors.
     The KV cache has keys that are already rotated,

@@ -40,7 +40,9 @@ def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> 
 
 
 def alibi_slopes(heads: int) -> Float32:
-    """Return the standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, else interleaved.
+    """Return the standard ALiBi slopes [heads]: first 2^(-8 i / n) for i = 1 .. n.
+
+    n is the largest power of two <= heads; further heads get every second slope of 2 n heads.
 
     Source: Press et al., "Train Short, Test Long", 2022.
     """

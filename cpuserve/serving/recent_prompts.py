@@ -215,7 +215,9 @@ def as_shown(found: PromptDifference | None, caller: str, known: str) -> PromptD
 
 
 def difference(before: RecentPrompt, now: RecentPrompt, decode: Decode) -> PromptDifference | None:
-    """Return what differs between two prompts; None if `now` has all tokens of `before`.
+    """Return what differs between two prompts; None if `now` begins with `before`.
+
+    The generation prompt at the end of `before` may differ; the scope may not.
 
     decode: returns the text of token ids.
     """

@@ -81,7 +81,7 @@ def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, voc
 def with_own_sampler_ids(
     params: SamplingParams, tokenizer: Tokenizer, vocab: int
 ) -> SamplingParams:
-    """Return `params` with the ids that its samplers need; the given object does not change."""
+    """Return `params` with the token ids that its samplers need; `params` itself stays as it is."""
     if not reads_vocabulary(params):
         return params
     own = msgspec.structs.replace(params)

@@ -49,7 +49,7 @@ def diagnostics_of(
 ) -> Diagnostics | None | msgspec.UnsetType:
     """Return the member `diagnostics`: UNSET if not requested.
 
-    None = the request has no earlier id, or the prompts agree.
+    None = the request names no earlier message, or its prompt begins with that message's prompt.
     """
     if asked is None:
         return msgspec.UNSET

@@ -1,4 +1,4 @@
-"""The field `options` of requests; created models have the same fields as `parameters`."""
+"""The fields in `options` of a request; a created model has these fields in `parameters`."""
 
 from __future__ import annotations
 

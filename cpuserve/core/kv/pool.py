@@ -182,7 +182,7 @@ class BlockPool:
     def _move_before(
         self, oldest: BlockId, block: BlockId, victims: OrderedDict[BlockId, int]
     ) -> None:
-        """Move `block` to the front of `victims`, before `oldest`, which is now the first block."""
+        """Make `block` the first of `victims`, so that it is evicted before the block `oldest`."""
         released = victims[oldest]
         del self._cached[self._level[block]][block]
         self._level[block] = self._level[oldest]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The kernels read index keys in whole vectors.
 INDEX_GROUP = 16
-BLOCK = 32  # tokens of a KV block, which pools must not cross: kBlock in csrc/kernels/table
+BLOCK = 32  # tokens of a KV block (kBlock in csrc); the tokens of a pool must be in one block
 
 
 class StoreIndexKeys(Op, frozen=True):

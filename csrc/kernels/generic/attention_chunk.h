@@ -37,7 +37,7 @@ struct Fetch {
   size_t bytes;           // bytes of a piece
   const uint8_t* idle;    // the cache line to prefetch after the last piece
 };
-constexpr int kLead = 2;  // data is prefetched this many pieces before its use: one strip of keys
+constexpr int kLead = 2;  // each piece is prefetched while the piece kLead before it is in use
 
 static inline void begin_piece(Fetch& f, int index, size_t into) {
   f.index = index;

@@ -78,7 +78,7 @@ class TileFetch {
   }
 
  private:
-  // Begins a turn (UnitShare). Returns the address to prefetch from if the turn prefetches.
+  // Begins a turn (`every` units of K). If it prefetches, returns the address to prefetch.
   // Otherwise returns `used`, the address of weights that the tile has just read: they are in L1,
   // so prefetching them costs nothing. (A tile without prefetches would need code of its own.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {

@@ -13,8 +13,8 @@ namespace {
 // of a task: with fewer heads, copying the keys of a task takes longer than multiplying them.
 constexpr int64_t kTasksPerThread = 2, kLeastSelectedRows = 8;
 
-// Returns the offset in the scratch of copies of selected keys: after the scratch of the kernel and
-// the values of a chunk in a latent layer.
+// Returns where in the scratch the copies of selected keys begin: after the scratch of the kernel,
+// and in a latent layer after the values of an attention chunk, too.
 size_t copies_at(bool latent, KvType type, int32_t hd_pad) {
   return kAttentionScratch + (latent ? kv_chunk_bytes(type, hd_pad) : 0);
 }
