@@ -21,7 +21,7 @@ Data = list[float] | list[list[float]]
 TOKEN_TASKS = ("token_embed", "token_classify")
 # Tasks of models with the heads of BGE-M3, which compute several results in one pass.
 BOTH, ALL = "embed&token_classify", "embed&token_embed&token_classify"
-# The kinds of vectors (SamplingParams) of each task: with its activation, and without it.
+# For each task, the `vectors` of SamplingParams with its activation or scaling, and without.
 _KINDS = {
     "embed": ("", "plain"),
     "token_embed": ("unit_tokens", "tokens"),

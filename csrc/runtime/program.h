@@ -86,7 +86,7 @@ class Program {
   Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
-  // Adds a matrix with `gathered` set; only EmbedOp can use it.
+  // Adds a table of rows that EmbedOp looks up by id; no linear can use it.
   Id add_table(std::string name, WeightKind kind, int64_t n, int64_t k);
   size_t packed_bytes(WeightKind kind, int64_t n,
                       int64_t k) const;  // returns the bytes of a packed matrix [n, k]

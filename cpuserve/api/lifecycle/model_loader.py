@@ -80,7 +80,7 @@ class ModelLoader:
             return self._prepare(promised_bytes)
 
     def _start(self, prepared: Prepared) -> ReplicaClient:
-        """Start the engines on the event loop's thread, because an engine ends with its thread."""
+        """Start the engines in the thread of the event loop: Linux ends them when it ends."""
         with on_cpus(self._spare.cpus):
             restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart, spare=self._spare)

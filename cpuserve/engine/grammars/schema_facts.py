@@ -374,7 +374,8 @@ class Reader:
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
     """Whether these facts prove that no value fits both `left` and `right`.
 
-    beside: other members that a value may have if `left` and `right` are closed; None = not closed.
+    beside: further members that a value may have where a schema `closes` its objects; with None,
+      only schemas that are `closed` by themselves forbid members.
     """
     for one, other in ((left, right), (right, left)):
         for group in one.branches:
