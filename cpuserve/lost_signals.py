@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Seconds until the signal is sent again, in which the finalizer can end.
+# Seconds from a dropped exception to the next signal; the finalizer can end meanwhile.
 # If the signal arrives in another finalizer, it is sent once more.
 _AGAIN_S = 0.01
 

@@ -25,7 +25,7 @@ _UNREAD = "pooler.dense"  # computing embeddings does not need this linear
 
 
 class TaskAdapters:
-    """The adapters for tasks in a checkpoint, whose files are read once for all tasks."""
+    """The task adapters of a checkpoint; each file is read once for all tasks."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         """config: of the checkpoint at `path`; ModelError if its tasks or files are broken."""

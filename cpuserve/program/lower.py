@@ -200,7 +200,7 @@ class Lowering:
         return act_format(self.kind_of(weight), self.activation_bits)
 
     def read_format(self, weight: str) -> str:
-        """Return the best row format for a value that only the matrix `weight` multiplies."""
+        """Return the best row format for activations that only the matrix `weight` reads."""
         return self.act_format(weight) if self.order(weight) is None else "f32"
 
     def take(self, width: int, fmt: str, copies: int = 1) -> int:

@@ -215,7 +215,7 @@ class PackedCache:
             return line + "all of them fit in memory, and are read from the disk once"
         line += f"about {format_bytes(kept)} of them stay in memory. "
         # The weights that every token reads stay in memory.
-        # The other part of the `kept` bytes of memory holds experts.
+        # The rest of the `kept` bytes of memory holds experts.
         always = size - lowered.expert_bytes
         share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
         a_token = lowered.expert_read_bytes * share + max(0, always - kept)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cpuserve.config.server import ServerOptions
 
 # A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes up to 64 bytes,
-# when many short messages escape all non-ASCII characters. LEAST_BODY_BYTES allows for requests
-# with many prompts or long lists of token ids: their size is independent of the context.
+# when many short messages escape all non-ASCII characters. LEAST_BODY_BYTES allows for bodies
+# with many prompts or long lists of token ids, which the context length does not bound.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
 LEAST_HELD_BYTES = 32 << 20

@@ -88,8 +88,8 @@ class Ranks {
     return rank;
   }
   // Returns the rank that owns item `item` of `items`: the rank of the thread that computes
-  // the middle of the item. For few items (KV heads), of which several threads may each compute
-  // a part, so that all threads get equal work.
+  // the middle of the item. It is meant for few items (KV heads): several threads may each compute
+  // a part of an item, so that all threads get equal work.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;
     while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;

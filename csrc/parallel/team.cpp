@@ -63,7 +63,7 @@ Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
   return Speeds(speeds);
 }
 
-// Returns the core complex of each thread, numbered from 0 in the order in which they first occur.
+// Returns the core complex of each thread, numbered from 0 in order of first occurrence.
 std::vector<int> numbered_complexes(int threads, const std::vector<int>& complexes) {
   if (complexes.empty()) return std::vector<int>(static_cast<size_t>(threads));
   check_argument(complexes.size() == static_cast<size_t>(threads), "a team of ", threads,

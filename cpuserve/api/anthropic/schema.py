@@ -76,7 +76,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 
 
 class ServerToolUseBlock(msgspec.Struct, tag_field="type", tag="server_tool_use"):
-    """A call of the tool search, which this server runs; its members are as in ToolUseBlock."""
+    """A call of the tool search, which this server runs; it has the members of ToolUseBlock."""
 
     id: str
     name: str

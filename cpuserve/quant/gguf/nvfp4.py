@@ -43,7 +43,7 @@ NO_NUMBER = 255
 
 
 class Factors:
-    """The fp32 factors by which NVFP4 matrices are multiplied, read from a checkpoint."""
+    """The fp32 factors of the NVFP4 matrices in a checkpoint."""
 
     def __init__(self, store: TensorStore) -> None:
         """Raise ModelError for factors that do not fit; log if there are input scales."""

@@ -1,4 +1,4 @@
-"""The parts by which texts of templates are compared: tags, words and other characters."""
+"""Splits texts of templates into tags, words and other characters, to compare them."""
 
 from __future__ import annotations
 

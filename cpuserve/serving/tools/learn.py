@@ -268,7 +268,7 @@ def _gap(spoken: str | None) -> str:
 def _reads(
     found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
-    """Return whether the parser of `found` finds exactly this text and the calls in `answer`.
+    """Return whether the parser of `found` reads this text and these tool calls in `answer`.
 
     None if `answer` is None. The text may be missing, as some templates drop text before calls.
     """

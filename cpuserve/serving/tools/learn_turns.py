@@ -52,13 +52,13 @@ def end_of(rendered: str, said: str, turns: Turns) -> str:
     return rest[:at].rstrip() if at >= 0 else ""
 
 
-def _begun(prompt: str, behind: str) -> str:
-    """Return the end of `prompt` that is also in `behind`, so it begins a header; "" if none."""
+def _begun(prompt: str, after: str) -> str:
+    """Return the end of `prompt` that begins a header, as it is in `after` too; "" if none."""
     found = ""
     for atom in reversed(atoms(prompt[-_LONGEST:])):
-        if atom + found not in behind:
+        if atom + found not in after:
             break
         found = atom + found
         if len(atom) > 1 and atom[0] in "<[":  # a header has only one tag, at its beginning
-            return found if behind.count(found) == 1 else ""
+            return found if after.count(found) == 1 else ""
     return found if len(found) > 1 and not re.search(r"[\w\s]", found) else ""

@@ -69,7 +69,7 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
 }
 
 // Computes a linear for few rows: in one pass over the weights, limited by memory.
-// Every cache line of the weights is prefetched before its use, also across the end of a panel.
+// Every cache line of the weights is prefetched before its use, even if it is in the next panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;

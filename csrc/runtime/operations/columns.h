@@ -85,7 +85,7 @@ void run(const ScaleOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleOp& op, const Program&) { return changes({}, op.x); }
 
 // Copies columns of x, from `column` on, to the first columns of out.
-// If `more` is not kNone, all columns of the value `more` become the last columns of out.
+// If the id `more` is not kNone, the columns of that value follow them in out.
 struct ColumnsOp {
   static constexpr const char* kName = "columns";
   Id x, more, out;

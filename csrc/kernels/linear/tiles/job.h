@@ -44,8 +44,8 @@ struct TileScratch {
 static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
 // Prefetches `left` lines of one panel from `at` on to L2: a_step lines with every step of a job
-// along K. If `second` is not 0, also prefetches the lines `second` bytes after these lines,
-// which belong to a second panel. The last step may prefetch a few more lines.
+// along K. If `second` is not 0, it prefetches as many lines of a second panel,
+// which begin `second` bytes later. The last step may prefetch a few more lines.
 struct PairFetch {
   const uint8_t* at = nullptr;
   int64_t left = 0, a_step = 0, second = 0;
