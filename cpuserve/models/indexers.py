@@ -41,6 +41,20 @@ class Indexer(TypedDict):
     pool: int
 
 
+def selects_all(
+    spec: ModelSpec, most: int, pool: int, keys: tuple[str, str] = ("index_topk", "index_kpool")
+) -> bool:
+    """Return whether an indexer that selects `most` tokens in whole pools never leaves out a key.
+
+    keys: the config keys of `most` and `pool`.
+
+    Raises ModelError unless `most` is a multiple of `pool`.
+    """
+    if most % pool:
+        refuse(keys[0], most, f"a multiple of {keys[1]} ({pool})")
+    return most + pool - 1 >= spec.max_position  # the tokens after the last whole pool are read too
+
+
 def read_indexer(
     spec: ModelSpec, config: Mapping[str, Any], *, heads: int = 64, pool: int = 1
 ) -> ModelSpec:
@@ -51,9 +65,7 @@ def read_indexer(
     Raises ModelError without q_lora_rank: an indexer computes its queries from low-rank queries.
     """
     most = read_int(config, "index_topk", 2048)
-    if most % pool:
-        refuse("index_topk", most, f"a multiple of index_kpool ({pool})")
-    if most + pool - 1 >= spec.max_position:
+    if selects_all(spec, most, pool):
         return spec
     if not spec.extra["q_rank"]:
         refuse("q_lora_rank", None, "a number, since the indexer makes queries of the low rank")

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.indexers import Indexer, leave_indexer, select_blocks
+from cpuserve.models.indexers import Indexer, leave_indexer, select_blocks, selects_all
 from cpuserve.models.llama import finish_decoder, read_decoder
 from cpuserve.models.ngrams import hash_multipliers, part_rows, prime_sizes
 from cpuserve.models.qwen3_moe import add_shared_expert
@@ -150,11 +150,10 @@ def _with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         return spec
     numbers = {key: read_int(config, key) for key in INDEXER_KEYS}
     most, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
-    if most % block:
-        refuse("indexer_budget", most, f"a multiple of indexer_compress_ratio ({block})")
+    every = selects_all(spec, most, block, ("indexer_budget", "indexer_compress_ratio"))
     if numbers["indexer_kv_heads"] != 1:
         refuse("indexer_kv_heads", numbers["indexer_kv_heads"], "1")
-    if most + block - 1 >= spec.max_position:
+    if every:
         return spec
     indexer = Indexer(
         heads=numbers["indexer_n_heads"],
