@@ -304,10 +304,11 @@ class Renderer:
                 return False
             # A dying server ends its forks just before itself: only a reply shows that it runs.
             try:
-                self._idle.append(server.fork())
+                fork = server.fork()
             except RenderProcessLost:
                 self._end()
                 return True
+        self._put_back(fork, keep=True)
         return False
 
     def _end(self) -> None:
