@@ -112,7 +112,7 @@ void select_highest(const float* scores, int64_t n, int64_t keep, int32_t pool, 
 }
 
 size_t selected_bytes(const KvLayer& kv, int64_t keys) {
-  const auto blocks = static_cast<size_t>(selected_blocks(keys));
+  const auto blocks = static_cast<size_t>(ceil_div(keys, kBlock));
   return blocks * block_bytes(kv) + (blocks * sizeof(int32_t) + 63) / 64 * 64;
 }
 
@@ -125,7 +125,7 @@ SelectedKeys copy_selected(const KvLayer& kv, int head, const int32_t* block_tab
   copy.slab_stride = kSlabBlocks * block;
   copy.head_stride = 0;
   if (kv.value_offset) copy.value_offset = half;
-  const int64_t blocks = selected_blocks(n);
+  const int64_t blocks = ceil_div(n, kBlock);
   for (int64_t i = 0; i < n; i++) {
     const auto position = static_cast<int64_t>(positions[i]);
     const uint8_t* from = kv_block(kv, block_table[position / kBlock], head);

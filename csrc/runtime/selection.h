@@ -38,9 +38,6 @@ constexpr size_t kSelectScratch = 2048 * sizeof(int32_t);  // bytes of scratch o
 void select_highest(const float* scores, int64_t n, int64_t keep, int32_t pool, float* out,
                     void* scratch) noexcept;
 
-// The number of blocks of 32 keys that `keys` selected keys take.
-inline int64_t selected_blocks(int64_t keys) { return (keys + kBlock - 1) / kBlock; }
-
 // Returns the bytes of memory for copies of `keys` keys and values of one head, and for the block
 // table of these copies.
 size_t selected_bytes(const KvLayer& kv, int64_t keys);
