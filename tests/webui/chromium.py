@@ -34,6 +34,8 @@ class Browser:
         command = [
             str(executable()),
             "--headless=new",
+            # IndexedDB is kept in memory: on a disk, it waits for the disk's other writers.
+            "--incognito",
             "--remote-debugging-pipe",
             "--no-sandbox",
             "--disable-gpu",
