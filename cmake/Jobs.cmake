@@ -1,6 +1,6 @@
 # The number of compilers that may run at once: MAX_JOBS if set, else CMAKE_BUILD_PARALLEL_LEVEL if
 # set, else min(cores, available memory / 768 MB). Every translation unit takes less than 768 MB:
-# with gcc 12 the bindings of the executor take 689 MB, and the largest ISA level, avx512, 523 MB. A
+# with gcc 12 the bindings of the executor take 688 MB, and the largest ISA level, avx512, 676 MB. A
 # Ninja job pool enforces this number, whatever -j the caller (pip, scikit-build-core) passes.
 set(CPUSERVE_MB_PER_JOB 768)
 
