@@ -84,7 +84,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
     linear: the sizes of tiles and blocks for each weight kind.
-    source: "caches" (of the first compute core; *_rows and near_blocks follow from the vendor
+    source: "caches" (of the first compute core; *_rows and near_* follow from the vendor
       of the CPU), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
 
     `sizes` has these numbers:
@@ -100,6 +100,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     near_blocks: 1 = with few rows, or int8 weights with one scale per output (w8_channel),
       a K block stays in L1, and the next block is prefetched to L2;
       0 = the block stays in L2, and the next block is prefetched to L1.
+    near_keys: 1 = attention of a token prefetches keys and values to L1; 0 = to L2.
     attention_bytes: bytes of attention scratch that stay in L2.
     """
 
@@ -191,7 +192,11 @@ def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
     far = f"vectors fetch weights to L2 for up to {sizes['far_pass_rows']} rows, to L1 for more"
     near = "L1" if sizes["near_blocks"] else "L2"
     vendor = source["tuned"] if work.source == "tuned" else "by the CPU's vendor"
-    yield "", f"rows in one pass: {rows}; {far}; K blocks of few rows stay in {near}: {vendor}"
+    keys = f"keys are fetched to {'L1' if sizes['near_keys'] else 'L2'}"
+    yield (
+        "",
+        f"rows in one pass: {rows}; {far}; K blocks of few rows stay in {near}; {keys}: {vendor}",
+    )
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:

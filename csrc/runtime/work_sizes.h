@@ -19,13 +19,11 @@ struct WorkSizeField {
   const char* name;
   int32_t WorkSizes::*value;
 };
-constexpr WorkSizeField kWorkSizeFields[] = {{"strip_bytes", &WorkSizes::strip_bytes},
-                                             {"rows", &WorkSizes::rows},
-                                             {"near_bytes", &WorkSizes::near_bytes},
-                                             {"ahead_bytes", &WorkSizes::ahead_bytes},
-                                             {"float_pass_rows", &WorkSizes::float_pass_rows},
-                                             {"far_pass_rows", &WorkSizes::far_pass_rows},
-                                             {"near_blocks", &WorkSizes::near_blocks},
-                                             {"attention_bytes", &WorkSizes::attention_bytes}};
+constexpr WorkSizeField kWorkSizeFields[] = {
+    {"strip_bytes", &WorkSizes::strip_bytes},         {"rows", &WorkSizes::rows},
+    {"near_bytes", &WorkSizes::near_bytes},           {"ahead_bytes", &WorkSizes::ahead_bytes},
+    {"float_pass_rows", &WorkSizes::float_pass_rows}, {"far_pass_rows", &WorkSizes::far_pass_rows},
+    {"near_blocks", &WorkSizes::near_blocks},         {"near_keys", &WorkSizes::near_keys},
+    {"attention_bytes", &WorkSizes::attention_bytes}};
 
 }  // namespace cpuserve

@@ -247,8 +247,8 @@ def test_a_thread_limit_of_openmp_below_the_plan_is_found():
 @pytest.mark.parametrize(
     ("far", "near", "said"),
     [
-        (3, 1, "up to 3 rows, to L1 for more; K blocks of few rows stay in L1"),
-        (16, 0, "up to 16 rows, to L1 for more; K blocks of few rows stay in L2"),
+        (3, 1, "3 rows, to L1 for more; K blocks of few rows stay in L1; keys are fetched to L1"),
+        (16, 0, "16 rows, to L1 for more; K blocks of few rows stay in L2; keys are fetched to L2"),
     ],
 )
 def test_work_says_where_weights_are_fetched_to(far, near, said):
@@ -257,10 +257,10 @@ def test_work_says_where_weights_are_fetched_to(far, near, said):
     work = WorkReport(
         isa_level="avx512_bf16",
         caches=CacheReport(l1d=32 << 10, l2=1 << 20),
-        sizes={**sizes, "far_pass_rows": far, "near_blocks": near},
+        sizes={**sizes, "far_pass_rows": far, "near_blocks": near, "near_keys": near},
         source="caches",
         linear=dict.fromkeys(("dense_bf16", "w8_channel", "w4m_g128"), of),
     )
     line = list(render_work(work))[-1][1]
-    assert said in line
+    assert f"up to {said}" in line
     assert line.startswith("rows in one pass: bf16 12, int8 12, 4 bits 12; ")

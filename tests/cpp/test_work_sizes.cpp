@@ -91,15 +91,17 @@ TEST(cores_of_intel_take_fewer_float_rows_in_one_pass) {
   EXPECT(same(intel, work_sizes_for(caches, "another")));
 }
 
-TEST(cores_of_amd_fetch_passes_to_l2_and_keep_blocks_there) {
+TEST(cores_of_amd_fetch_passes_and_keys_to_l2_and_keep_blocks_there) {
   for (const CacheSizes& caches : {CacheSizes{32 << 10, 1 << 20, 0}, CacheSizes{}}) {
     WorkSizes amd = work_sizes_for(caches, "AuthenticAMD");
     const WorkSizes other = work_sizes_for(caches, "another");
     EXPECT(!refused(amd));
-    EXPECT(amd.float_pass_rows == 12 && amd.far_pass_rows == kMostPassRows && amd.near_blocks == 0);
+    EXPECT(amd.float_pass_rows == 12 && amd.far_pass_rows == kMostPassRows);
+    EXPECT(amd.near_blocks == 0 && amd.near_keys == 0);
     amd.float_pass_rows = other.float_pass_rows;
     amd.far_pass_rows = other.far_pass_rows;
     amd.near_blocks = other.near_blocks;
+    amd.near_keys = other.near_keys;
     EXPECT(same(amd, other));
   }
 }

@@ -87,6 +87,7 @@ def test_work_sizes_change_no_bit(model, kind):
         "float_pass_rows": 1,
         "far_pass_rows": 0,
         "near_blocks": 0,
+        "near_keys": 0,
     }
 
     def both(m):

@@ -441,6 +441,7 @@ static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t firs
   const bool dense = n <= Kv::kMostRows;  // all rows fit in one tile, as in decode
   Fetch f;
   f.idle = static_cast<const uint8_t*>(a.scratch);
+  f.near = a.near_keys;
   f.count = 0;
   begin_piece(f, 0, 0);
   f.now = 0;

@@ -24,8 +24,8 @@ struct ChunkBlocks {
 
 // Prefetches cache lines of K and V in the order of use, a few lines with every step of a tile.
 // These few lines keep memory busy; a core would drop prefetches that memory cannot deliver.
-// Decode prefetches into L1, so that reads of one sequence also train the hardware prefetcher
-// (6 to 9 % faster than prefetching into L2, with 8 query heads per KV head).
+// Decode prefetches into L1 or L2, as is faster on this CPU (WorkSizes::near_keys). On Intel
+// it prefetches into L1, so that reads of one sequence also train the hardware prefetcher.
 // Prefill prefetches into L2, because every tile of rows reads the chunk. A piece is the K half
 // or V half of one block and KV head. After the last piece, `at` stays on one cache line (`idle`).
 struct Fetch {
@@ -36,6 +36,7 @@ struct Fetch {
   int index, count, now;  // index of the current piece; number of pieces; pieces of this chunk
   size_t bytes;           // bytes of a piece
   const uint8_t* idle;    // the cache line to prefetch after the last piece
+  bool near;              // whether decode prefetches into L1
 };
 constexpr int kLead = 2;  // each piece is prefetched while the piece kLead before it is in use
 
@@ -61,7 +62,11 @@ template <Ahead kAhead>
 CPUSERVE_INLINE void fetch_lines(Fetch& f, int lines) {
   if (lines == 0) return;
   for (int i = 0; i < lines; i++, f.at += f.step) {
-    kAhead == Ahead::full ? prefetch(f.at) : prefetch_l2(f.at);
+    if (kAhead == Ahead::full && f.near) {
+      prefetch(f.at);
+    } else {
+      prefetch_l2(f.at);
+    }
   }
   if (f.at >= f.stop) begin_piece(f, f.index + 1, 0);
 }

@@ -132,6 +132,7 @@ static inline void score_index_chunk(const ScoreIndexArgs& a, const IndexQueries
   t.s = queries.s;
   Fetch f;
   f.idle = static_cast<const uint8_t*>(a.scratch);
+  f.near = true;
   f.count = f.now = 0;
   begin_piece(f, 0, 0);
   memset(out, 0, kChunk * sizeof(float));

@@ -134,6 +134,7 @@ struct AttentionArgs {
   int32_t heads = 1;  // computes KV heads [kv_head, kv_head + heads); 1 if `partial` is set
   // Bytes of scratch that vector kernels use: they stay in L2 (WorkSizes::attention_bytes).
   int32_t scratch_bytes = kAttentionScratch / 2;
+  bool near_keys = true;  // whether decode prefetches keys and values to L1 (WorkSizes::near_keys)
   // Only for MLA, where the keys are also the values: memory for the values of a chunk
   // in the layout of V (kv_chunk_bytes() bytes, aligned to 64 bytes).
   void* values = nullptr;

@@ -34,6 +34,8 @@ struct WorkSizes {
   // stay in L1, and the next K block is prefetched to L2. 0: all K blocks stay in L2,
   // and the next K block is prefetched to L1, from where it is evicted to L2 (linear/driver.h).
   int32_t near_blocks = 1;
+  // 1: attention with few rows (decode) prefetches keys and values to L1; 0: to L2.
+  int32_t near_keys = 1;
   // Bytes of scratch memory that an attention unit keeps in L2; at most kAttentionScratch.
   int32_t attention_bytes = kAttentionScratch / 2;
 };

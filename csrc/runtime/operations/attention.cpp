@@ -30,6 +30,7 @@ AttentionArgs common_args(const AttentionOp& op, Worker& w) noexcept {
   args.out = w.value(op.out);
   args.scratch = w.scratch;
   args.scratch_bytes = w.work_sizes().attention_bytes;
+  args.near_keys = w.work_sizes().near_keys != 0;
   args.values = w.scratch + kAttentionScratch;
   return args;
 }
