@@ -3,10 +3,8 @@
 // - decode at 8k and 32k tokens, as a share of a plain read of the same KV bytes;
 // - prefill of 4k tokens, as a share of the dot-product peak (only visible keys count as work);
 // - decode at 16k tokens over eight-bit keys and values, as a speed-up over bf16.
-// After a build in BUILD, from the repository root:
-//   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/attention_bench.cpp BUILD/libcpuserve_core.a
-//     -o attention_bench
-//   OMP_PROC_BIND=true ./attention_bench [decode|prefill|types|all] [group [head_dim]]
+//
+//   OMP_PROC_BIND=true attention_bench [decode|prefill|types|all] [group [head_dim]]
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -21,6 +19,7 @@
 
 #include "cpu/features.h"
 #include "kernels/resolve.h"
+#include "runtime/work_sizes.h"
 
 namespace {
 using namespace cpuserve;
@@ -171,6 +170,7 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   a.scale = 1.0f / std::sqrt(static_cast<float>(s.hd));
   a.out = out;
   a.scratch = scratch;
+  a.near_keys = work_sizes_for({}, cpu_info().vendor).near_keys != 0;
   return a;
 }
 

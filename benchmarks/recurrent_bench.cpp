@@ -6,10 +6,9 @@
 // - prefill of one layer, as a share of the fp32 multiply-add peak (only products count as work).
 // Times are the CPU time of the slower thread: they exclude time while another process has
 // the core, but include the effect of processes that take memory bandwidth. The recurrent form
-// uses vectors of the CPU that this file is compiled for. After a build in BUILD, run at the root:
-//   g++ -std=c++17 -O3 -march=native -fopenmp -Icsrc benchmarks/recurrent_bench.cpp
-//     BUILD/libcpuserve_core.a -o recurrent_bench
-//   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
+// uses vectors of the CPU that this file is compiled for.
+//
+//   OMP_PROC_BIND=true recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
 //
 // By default, the k, q, v and results of a state unit are parts of the long rows of a layer,

@@ -11,10 +11,8 @@
 //   both                     the sampling with passes that the two threads share
 // modelled: estimates of one_of_two and both for 8, 16 and 64 threads. They are calculated from the
 // times above, the time of barriers, and the fetches from one core's cache to another core.
-// After a build in BUILD, from the repository root:
-//   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
-//     -o sample_bench      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
-//   ./sample_bench [--vocab 151936] [--isa avx512_bf16]
+//
+//   sample_bench [--vocab 151936] [--isa avx512_bf16]
 #include <omp.h>
 #include <time.h>
 

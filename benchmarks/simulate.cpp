@@ -4,10 +4,6 @@
 //   simulate                                 the tables
 //   simulate --hybrid yes                    CPUs with fast and slow cores
 //   simulate --model NAME [--threads T] [--ranks R]    the operations of a model's layer
-//
-// From the repository root:
-//   g++ -std=c++17 -O2 -Icsrc benchmarks/simulate.cpp csrc/runtime/linear_plan.cpp
-//     csrc/runtime/attention_plan.cpp -o simulate
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -8,9 +8,7 @@
 // while the other one works. A simulation divides the work among the threads (work_simulator.h).
 // Each round is predicted from its own times, because the machine's speed drifts.
 // Prints for each step the medians of all rounds: predicted, measured, and the difference.
-// Needs two idle CPUs. After a build in BUILD, from the repository root:
-//   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/step_agreement.cpp BUILD/libcpuserve_core.a
-//     -o step_agreement      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
+// Needs two idle CPUs.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

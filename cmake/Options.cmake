@@ -1,5 +1,6 @@
 # All options of the build (CPUSERVE_*) with their help texts. No other file defines options.
 option(CPUSERVE_TESTS "Build the C++ tests and register them with ctest" OFF)
+option(CPUSERVE_BENCHMARKS "Build the C++ benchmarks (benchmarks/*.cpp)" OFF)
 option(CPUSERVE_WERROR "Treat compiler warnings as errors" OFF)
 option(CPUSERVE_EXTENSION "Build the Python extension (off: only C++ tests, for emulators)" ON)
 option(CPUSERVE_MODELS "For tests only: levels amx and avx_vnni with their instructions in C++" OFF)
