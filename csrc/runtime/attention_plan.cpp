@@ -56,7 +56,9 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
       head_ends_(static_cast<size_t>(geometry.kv_heads)),
       cuts_(static_cast<size_t>(threads_) + 1),
       places_(static_cast<size_t>(geometry.kv_heads) + 1),
-      partial_floats_(floats_for_partials(limits)) {
+      partial_floats_(floats_for_partials(limits)),
+      selected_floats_((threads_ - 1) * geometry.group() * ceil_div(geometry.most, kChunk) *
+                       slot()) {
   const auto owner = [&](int32_t h) { return ranks_.owner_of_middle(h, geometry.kv_heads); };
   for (int32_t h = 0; h < geometry.kv_heads; h++) {
     int32_t& end = head_ends_[static_cast<size_t>(h)] = h + 1;
@@ -72,7 +74,6 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
   merges_.reserve(static_cast<size_t>((threads_ - 1) * split_rows));
 }
 
-// Returns the number of floats of one partial result.
 int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_.hd_pad; }
 
 // Returns the number of floats that decode steps need for partial results. There are fewer split

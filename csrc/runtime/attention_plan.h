@@ -81,7 +81,12 @@ class AttentionPlan {
   const std::vector<MergeUnit>& merges() const { return merges_; }
   // Returns the size, in floats, of a buffer that holds the partial results of any step.
   // A page of the buffer takes memory only when a step uses it.
-  int64_t partial_floats() const { return partial_floats_; }
+  int64_t partial_floats() const { return partial_floats_ + selected_floats_; }
+  // Returns where in the buffer the partial results of rows that are not in the plan begin
+  // (AttentionGeometry::most). There is room for fewer pairs of a token and a KV head than threads.
+  int64_t selected_partials() const { return partial_floats_; }
+  // Returns the number of floats of one partial result.
+  int64_t slot() const noexcept;
 
  private:
   int64_t floats_for_partials(const AttentionLimits& limits) const noexcept;
@@ -91,7 +96,6 @@ class AttentionPlan {
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                     int32_t heads_a_unit) noexcept;
   double cost(const AttentionUnit& u) const noexcept;
-  int64_t slot() const noexcept;
   void sort_by_head() noexcept;
   bool uneven(double largest) const noexcept;
   bool crosses(double before, double cost) const noexcept;
@@ -109,7 +113,7 @@ class AttentionPlan {
   std::vector<size_t> places_;      // by KV head: the index for its next unit, while sorting units
   std::vector<AttentionUnit> units_, whole_;
   std::vector<MergeUnit> merges_;
-  int64_t partial_floats_ = 0;
+  int64_t partial_floats_ = 0, selected_floats_ = 0;
   double share_ = 0;  // cost of the share of each thread in this step
 };
 

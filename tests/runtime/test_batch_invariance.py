@@ -170,11 +170,22 @@ def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family,
     check_every_way(isa, "dense_bf16", 8, threads, family=family)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
-def test_a_row_has_the_same_bits_if_threads_share_its_heads_and_it_selects_two_chunks(kv):
-    """With 3 threads, one token makes 3 tasks of its 40 heads; it reads 264 keys."""
-    sizes = {"num_attention_heads": 40, "index_topk": 264}
-    check_every_way(LEVELS[-1], "dense_bf16", 8, 3, kv, family="deepseek-v3.2", **sizes)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("deepseek-v3.2", {"num_attention_heads": 40, "index_topk": 264}),
+        ("glm5-next", {"num_attention_heads": 20, "index_topk": 264}),
+        ("qwen4-exp", {"num_attention_heads": 6, "num_key_value_heads": 2, "indexer_budget": 264}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_row_has_the_same_bits_if_its_two_chunks_of_selected_keys_are_tasks(
+    family, sizes, kv, threads
+):
+    """A token reads 264 keys or more: with fewer tokens than threads, a task has one chunk."""
+    check_every_way(LEVELS[-1], "dense_bf16", 8, threads, kv, family=family, **sizes)
 
 
 def check_every_way(isa, kind, bits, threads, kv=None, family="llama", **changes):

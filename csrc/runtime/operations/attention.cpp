@@ -12,6 +12,7 @@ namespace {
 // How many tasks of late tokens (selection.h) a thread should have, and the fewest query heads
 // of a task: with fewer heads, copying the keys of a task takes longer than multiplying them.
 constexpr int64_t kTasksPerThread = 2, kLeastSelectedRows = 8;
+constexpr int64_t kMergeRows = 16;  // rows whose partial results one task merges
 
 // Returns where in the scratch the copies of selected keys begin: after the scratch of the kernel,
 // and in a latent layer after the values of an attention chunk, too.
@@ -75,7 +76,10 @@ void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
 }
 
 // The attention of late tokens, which read only the selected keys. A task has one token,
-// one KV head, and some of the query heads of this KV head.
+// one KV head, some of the query heads of this KV head, and all selected keys of the token.
+// If there are fewer pairs of a token and a KV head than threads, a task has only one chunk
+// of these keys, so that no two tasks copy the same keys. The chunks have partial results,
+// which merge tasks add in ascending order, as kernels do that compute all chunks.
 class SelectedTasks {
  public:
   SelectedTasks(const AttentionOp& op, Worker& w) noexcept
@@ -84,29 +88,34 @@ class SelectedTasks {
         most_(op.selection == kNone ? INT32_MAX : w.value(op.selection).width),
         late_(w.input(), most_),
         kv_heads_(w.kv().heads(op.layer)->kv_heads),
-        group_(op.q_heads / kv_heads_) {
-    const int64_t wanted = ceil_div(kTasksPerThread * w.threads, late_.count() * kv_heads_ + 1);
+        group_(op.q_heads / kv_heads_),
+        pairs_(late_.count() * kv_heads_),
+        chunks_(pairs_ < w.threads ? ceil_div(most_, kChunk) : 1) {
+    const int64_t wanted = ceil_div(kTasksPerThread * w.threads, pairs_ * chunks_ + 1);
     parts_ = std::clamp<int64_t>(wanted, 1, ceil_div(group_, kLeastSelectedRows));
   }
 
-  int64_t count() const noexcept { return late_.count() * kv_heads_ * parts_; }
+  int64_t count() const noexcept { return pairs_ * chunks_ * parts_; }
+  int64_t merges() const noexcept {
+    return chunks_ > 1 ? pairs_ * ceil_div(group_, kMergeRows) : 0;
+  }
 
-  // Copies the selected keys of the token to the scratch, where they form a sequence, and computes
-  // the rows of the task as if their token were the last token of this sequence.
+  // Copies the keys of the task to the scratch, where they form a sequence, and computes the rows
+  // of the task as if their token were the last token of this sequence.
   void run(int64_t task) const noexcept {
-    const auto head = static_cast<int32_t>(task / parts_ % kv_heads_);
+    const Pair at = pair(task / parts_ / chunks_);
     const Range rows = split(group_, static_cast<int>(task % parts_), static_cast<int>(parts_));
-    const SequenceToken at = late_[task / parts_ / kv_heads_];
-    const float* positions = floats_of(w_.value(op_.selection), at.token);
-    int64_t n = most_;
-    while (n > 1 && positions[n - 1] < 0) n--;
-    const KvLayer& kv = w_.kv().heads(op_.layer)[head];
+    const int64_t chunk = task / parts_ % chunks_;
+    const int64_t begin = chunk * kChunk, end = chunks_ > 1 ? begin + kChunk : at.keys;
+    const int64_t n = std::min(end, at.keys) - begin;
+    if (n <= 0) return;
+    const KvLayer& kv = w_.kv().heads(op_.layer)[at.head];
     const SelectedKeys keys =
-        copy_selected(kv, head, w_.block_table(at.seq, op_.layer), positions, n,
+        copy_selected(kv, at.head, w_.block_table(at.seq, op_.layer), at.positions + begin, n,
                       w_.scratch + copies_at(kv.value_offset == 0, kv.type, kv.hd_pad));
     AttentionArgs args = common_args(op_, w_);
     args.kv = keys.layer;
-    args.kv_head = head;
+    args.kv_head = at.head;
     args.group = group_;
     args.row0 = rows.begin;
     args.rows = rows.size();
@@ -114,16 +123,55 @@ class SelectedTasks {
     args.pos0 = static_cast<int32_t>(n) - 1;
     args.block_table = keys.block_table;
     args.chunk1 = static_cast<int32_t>(ceil_div(n, kChunk));
+    if (chunks_ > 1) {
+      args.partial_stride = ceil_div(at.keys, kChunk);
+      args.partial = w_.partials() + partial(at, rows.begin) + chunk * w_.attention_plan().slot();
+    }
     w_.kernels().attention[static_cast<int>(kv.type)](args);
   }
 
+  void merge_rows(int64_t task) const noexcept {
+    const int64_t tasks = ceil_div(group_, kMergeRows);
+    const Pair at = pair(task / tasks);
+    const int64_t row = task % tasks * kMergeRows;
+    const int64_t first = (at.token - w_.input().query_start[at.seq]) * group_;
+    merge(op_,
+          {at.seq, at.head, first + row, std::min(kMergeRows, group_ - row),
+           ceil_div(at.keys, kChunk), partial(at, row)},
+          w_);
+  }
+
  private:
+  struct Pair {
+    int64_t index, token;
+    int32_t seq, head;
+    const float* positions;  // of the selected keys
+    int64_t keys;            // number of selected keys
+  };
+  Pair pair(int64_t index) const noexcept {
+    const SequenceToken at = late_[index / kv_heads_];
+    const float* positions = floats_of(w_.value(op_.selection), at.token);
+    int64_t n = most_;
+    while (n > 1 && positions[n - 1] < 0) n--;
+    return {
+        index,     at.token, static_cast<int32_t>(at.seq), static_cast<int32_t>(index % kv_heads_),
+        positions, n};
+  }
+  // Returns where in the buffer of partial results those of a row begin.
+  int64_t partial(const Pair& at, int64_t row) const noexcept {
+    const AttentionPlan& plan = w_.attention_plan();
+    return plan.selected_partials() +
+           (at.index * group_ * chunks_ + row * ceil_div(at.keys, kChunk)) * plan.slot();
+  }
+
   const AttentionOp& op_;
   Worker& w_;
   const int64_t most_;
   const LateTokens late_;
   const int32_t kv_heads_, group_;
-  int64_t parts_;  // number of tasks for one token and KV head
+  const int64_t pairs_;   // number of pairs of a late token and a KV head
+  const int64_t chunks_;  // number of chunks of a token's selected keys that are tasks of their own
+  int64_t parts_;         // number of tasks for the query heads of one KV head
 };
 
 }  // namespace
@@ -236,6 +284,9 @@ void run(const AttentionOp& op, Worker& w) noexcept {
     const int64_t part = i - selected.count();
     part < 0 ? selected.run(i) : merge(op, merges[static_cast<size_t>(part)], w);
   });
+  if (selected.merges() == 0) return;
+  w.barrier();
+  w.drain(w.everyone(), selected.merges(), 1, [&](int64_t i, int64_t) { selected.merge_rows(i); });
 }
 
 void prepare(const ScaleQueriesOp& op, Program& p) {
