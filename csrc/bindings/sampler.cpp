@@ -1,4 +1,5 @@
-// The Python bindings of the parameters of requests.
+// The Python bindings of the sampler: ChainSettings, and the methods of Executor that pass
+// the sampling parameters of a request.
 #include "bindings/sampler.h"
 
 #include <pybind11/stl.h>

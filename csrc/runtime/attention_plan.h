@@ -82,8 +82,9 @@ class AttentionPlan {
   // Returns the size, in floats, of a buffer that holds the partial results of any step.
   // A page of the buffer takes memory only when a step uses it.
   int64_t partial_floats() const { return partial_floats_ + selected_floats_; }
-  // Returns where in the buffer the partial results of rows that are not in the plan begin
-  // (AttentionGeometry::most). There is room for fewer pairs of a token and a KV head than threads.
+  // Returns the offset, in floats, of the partial results of rows that read selected keys and are
+  // not in the plan (AttentionGeometry::most). The buffer has room for the rows of T - 1 pairs
+  // of a token and a KV head, where T is the number of threads.
   int64_t selected_partials() const { return partial_floats_; }
   // Returns the number of floats of one partial result.
   int64_t slot() const noexcept;

@@ -184,7 +184,7 @@ def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family,
 def test_a_row_has_the_same_bits_if_its_two_chunks_of_selected_keys_are_tasks(
     family, sizes, kv, threads
 ):
-    """A token reads 264 keys or more: with fewer tokens than threads, a task has one chunk."""
+    """A token reads two chunks of keys. With fewer tokens than threads, each chunk is a task."""
     check_every_way(LEVELS[-1], "dense_bf16", 8, threads, kv, family=family, **sizes)
 
 

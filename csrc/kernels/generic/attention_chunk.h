@@ -24,7 +24,7 @@ struct ChunkBlocks {
 
 // Prefetches cache lines of K and V in the order of use, a few lines with every step of a tile.
 // These few lines keep memory busy; a core would drop prefetches that memory cannot deliver.
-// Decode prefetches into L1 or L2, as is faster on this CPU (WorkSizes::near_keys). On Intel
+// Decode prefetches into L1 or L2, whichever is faster (WorkSizes::near_keys). On Intel
 // it prefetches into L1, so that reads of one sequence also train the hardware prefetcher.
 // Prefill prefetches into L2, because every tile of rows reads the chunk. A piece is the K half
 // or V half of one block and KV head. After the last piece, `at` stays on one cache line (`idle`).

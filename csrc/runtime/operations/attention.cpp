@@ -78,8 +78,8 @@ void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
 // The attention of late tokens, which read only the selected keys. A task has one token,
 // one KV head, some of the query heads of this KV head, and all selected keys of the token.
 // If there are fewer pairs of a token and a KV head than threads, a task has only one chunk
-// of these keys, so that no two tasks copy the same keys. The chunks have partial results,
-// which merge tasks add in ascending order, as kernels do that compute all chunks.
+// of these keys, so that threads do not each copy all of them. Each chunk then has partial
+// results. Merge tasks add these in ascending order of the chunks, like one task of all chunks.
 class SelectedTasks {
  public:
   SelectedTasks(const AttentionOp& op, Worker& w) noexcept
@@ -157,7 +157,7 @@ class SelectedTasks {
         index,     at.token, static_cast<int32_t>(at.seq), static_cast<int32_t>(index % kv_heads_),
         positions, n};
   }
-  // Returns where in the buffer of partial results those of a row begin.
+  // Returns the offset of the first partial result of a row in the buffer, in floats.
   int64_t partial(const Pair& at, int64_t row) const noexcept {
     const AttentionPlan& plan = w_.attention_plan();
     return plan.selected_partials() +
