@@ -9,6 +9,7 @@ from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.stored.store import Store
 from cpuserve.errors import NotFound, ServiceUnavailable
 from cpuserve.metrics.http import HttpMetrics
+from cpuserve.serving.sealed import Seal
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -31,6 +32,7 @@ class ServerState:
     stopping: whether the server no longer serves any requests.
     config: the settings of the first model's engines.
     stored: the responses and conversations that clients have stored.
+    seal: seals and opens the thoughts that clients send back as opaque texts.
     batches: the batches of clients; None = the server has no --files-dir.
     created: the models that clients created; None = the server has no --models-dir.
     """
@@ -42,6 +44,7 @@ class ServerState:
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
     stored: Store = field(default_factory=Store)
+    seal: Seal = field(default_factory=Seal)
     batches: BatchService | None = None
     created: CreatedModels | None = None
     bodies: BodyBudget = field(init=False)

@@ -15,10 +15,9 @@ from cpuserve.api.anthropic.blocks import (
 )
 from cpuserve.api.request.content_parts import joined
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.sealed import unsealed
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 
-_THOUGHTS = ("thinking", "redacted_thinking")
+THOUGHTS = ("thinking", "redacted_thinking")
 _FAILED = "[The tool reports an error.]"
 
 
@@ -133,20 +132,11 @@ def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> ConversationMessag
                 refuse(where, "must have an id and a name")
             function = {"name": name, "arguments": block.get("input")}
             calls.append({"id": number, "type": "function", "function": function})
-        elif block["type"] not in _THOUGHTS:
+        elif block["type"] not in THOUGHTS:
             texts.append(of_assistant(block))
-        elif (thought := _thought(block)) is not None:
+        elif isinstance(thought := block.get("thinking"), str):
             thoughts.append(thought)
     message: ConversationMessage = {"role": "assistant", "content": texts}
     if thought := "\n".join(filter(None, thoughts)):
         message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _thought(block: dict[str, Any]) -> str | None:
-    """Return the text of a thinking block; None if another server sealed it in the signature.
-
-    Clients that request `display` "omitted" get the text of thoughts only in the signature.
-    """
-    told = block.get("thinking")
-    return told if isinstance(told, str) and told else unsealed(block.get("signature"))

@@ -13,6 +13,7 @@ from cpuserve.api.anthropic.schema import (
     to_call,
     words,
 )
+from cpuserve.api.anthropic.signatures import with_opened
 from cpuserve.api.anthropic.writer import MessageWriter
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
@@ -34,6 +35,8 @@ router = APIRouter()
 )
 async def create_message(received: RequestContext, asked: MessagesRequest) -> Response:
     """Generate the next message of a conversation."""
+    await received.choose(asked.model)
+    asked.messages = await with_opened(received, asked.messages)
     return await generate(received, asked, to_call, MessageWriter)
 
 
@@ -48,4 +51,6 @@ async def create_message(received: RequestContext, asked: MessagesRequest) -> Re
 )
 async def count_tokens(received: RequestContext, asked: CountRequest) -> Response:
     """Return the number of prompt tokens that the messages, system texts and tools make."""
+    await received.choose(asked.model)
+    asked.messages = await with_opened(received, asked.messages)
     return json_response(TokenCount(await prompt_length(received, asked, to_call)))

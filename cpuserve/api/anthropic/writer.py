@@ -36,7 +36,6 @@ from cpuserve.serving.events import (
     WholeToolCall,
     json_object,
 )
-from cpuserve.serving.sealed import sealed
 
 if TYPE_CHECKING:
     from cpuserve.api.anthropic.schema import MessagesRequest
@@ -157,7 +156,7 @@ class MessageWriter:
         if self._open is None:
             return out
         if self._open == "thinking":
-            signature = sealed("".join(self._thought))
+            signature = self._received.state.seal.sealed("".join(self._thought))
             out = self._delta({"type": "signature_delta", "signature": signature})
             self._thought.clear()
         self._open = None
@@ -206,7 +205,8 @@ class MessageWriter:
         if isinstance(part, WholeToolCall):
             return ToolUseBlock(part.id, part.name, json_object("".join(part.arguments)))
         thought = "".join(part.text)
-        return ThinkingBlock(thought if self._shows_thoughts else "", sealed(thought))
+        signature = self._received.state.seal.sealed(thought)
+        return ThinkingBlock(thought if self._shows_thoughts else "", signature)
 
     def _stop(self, finish: Finish | None) -> tuple[str, str | None]:
         """Return (stop_reason, stop_sequence) of the message."""

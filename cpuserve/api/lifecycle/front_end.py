@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.api.app import app_of, create_app
@@ -18,10 +19,13 @@ from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
+from cpuserve.config.env import cache_dir
+from cpuserve.core.kv.cache_folder import claim
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.serving.load_progress import LoadProgress
 from cpuserve.serving.registry import Idleness, ModelRegistry
+from cpuserve.serving.sealed import Seal
 from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
@@ -92,7 +96,8 @@ class FrontEnd:
             self.context, loaders, sleeper=sleeper, idleness=_idleness(options)
         )
         stored = Store(StoreBounds.of(options))
-        self.state = ServerState(self.models, cpu, config, stored=stored)
+        seal = Seal.kept_in(_secrets_folder(config))
+        self.state = ServerState(self.models, cpu, config, stored=stored, seal=seal)
         if options.files_dir is not None:
             self.state.batches = batch_service(self.state, options)
         if options.models_dir is not None and creation is not None:
@@ -268,6 +273,13 @@ class FrontEnd:
         else:
             self._first_signal = number
         self._stop.set()
+
+
+def _secrets_folder(config: EngineConfig) -> Path:
+    """Return the folder of the secrets of this server, which its replicas may share."""
+    if config.prefix_cache_dir is not None:
+        return claim(Path(config.prefix_cache_dir).expanduser())
+    return cache_dir()
 
 
 def _idleness(options: ServerOptions) -> Idleness:

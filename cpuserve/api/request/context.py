@@ -51,6 +51,7 @@ class RequestContext:
     low_priority: whether the scheduler should run the request after all others.
     caller: "key-1" for the first API key of the server, or the address of the client.
     body_bytes: the size of the body in bytes; 0 until the body has been read.
+    held: the memory that is reserved for the body and for what is made from it.
     record: the log record of the request.
     created, begun: when the request arrived, as seconds of time.time() and of time.monotonic().
     """
@@ -59,6 +60,7 @@ class RequestContext:
     leases: list[Lease]
     request_id: str
     id: str
+    held: Reservation
     caller: str = ""
     body_bytes: int = 0
     record: RequestRecord | None = None
@@ -158,19 +160,20 @@ async def read_call(
     check_media_type(request)
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
-    caller = request.scope.get(CALLER, "")
+    caller, held = request.scope.get(CALLER, ""), Reservation(state.bodies)
     received = RequestContext(
         state,
         leases,
         number,
         number,
+        held,
         caller=caller,
         record=record,
         path=request.path_params,
         low_priority=request.scope.get(LOW_PRIORITY, False),
     )
     size = None
-    with Reservation(state.bodies) as held:
+    with held:
         try:
             body = await read_body(request, state.limits, held, state.models.most_body_bytes)
             size = received.body_bytes = len(body)

@@ -39,6 +39,7 @@ from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
+from cpuserve.core.secret_file import read_secret
 from cpuserve.log import get_logger
 
 # After writing 1/16 of the size limit, a process rescans the folder for files of other processes.
@@ -291,29 +292,5 @@ class DiskCache:
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:
     """Return the seed in `path`; write `new` or random bytes if it is missing or incomplete."""
-    try:
-        seed = path.read_bytes()
-    except FileNotFoundError:
-        seed = b""
-    if len(seed) == SEED_BYTES:
-        return seed
-    temporary = path.with_name(f".seed-{secrets.token_hex(8)}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(new or secrets.token_bytes(SEED_BYTES))
-    try:
-        if seed:
-            log.warning(
-                "%s is torn (incomplete) and is replaced, so the blocks cached with it cannot be "
-                "found any more and are computed again",
-                path,
-            )
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)  # this fails if another process has just created `path`
-    except FileExistsError:
-        log.debug("another process has just created %s", path)
-    except OSError:  # FAT and some network file systems have no hard links
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path.read_bytes()
+    lost = "the blocks cached with it cannot be found any more and are computed again"
+    return read_secret(path, SEED_BYTES, lost, new)

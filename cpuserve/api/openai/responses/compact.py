@@ -10,12 +10,12 @@ from fastapi import APIRouter, Response
 from cpuserve.api.openai.responses.history import read_turn
 from cpuserve.api.openai.responses.response_object import ResponseUsage
 from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call, words
+from cpuserve.api.openai.responses.sealed_items import with_opened
 from cpuserve.api.openai.responses.writer import usage_of
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.stream import JsonResult
 from cpuserve.api.route import post, prepared
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.sealed import sealed
 
 router = APIRouter()
 # A user message at the end of the conversation, which asks the model for the summary.
@@ -88,14 +88,16 @@ async def compact_response(received: RequestContext, asked: CompactRequest) -> R
         msg = "input is missing: send the items of the conversation, or previous_response_id"
         raise InvalidRequest(msg, param="input", code="missing_required_parameter")
     ask = {"type": "message", "role": "user", "content": _ASK}
-    whole = msgspec.structs.replace(turn.asked, input=[*items, ask])
+    told = await with_opened(received, [*items, ask])
+    whole = msgspec.structs.replace(turn.asked, input=told)
     generation = await prepared(received, whole, to_call)
 
     async def body() -> bytes:
         response = await generation.folded()
         (choice,) = response.choices
         summary = "".join(part for part in choice.parts if isinstance(part, str)).strip()
-        made = CompactedItem(f"cmp_{received.request_id}", sealed(_TOLD + summary))
+        sealed = received.state.seal.sealed(_TOLD + summary)
+        made = CompactedItem(f"cmp_{received.request_id}", sealed)
         kept = [item for item in items if item.get("role") == "user"]
         usage = usage_of(response.usage)
         return msgspec.json.encode(

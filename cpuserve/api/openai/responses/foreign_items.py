@@ -1,4 +1,4 @@
-"""Read input items of types that only other servers write.
+"""Read input items of types that other servers write.
 
 A conversation may begin on another server and continue here, so the model must see these items.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 from cpuserve.api.openai.responses.tools import SEARCH, flat_name
 from cpuserve.api.request.content_parts import elsewhere, plain
-from cpuserve.serving.sealed import unsealed
 
 # Types of tool calls that clients run, except function calls; and the member with the arguments.
 CLIENT_CALLS = {
@@ -40,11 +39,12 @@ _DONE_ELSEWHERE = frozenset(
         "program_output",
     )
 )
-_COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
+# Types of items with a summary of earlier items.
+COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
 # Types of items about the other server itself. The prompt has no text for these items,
 # because a model cannot use them.
 _SILENT = frozenset(("compaction_trigger", "configuration_update", "ghost_snapshot"))
-KINDS = _DONE_ELSEWHERE | _COMPACTED | _SILENT
+KINDS = _DONE_ELSEWHERE | COMPACTED | _SILENT
 _UNREADABLE = (
     "[An earlier part of this conversation was compacted by another server. It is encrypted, so "
     "you cannot read it.]"
@@ -56,9 +56,7 @@ def line_of(item: dict[str, Any]) -> str:
     kind = item["type"]
     if kind in _SILENT:
         return ""
-    if kind in _COMPACTED:
-        if (own := unsealed(item.get("encrypted_content"))) is not None:
-            return own
+    if kind in COMPACTED:
         summary = item.get("summary")
         return summary if isinstance(summary, str) and summary else _UNREADABLE
     return elsewhere(kind, item)
@@ -86,8 +84,6 @@ def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
 
 def thoughts_of(item: dict[str, Any]) -> str:
     """Return the text or the summary of a reasoning item; "" if only OpenAI can decrypt it."""
-    if (thought := unsealed(item.get("encrypted_content"))) is not None:
-        return thought
     for member in ("content", "summary"):
         parts = item.get(member)
         given = parts if isinstance(parts, list) else []

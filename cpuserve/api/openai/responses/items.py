@@ -28,7 +28,7 @@ from cpuserve.serving.events import (
     WholeToolCall,
     json_object,
 )
-from cpuserve.serving.sealed import sealed
+from cpuserve.serving.sealed import Seal
 
 # The prefix of an output item's id for each item type.
 _KINDS = {
@@ -71,7 +71,7 @@ class Item:
     """Output item `index`: a tool call if `call` is set, else a thought or a message.
 
     thought_form: how a thought appears in events, raw or as a summary.
-    seals: whether a thought has the member encrypted_content.
+    seal: seals a thought in the member encrypted_content; None = thoughts have no such member.
     """
 
     request_id: str
@@ -81,7 +81,7 @@ class Item:
     text: list[str] = field(default_factory=list)
     logprobs: list[ChatLogprob] = field(default_factory=list)
     thinks: bool = False
-    seals: bool = False
+    seal: Seal | None = None
     thought_form: ThoughtForm = RAW
 
     @property
@@ -121,7 +121,7 @@ class Item:
         if self.thinks:
             thought = self.thought()
             item = ResponseReasoningItem(self.id, status)
-            item.encrypted_content = sealed(thought.text) if self.seals else None
+            item.encrypted_content = self.seal.sealed(thought.text) if self.seal else None
             if isinstance(thought, ResponseSummary):
                 item.summary = [thought]
             else:
@@ -147,7 +147,7 @@ def items_of(
     origins: Origins,
     logprobs: list[ChatLogprob],
     *,
-    seals: bool = False,
+    seal: Seal | None = None,
     thought_form: ThoughtForm = RAW,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[OutputItem]:
@@ -155,7 +155,7 @@ def items_of(
 
     logprobs: one entry per token of the text. A response with logprobs has only one message,
       because the schema refuses logprobs together with tools.
-    seals, thought_form: the values of these fields of Item.
+    seal, thought_form: the values of these fields of Item.
     tools: the tools of the request.
     """
     items: list[Item | OutputItem] = []
@@ -167,7 +167,7 @@ def items_of(
         if isinstance(part, str):
             item.text, item.logprobs = [part], logprobs
         elif isinstance(part, Thoughts):
-            item.text, item.thinks, item.seals = part.text, True, seals
+            item.text, item.thinks, item.seal = part.text, True, seal
             item.thought_form = thought_form
         else:
             item.call = part

@@ -6,12 +6,14 @@ import asyncio
 import uuid
 from functools import partial
 
+import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from cpuserve.api.openai.responses import response_object
 from cpuserve.api.openai.responses.history import ReferringRequest, new_items, read_turn
 from cpuserve.api.openai.responses.recording import respond_recorded, sent, stream_of
 from cpuserve.api.openai.responses.schema import ResponsesRequest, check_include, to_call, words
+from cpuserve.api.openai.responses.sealed_items import with_opened
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
@@ -43,6 +45,7 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
     turn = await _turn(received, asked)
     try:
         _take_free_id(received)
+        await _open(received, turn)
         calls = partial(to_call, num_stored=turn.num_stored)
         generation = await prepared(received, turn.asked, calls)
         return respond_recorded(received, turn, generation)
@@ -65,6 +68,7 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
     """Return the number of prompt tokens that this request for a response would have."""
     turn = await _turn(received, asked)
     turn.release()
+    await _open(received, turn)
     calls = partial(to_call, num_stored=turn.num_stored)
     count = await prompt_length(received, turn.asked, calls)
     return json_response(response_object.InputTokens(count))
@@ -152,6 +156,12 @@ async def _turn(received: RequestContext, asked: ResponsesRequest) -> ReferringR
     await received.choose(asked.model)
     check_fields(asked)
     return read_turn(received, asked)
+
+
+async def _open(received: RequestContext, turn: ReferringRequest) -> None:
+    """Put texts in place of the sealed thoughts that the model reads; stored items stay sealed."""
+    read = await with_opened(received, turn.asked.input)
+    turn.asked = msgspec.structs.replace(turn.asked, input=read)
 
 
 def _take_free_id(received: RequestContext) -> None:

@@ -77,7 +77,8 @@ class ResponseWriter:
         self._origins = origins_of(asked.tools or [], asked.input)
         # Output items contain tools only if this server runs the tool search.
         self._tools = (asked.tools or []) if generation.searches_tools else []
-        self._seals = SEALED in (asked.include or ())
+        seals = SEALED in (asked.include or ())
+        self._seal = received.state.seal if seals else None
         summarized = asked.reasoning is not None and asked.reasoning.has_summaries
         self._thought_form = form = SUMMARY if summarized else RAW
         self._thought_delta = f"response.{form.text}.delta".encode(), form.place.encode()
@@ -164,7 +165,7 @@ class ResponseWriter:
             self._request_id,
             self._origins,
             logprobs,
-            seals=self._seals,
+            seal=self._seal,
             thought_form=self._thought_form,
             tools=self._tools,
         )
@@ -218,7 +219,7 @@ class ResponseWriter:
         """Close the open item and begin a new item; return (frames for both, the new item)."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._origins, call)
-        item.thinks, item.seals, item.thought_form = thinks, self._seals, self._thought_form
+        item.thinks, item.seal, item.thought_form = thinks, self._seal, self._thought_form
         added = self._frame(
             "response.output_item.added", output_index=item.index, item=item.begun()
         )
