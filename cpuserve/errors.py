@@ -7,6 +7,7 @@ Messages say what happened, why, and what to do. The classes:
     * ConfigError: an option, flag or environment variable is wrong
       * TooLittleMemory: a model or setting does not fit into the free memory
     * ModelError: a model is missing, broken or unsupported
+      * SourceChanged: another file has the name of a file that the model was loaded from
   * RequestError: one request fails, all others continue
     * InvalidRequest (400)
       * PromptTooLong: a prompt does not fit in the context
@@ -46,6 +47,10 @@ class TooLittleMemory(ConfigError):
 
 class ModelError(StartupError):
     """A model that is missing, broken or unsupported."""
+
+
+class SourceChanged(ModelError):
+    """A file of a model that is no longer the file that the model was first loaded from."""
 
 
 class RequestError(CpuserveError):

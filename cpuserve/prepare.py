@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cpuserve.config.engine import EMBEDDINGS, EngineConfig, Resolved
+from cpuserve.config.engine import EMBEDDINGS, EngineConfig, Resolved, SourceFile
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError, TooLittleMemory
+from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32
 from cpuserve.platforms.cache_groups import block_bytes
@@ -70,14 +71,31 @@ def prepare(
     _check_template(asked)
     _check_tokenizer(asked)
     path = find(asked.options, progress)
+    sources = _sources(asked.options, path)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
+    resolved = _with_sources(
+        resolved, [*sources, *source_files(map(Path, facts.adapters.values()))]
+    )
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += tuned_notes(host.tuned, resolved.config.isa)
     notes += plugin_notes()
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
+
+
+def _sources(options: EngineOptions, path: Path) -> list[SourceFile]:
+    """Return the identity of the files of the model and its tokenizer, before they are read."""
+    given = options.tokenizer
+    return source_files([path] if given is None else [path, Path(given).expanduser()])
+
+
+def _with_sources(resolved: Resolved, sources: list[SourceFile]) -> Resolved:
+    config, *others = (
+        msgspec.structs.replace(config, sources=sources) for config in resolved.replicas
+    )
+    return replace(resolved, config=config, others=tuple(others))
 
 
 def _without(host: Host, size: int) -> Host:

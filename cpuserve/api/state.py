@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from cpuserve.serving.limits import ClientLimits
     from cpuserve.serving.registry import ModelRegistry
 
+DAMAGED = (
+    "The model's weights are damaged: none of the last steps computed a finite number. "
+    "Check the files of the model, or download them again, then start the server again"
+)
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -72,7 +77,8 @@ class ServerState:
         if self.draining or self.stopping:
             return "draining", reason or "The server is shutting down: send requests elsewhere"
         if reason is None:
-            return None
+            reason = DAMAGED if context.client.stats.damaged else self.models.trouble
+            return None if reason is None else ("failed", reason)
         if context.failed is not None or context.client.ended:
             return "failed", reason
         return "restarting" if context.ready else "loading", reason

@@ -25,6 +25,19 @@ class KvGroup(msgspec.Struct, frozen=True):
     layers: list[int]
 
 
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file that engines read, and its identity when the model was first prepared.
+
+    mtime_ns: the time of the last change of its content, in ns since 1970.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
 # The kinds of pooling that compute embeddings.
 EMBEDDINGS = ("last", "first", "mean")
 
@@ -77,6 +90,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_events: how changes of the prefix cache are published; None = they are not published.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
+    sources: the files of the model, its tokenizer and its adapters;
+      an engine that starts later refuses to read other files at these paths.
     long_rope: whether LongRoPE uses its factors for long sequences; false without LongRoPE.
     """
 
@@ -135,6 +150,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weights_on_disk: bool = False
     page_cache_bytes: int = 0
     long_rope: bool = False
+    sources: list[SourceFile] = []
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:

@@ -18,6 +18,7 @@ from cpuserve.engine.offload import check_tiers
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import dense_layers, splade_head
+from cpuserve.loader.source_files import check_same
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -58,15 +59,17 @@ def build_engine(
     """Build an engine: checkpoint, program, executor, and EngineCore.
 
     Raises:
-        StartupError: the model is missing, broken or unsupported.
+        StartupError: the model is missing, broken, unsupported, or another than at the first start.
     """
     started = time.perf_counter()
+    check_same(config.sources)
     check_tiers(config)
     kv_events = make_publisher(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
     head = _head(config, facts)
+    check_same(config.sources)  # the files may have changed while they were read
     report = executor.report()
     if wrong := report.get("misplaced"):
         log.warning("threads are not pinned as planned: %s", wrong)

@@ -12,6 +12,7 @@ import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.damage import DamageWatch
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
@@ -110,6 +111,7 @@ class EngineCore:
         self.turns = 0  # iterations of the engine's loop so far
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
+        self._damage = DamageWatch()
 
     def progress(self) -> object:
         """Return a value that changes while the engine makes progress; another thread calls this.
@@ -374,6 +376,7 @@ class EngineCore:
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
+        stats.damaged = self._damage.see(deltas)
         self._count_offload()
         if scheduler.drafter is not None:
             stats.drafts = scheduler.drafter.num_drafts

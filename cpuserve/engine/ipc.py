@@ -130,6 +130,7 @@ class Stats(msgspec.Struct, array_like=True):
     tiers: the offload tiers of the KV cache, by name.
     drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens,
       the number of draft tokens, and the number of draft tokens that were right.
+    damaged: whether none of the last steps computed a finite number (core/damage.py).
     """
 
     running: int = 0
@@ -150,6 +151,7 @@ class Stats(msgspec.Struct, array_like=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    damaged: bool = False
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

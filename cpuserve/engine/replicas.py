@@ -264,6 +264,7 @@ class ReplicaClient:
             total.running += stats.running
             total.waiting += stats.waiting
             total.prompt_rate += stats.prompt_rate
+            total.damaged |= stats.damaged
             if replica.serves:
                 total.kv_usage += stats.kv_usage / num_serving
                 total.step_s += stats.step_s / num_serving

@@ -14,6 +14,7 @@ from cpuserve.errors import (
     NotFound,
     RequestError,
     ServiceUnavailable,
+    SourceChanged,
     StartupError,
     TooLittleMemory,
 )
@@ -136,6 +137,11 @@ class ModelRegistry:
         """The largest of the models' limits on the bytes of a request body."""
         others = (slot.most_body_bytes for slot in self._slots.values())
         return max((self.first.limits.max_body_bytes, *others))
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the first model, which sleeps, cannot be woken until the operator acts."""
+        return self._first.trouble
 
     @property
     def asleep(self) -> bool:
@@ -427,7 +433,8 @@ class ModelRegistry:
                 except (StartupError, RequestError) as error:
                     log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
-                    raise slot.failed(msg, self._clock()) from None
+                    lasting = isinstance(error, SourceChanged)
+                    raise slot.failed(msg, self._clock(), lasting=lasting) from None
                 except Exception as error:  # for example, the disk is full
                     log.exception("model %s cannot be loaded", name)
                     msg = f"The model {name!r} cannot be loaded: the server's log has the reason"
@@ -493,19 +500,24 @@ class _Slot:
         self.can_stop = can_stop
         self.stop: Callable[[ModelContext], Awaitable[None]] = _close_engines
         self._failure: _Failure | None = None
+        self.trouble: str | None = None  # why the operator has to act before the model loads
 
     def set_loaded(self, context: ModelContext, now: float) -> None:
         """Set the context of the model, which is ready to serve requests."""
         self.context = context
         self.most_body_bytes = context.limits.max_body_bytes
         self.used = now
-        self._failure = None
+        self._failure = self.trouble = None
 
-    def failed(self, reason: str, now: float) -> ServiceUnavailable:
-        """Remember that a load failed, and return the error for the requests that wait for it."""
+    def failed(self, reason: str, now: float, *, lasting: bool = False) -> ServiceUnavailable:
+        """Remember that a load failed, and return the error for the requests that wait for it.
+
+        lasting: whether the model cannot be loaded until its operator acts.
+        """
         before = self._failure
         pause = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
         self._failure = _Failure(reason, now + pause, pause)
+        self.trouble = reason if lasting else None
         return self._failure.refusal(now)
 
     def check_pause(self, now: float) -> None:

@@ -11,10 +11,12 @@ from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.engine.affinity import on_cpus
+from cpuserve.loader.source_files import check_same
 from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import SourceFile
     from cpuserve.config.server import ServerOptions
     from cpuserve.config.several import NamedModel
     from cpuserve.engine.ipc import StageProgress, Stats
@@ -46,6 +48,7 @@ class ModelLoader:
         self._prepare = prepare
         self._options = options
         self._spare = spare
+        self._sources: list[SourceFile] = []  # the model's files when it was first loaded
         # The context length is unknown until the model is loaded; few contexts exceed 1M tokens.
         self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
 
@@ -65,6 +68,7 @@ class ModelLoader:
             details = details_of(prepared)
             context, _ = make_context(client, configs, self._options, platform, kv_bytes, details)
             context.set_ready(*loaded)
+            self._sources = config.sources
         except BaseException:
             await client.close()
             raise
@@ -76,6 +80,7 @@ class ModelLoader:
         return context
 
     def _prepared(self, promised_bytes: int) -> Prepared:
+        check_same(self._sources)
         with on_cpus(self._spare.cpus):  # prepare() derives settings from the CPUs of its thread
             return self._prepare(promised_bytes)
 

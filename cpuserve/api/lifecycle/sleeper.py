@@ -7,6 +7,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.memory_trim import trim_asleep
+from cpuserve.loader.source_files import check_same
 from cpuserve.prepare import check_fits
 from cpuserve.tokenizer.rendering.client import RENDERER
 
@@ -45,8 +46,10 @@ class EngineSleeper:
 
         Raises:
           TooLittleMemory: too little memory is free for the model now.
-          StartupError: an engine cannot start, or the files of the tokenizer have changed.
+          SourceChanged: a file of the model is not the file of the first start.
+          StartupError: an engine cannot start.
         """
+        await asyncio.to_thread(check_same, self._prepared.resolved.config.sources)
         with self._spare.starting():
             await asyncio.to_thread(check_fits, self._prepared, promised_bytes)
         load = context.get_tokenizer().load_again

@@ -26,8 +26,9 @@ from cpuserve.core.request import Request
 from cpuserve.engine.grammars.grammar_queue import GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
 from cpuserve.engine.grammars.process import GrammarProcessLost, Process
-from cpuserve.errors import LIMITS
+from cpuserve.errors import LIMITS, SourceChanged
 from cpuserve.ids import RequestId
+from cpuserve.loader.source_files import check_same
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
@@ -117,6 +118,7 @@ class Grammars:
         self._start = Start(
             config.tokenizer_path, vocab, ends, num_masks, words, cpus, threads, behind
         )
+        self._sources = config.sources
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
         self._requests: dict[RequestId, _GrammarRequest] = {}
@@ -191,12 +193,16 @@ class Grammars:
                 break
             try:
                 if self._process is None or self._process.lost:
+                    check_same(self._sources)  # the process reads the tokenizer
                     self._process = Process(self._start)
                 return self._process.compile(Compile(grammar.number, *grammar.key)), True
             except GrammarProcessLost as lost:
                 error = str(lost)
                 if self._process is not None:
                     self._process.end()
+            except SourceChanged as changed:
+                error = str(changed)
+                break
             except (OSError, RuntimeError) as refused:
                 error = f"the process for grammars cannot be started: {refused} ({LIMITS})"
                 break
