@@ -35,6 +35,7 @@ from cpuserve.api.status import (
 )
 from cpuserve.api.systemone.router import SYSTEM_ONE
 from cpuserve.api.tei.dialect import TEI
+from cpuserve.api.tgi.dialect import TGI
 from cpuserve.api.tokenize import router as tokenize
 from cpuserve.api.vllm import load
 from cpuserve.version import version
@@ -56,6 +57,7 @@ DIALECTS = (
     POOLING,
     SYSTEM_ONE,
     TEI,
+    TGI,
     COHERE,
 )
 ROUTERS = (

@@ -134,12 +134,14 @@ def post_by_field(
     name: str,
     about: str,
     otherwise: Endpoint[Any] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> None:
     """Add a route that serves several endpoints; a body field and the model select the endpoint.
 
     endpoints: the endpoints by field and pooling type. A field may be nested,
       such as "inputs.sentences". The first of these fields that the body has selects its endpoints.
     otherwise: the endpoint for bodies without any of these fields.
+    refused: the message (404) for bodies of media types with these beginnings, such as "audio/".
     name, about: the name and the description of the operation in /openapi.json.
     """
     names = dict.fromkeys(field.partition(".")[0] for field in endpoints)
@@ -159,6 +161,10 @@ def post_by_field(
         raise InvalidRequest(msg)
 
     async def serve(request: Request) -> Response:
+        media = request.headers.get("content-type", "").lower()
+        for beginning, msg in (refused or {}).items():
+            if media.startswith(beginning):
+                raise NotFound(msg, code="unknown_url")
         return await _respond(request, partial(endpoint_of, request))
 
     served = [each for choices in endpoints.values() for each in choices.values()]

@@ -8,11 +8,13 @@ from cpuserve.api.openai.chat.router import create_chat_completion
 from cpuserve.api.openai.completions.router import create_completion
 from cpuserve.api.openai.embeddings.router import create_embeddings
 from cpuserve.api.pooling.router import classify, pooling
+from cpuserve.api.response.unknown_route import NO_AUDIO, NO_IMAGES
 from cpuserve.api.route import ByPooling, post_by_field
 from cpuserve.api.scores.router import rerank, score
 from cpuserve.api.tei.router import embed_sparse, predict, similarity, tei_embed, tei_rerank
 from cpuserve.api.tei.token_labels import token_labels
 from cpuserve.api.tei.tokens import tei_tokenize
+from cpuserve.api.tgi.router import tgi_inference
 from cpuserve.api.tokenize.router import tokenize
 
 router = APIRouter()
@@ -21,6 +23,7 @@ _TEI: dict[str, ByPooling] = {
     "inputs.source_sentence": {"": similarity},
     "inputs": {
         "": tei_embed,
+        "none": tgi_inference,
         "classify": predict,
         "rank": predict,
         "splade": embed_sparse,
@@ -28,13 +31,14 @@ _TEI: dict[str, ByPooling] = {
     },
 }
 
-# TEI and Hugging Face clients send requests of all tasks to this path.
+# Clients of TEI, TGI and Hugging Face send requests of all tasks to this path.
 post_by_field(
     router,
     "/",
     _TEI,
     name="inference",
-    about="Serve embeddings, labels, scores or similarities, in the format of TEI.",
+    refused={"audio/": NO_AUDIO, "image/": NO_IMAGES},
+    about="Serve texts in the format of TGI, or embeddings, labels or scores in that of TEI.",
 )
 # SageMaker sends requests of every kind to this path.
 post_by_field(

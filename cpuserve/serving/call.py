@@ -170,6 +170,8 @@ class GenerateCall(CommonFields, kw_only=True):
     classify: the vectors are the logits of a classifier, one for each label:
       "text" = one vector for each prompt, "tokens" = one for each token. "" = embeddings or scores.
     vectors: the kind of vectors, one of VECTORS of sampling/params.py.
+    num_best: the response has this number of the n sequences of each prompt, those with the
+      highest mean logprob, for which `logprobs` must be set; None = all n.
     beams: the response has the best texts that a beam search finds; None = sampled texts.
     lines: the rules for ending the response at a line; None = no rules.
     fills_cache: max_tokens may be 0, to compute the prompt for later requests.
@@ -208,6 +210,7 @@ class GenerateCall(CommonFields, kw_only=True):
     default_max_tokens: int | None = None
 
     logprobs: int | None = None
+    num_best: int | None = None
     echo: bool = False
     suffix: str | None = None
     earlier: Earlier | None = None

@@ -11,6 +11,7 @@ A response that is not streamed is made of the same events as a stream, so the t
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from dataclasses import dataclass, field
@@ -234,6 +235,11 @@ class Choice:
                 pass
 
     @property
+    def mean_logprob(self) -> float:
+        """The mean of the logprobs of the tokens; 0 if there are none."""
+        return math.fsum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
+
+    @property
     def reasoning(self) -> str:
         """All thoughts as one text."""
         return "\n\n".join("".join(thought.text) for thought in self.thoughts)
@@ -252,10 +258,11 @@ class Choice:
 
 @dataclass(slots=True)
 class WholeResponse:
-    """All events of a response, joined by choice."""
+    """All events of a response, joined by choice. left_out: see `keep_best`."""
 
     choices: list[Choice]
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0, 0))
+    left_out: list[Choice] = field(default_factory=list)
 
     def add(self, events: list[Event]) -> None:
         """Add the next list of events to their choices."""
@@ -265,6 +272,18 @@ class WholeResponse:
             else:
                 self.choices[event.index].add(event)
 
+    def keep_best(self, n: int, num_best: int) -> None:
+        """Keep num_best of the n choices of each prompt: those with the highest mean logprob.
+
+        The best choice of a prompt becomes its first one.
+        """
+        kept: list[Choice] = []
+        for start in range(0, len(self.choices), n):
+            ranked = sorted(self.choices[start : start + n], key=lambda c: -c.mean_logprob)
+            kept += ranked[:num_best]
+            self.left_out += ranked[num_best:]
+        self.choices = kept
+
     @property
     def num_shown(self) -> int:
         """The number of token ids, vector elements and logprobs that the response may contain."""
@@ -273,7 +292,7 @@ class WholeResponse:
             + len(choice.vector) // 4
             + num_entries(choice.logprobs)
             + num_entries(choice.scores)
-            for choice in self.choices
+            for choice in (*self.choices, *self.left_out)
         )
 
 

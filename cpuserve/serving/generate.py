@@ -315,6 +315,8 @@ class Generation:
         async with aclosing(self.events()) as batches:
             async for events in batches:
                 whole.add(events)
+        if self.call.num_best is not None:
+            whole.keep_best(self.sequences[0].n, self.call.num_best)
         return whole
 
     async def _one(self, sequence: SequenceRequest) -> Events:

@@ -56,6 +56,7 @@ ROUTES = {
     "/embed_sparse": PostRoute({"inputs": "hi"}, "sparse"),
     "/similarity": PostRoute({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "last"),
     "/predict": PostRoute({"inputs": "hi"}, "classify"),
+    **dict.fromkeys(("/generate", "/generate_stream"), PostRoute({"inputs": "hi"})),
     "/decode": PostRoute({"ids": [65]}, runs=False),
     "/tokenize": PostRoute({"prompt": "hi"}, runs=False),
     "/detokenize": PostRoute({"tokens": [65]}, runs=False),
@@ -74,6 +75,7 @@ RUNS = [path for path, route in ROUTES.items() if route.runs]
 NO_MODEL = (
     "/inference/v1/generate",
     *("/api/embeddings", "/embedding", "/embeddings"),
+    *("/generate", "/generate_stream"),
     *("/v1/embed", "/v2/embed", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
 )
 # Routes without a model in the body, and /infill.

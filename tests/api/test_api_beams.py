@@ -82,7 +82,7 @@ def test_a_chat_has_the_same_search_and_best_of_is_its_width():
         ({"best_of": "x"}, "best_of"),
         ({"length_penalty": 1e9}, "length_penalty"),
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
-        ({"use_beam_search": False, "best_of": 2}, "best_of"),
+        ({"use_beam_search": False, "best_of": 2, "stream": True}, "best_of"),
     ],
     ids=str,
 )

@@ -54,6 +54,7 @@ LLAMACPP = {
 }
 
 
+TGI = {"generate", "generate_stream"}
 TEI = {"embed", "embed_all", "embed_sparse", "predict", "similarity", "decode", "info"}
 
 
@@ -69,6 +70,8 @@ def dialect_of(path, headers=()):
         return "cohere"
     if path.split("/")[1] in TEI:
         return "tei"
+    if path.split("/")[1] in TGI:
+        return "tgi"
     return "llamacpp" if path.split("/")[1] in LLAMACPP else "openai"
 
 
@@ -90,6 +93,10 @@ def check(body, dialect, where):
         assert list(error) == ["error", "error_type"], where
         assert error["error_type"] in TEI_KINDS, where
         told = error["error"]
+    elif dialect == "tgi":
+        assert list(error) == ["error", "error_type"], where
+        assert error["error_type"] in TGI_KINDS, where
+        told = error["error"]
     elif dialect == "llamacpp":
         assert list(error)[:1] == ["error"], where
         assert {"code", "message", "type"} <= error["error"].keys(), where
@@ -103,6 +110,7 @@ def check(body, dialect, where):
     assert told, where
 
 
+TGI_KINDS = {"validation", "generation", "overloaded", "incomplete_generation"}
 TEI_KINDS = {"Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"}
 ANTHROPIC_KINDS = {
     "invalid_request_error",

@@ -66,10 +66,30 @@ class HasBeams(Protocol):
 
 
 def check_best_of(n: int, best_of: Any) -> None:
-    """Raise InvalidRequest if best_of differs from n in a request without beam search."""
+    """Raise InvalidRequest if best_of differs from n in a chat without beam search."""
     if best_of is not None and best_of != n:
         msg = f"best_of is only possible with use_beam_search: omit it, or set it to n ({n})"
         raise unsupported(msg, "best_of")
+
+
+def sampled_best_of(request: HasBeams, *, stream: bool) -> int | None:
+    """Return how many texts are sampled for each prompt, of which the n best are returned.
+
+    None = n texts, which are all returned.
+
+    Raises:
+      InvalidRequest: best_of is out of range, or the response is a stream.
+    """
+    n, best_of = request.n or 1, request.best_of
+    if request.use_beam_search or best_of in (None, n):
+        return None
+    if not isinstance(best_of, int) or best_of < n:
+        msg = f"best_of must be a whole number of n ({n}) or more, got {best_of!r:.80}"
+        raise InvalidRequest(msg, param="best_of")
+    if stream:
+        msg = "best_of is not possible in a stream: omit it, or set stream to false"
+        raise unsupported(msg, "best_of")
+    return best_of
 
 
 def beam_rules(request: HasBeams) -> BeamRules | None:
@@ -83,7 +103,6 @@ def beam_rules(request: HasBeams) -> BeamRules | None:
         if penalty not in (None, 1):
             msg = "length_penalty needs use_beam_search: set it to true"
             raise unsupported(msg, "length_penalty")
-        check_best_of(n, best_of)
         return None
     for name, neutral in _NOT_WITH_BEAMS.items():
         value = getattr(request, name, None)

@@ -33,6 +33,7 @@ from cpuserve.api.tei.schema import (
     TeiEmbedRequest,
     TeiRerankRequest,
 )
+from cpuserve.api.tgi.schema import TgiParameters, TgiRequest
 from cpuserve.api.tokenize.schema import TokenizeRequest
 from cpuserve.config.reference import between
 
@@ -58,6 +59,8 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.TEI, "/similarity", SimilarityRequest),
     (fields.TEI, "/predict", PredictRequest),
     (fields.TEI, "/rerank (TEI)", TeiRerankRequest),
+    (fields.TGI, "/generate", TgiRequest),
+    (fields.TGI_PARAMETERS, "parameters of /generate", TgiParameters),
     (fields.RERANK, "/v1/rerank", RerankRequest),
     (fields.RERANK, "/v1/score", ScoreRequest),
     (fields.DECISIONS, "/v1/systemone", SystemOneRequest),

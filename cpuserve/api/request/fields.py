@@ -21,6 +21,7 @@ MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "to
 POOLING = "pooling"
 TOKENS = "inference"
 TEI = "tei"
+TGI, TGI_PARAMETERS = "tgi", "tgi parameters"
 COHERE = "cohere embed"
 DECISIONS = "systemone"
 COMPLETION = "completion"
@@ -182,6 +183,12 @@ REFUSED = (
     Refused("continue_final_message", (EMBEDDINGS, POOLING), _NO_MESSAGES),
     Refused("data", (POOLING,)),
     Refused("encoding_format", (TEI,), "is not supported: omit it", off=("float",)),
+    # Fields of TGI, and of the pipelines of transformers
+    Refused("watermark", (TGI_PARAMETERS,)),
+    Refused("num_return_sequences", (TGI_PARAMETERS,), off=(1,)),
+    Refused("stop_sequences", (TGI_PARAMETERS,), _send("stop")),
+    Refused("max_length", (TGI_PARAMETERS,), _send("max_new_tokens")),
+    Refused("max_time", (TGI_PARAMETERS,), "is not supported: send timeout beside parameters"),
     Refused("max_chunks_per_doc", (RERANK,)),
     Refused("max_tokens_per_doc", (RERANK,)),
     Refused("rank_fields", (RERANK,)),

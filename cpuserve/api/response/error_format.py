@@ -16,6 +16,7 @@ from cpuserve.api.llamacpp.errors import llama_error
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.response.error_json import Envelope, error_json
 from cpuserve.api.tei.errors import tei_error, tei_status
+from cpuserve.api.tgi.errors import tgi_error, tgi_status
 from cpuserve.errors import status_of
 
 
@@ -76,8 +77,9 @@ TEI = ErrorFormat(
         "/info",
     ),
 )
+TGI = ErrorFormat(tgi_error, tgi_status, ("/generate", "/generate_stream"))
 COHERE = ErrorFormat(cohere_error, beginnings=("/v1/embed", "/v2/embed"))
-_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI, COHERE)
+_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI, TGI, COHERE)
 
 
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:

@@ -10,18 +10,19 @@ from starlette.routing import BaseRoute, Route
 BASE = "/v1"
 _BASES = (BASE, "/api")
 _CHAT = f"{BASE}/chat/completions"
-_TEXT = f"{BASE}/completions"
 _MAX_SHOWN = 200
 
 # Hints for methods that clients of other servers expect, appended to the error message.
 _FIXED = {("POST", "/props"): ". The settings of this server are the options of its start"}
 # Routes that are never suggested, because clients with a similar path mean a longer route.
 _NOT_MEANT = {"/", "/completion", "/embedding"}
+NO_AUDIO = "audio is not supported: this server reads and writes text only"
+NO_IMAGES = "images are not supported: this server reads and writes text only"
 # Path prefixes of other servers with a hint for this server; the first matching prefix is used.
 _ELSEWHERE = (
-    (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
-    (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
-    (f"{BASE}/images", "images are not supported: this server reads and writes text only"),
+    (f"{BASE}/audio", NO_AUDIO),
+    (f"{BASE}/realtime", NO_AUDIO),
+    (f"{BASE}/images", NO_IMAGES),
     (f"{BASE}/moderations", "moderation is not supported: this server generates text only"),
     (f"{BASE}/fine_tuning", "this server does not train models"),
     (f"{BASE}/assistants", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
@@ -45,7 +46,6 @@ _ELSEWHERE = (
     ("/api/me", "there are no accounts: see --api-key"),
     ("/api/signin", "there are no accounts: see --api-key"),
     ("/api/signout", "there are no accounts: see --api-key"),
-    ("/generate", f"this route of other servers is not supported: use {_TEXT}"),
     *(
         (f"/api/v{n}/models", f"LM Studio's own API is not supported: use {BASE}/models")
         for n in "01"

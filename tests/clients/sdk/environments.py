@@ -33,6 +33,9 @@ ENVIRONMENTS = {
     "openai": Environment((_OPENAI,), VECTORS, in_extra=True),
     "anthropic": Environment((_ANTHROPIC,), in_extra=True),
     "ollama": Environment(("ollama==0.6.3",), VECTORS, in_extra=True),
+    "huggingface_hub": Environment(
+        ("huggingface-hub==2.4.0", "aiohttp==3.14.5"), ("scripted", "tiny"), in_extra=True
+    ),
     "litellm": Environment(("litellm==1.110.2",), VECTORS),
     "langchain": Environment(
         (

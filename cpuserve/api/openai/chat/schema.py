@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.openai.beams import beam_rules
+from cpuserve.api.openai.beams import beam_rules, check_best_of
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.checks import (
     check_fields_together,
@@ -173,6 +173,8 @@ def to_call(request: ChatRequest) -> GenerateCall:
     if any(kind != "text" for kind in request.modalities or ()):
         msg = 'modalities can only be ["text"]: this server writes nothing else'
         raise unsupported(msg, "modalities")
+    if not request.use_beam_search:
+        check_best_of(request.n or 1, request.best_of)
     offer = offered(request.tools or [])
     choice, function, tools = tool_choice(request.tool_choice, offer.functions, _WORDS)
     return call_from(

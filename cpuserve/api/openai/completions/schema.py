@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.openai.beams import beam_rules
+from cpuserve.api.openai.beams import beam_rules, sampled_best_of
 from cpuserve.api.openai.checks import (
     check_fields_together,
     form_field,
@@ -84,9 +84,14 @@ class Completion(msgspec.Struct):
 def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest if fields are not supported or contradictory."""
     check_fields_together(request)
+    best_of = sampled_best_of(request, stream=bool(request.stream))
+    chosen: dict[str, Any] = {}
+    if best_of is not None:
+        chosen = {"n": best_of, "num_best": request.n or 1, "logprobs": request.logprobs or 0}
     return call_from(
         request,
         refused_names(request),
+        **chosen,
         max_tokens=length(request),
         repetition_penalty=repetition_penalty(request),
         default_max_tokens=COMPLETION_TOKENS,
@@ -97,4 +102,5 @@ def to_call(request: CompletionRequest) -> GenerateCall:
 
 def words(request: CompletionRequest) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
-    return {"max_tokens": length_field(request), "structured_outputs": form_field(request)}
+    found = {"max_tokens": length_field(request), "structured_outputs": form_field(request)}
+    return found if request.best_of is None else {**found, "n": "best_of"}

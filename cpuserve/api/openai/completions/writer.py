@@ -55,10 +55,9 @@ class CompletionWriter:
             as_ids=bool(asked.return_tokens_as_token_ids),
             skip_special_tokens=skip_special,
         )
+        top = None if asked.logprobs is None else sequences[0].params.num_top
         self._parts = [
-            _Part(
-                received, self._names, sequence.prompt, sequence.params.num_top, echo, skip_special
-            )
+            _Part(received, self._names, sequence.prompt, top, echo, skip_special)
             for sequence in sequences
         ]
         self._scored: dict[int, PromptLogprobs | None] = {}
@@ -123,17 +122,17 @@ class CompletionWriter:
                 received.created,
                 self._model,
                 received.context.fingerprint,
-                [self._choice(choice) for choice in response.choices],
+                [self._choice(*each) for each in enumerate(response.choices)],
                 usage_body(response.usage),
                 msgspec.UNSET if self._timed is None else timings_of(self._timed),
             )
         )
 
-    def _choice(self, choice: Choice) -> CompletionChoice:
-        part = self._parts[choice.index]
+    def _choice(self, index: int, choice: Choice) -> CompletionChoice:
+        part = self._parts[choice.index]  # with best_of, `index` numbers only the best choices
         text = part.echoed_text() + "".join(choice.text)
         return CompletionChoice(
-            choice.index,
+            index,
             text,
             part.logprobs(choice.token_ids, choice.logprobs, choice.scores),
             choice.reason,

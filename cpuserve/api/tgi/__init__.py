@@ -1,0 +1,1 @@
+"""Generated text in the format of text-generation-inference (TGI) of Hugging Face."""

@@ -1,0 +1,55 @@
+"""POST /generate and /generate_stream, and the endpoint of `POST /` for models that generate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Response
+
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.error_format import TGI
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.route import generate, post
+from cpuserve.api.tgi.errors import UNPROCESSABLE, TgiError
+from cpuserve.api.tgi.schema import TgiGenerated, TgiGenerateRequest, TgiRequest, tgi_call, words
+from cpuserve.api.tgi.writer import TgiListWriter, TgiWriter
+
+router = APIRouter()
+_post = partial(
+    post,
+    router,
+    error=TgiError,
+    errors=TGI,
+    also=(UNPROCESSABLE,),
+    id_prefix="generate-",
+)
+
+
+@_post("/generate", schema=TgiGenerateRequest, response=TgiGenerated, words=words)
+async def tgi_generate(received: RequestContext, asked: TgiGenerateRequest) -> Response:
+    """Continue a prompt."""
+    return await _generated(received, asked, TgiWriter, stream=False)
+
+
+@_post("/generate_stream", schema=TgiGenerateRequest, response=None, stream=EVENTS, words=words)
+async def tgi_stream(received: RequestContext, asked: TgiGenerateRequest) -> Response:
+    """Continue a prompt, as a stream with an event for each token."""
+    return await _generated(received, asked, TgiWriter, stream=True)
+
+
+@_post(schema=TgiRequest, response=list[TgiGenerated], stream=EVENTS, words=words)
+async def tgi_inference(received: RequestContext, asked: TgiRequest) -> Response:
+    """Continue a prompt, as a list with one text or as a stream."""
+    return await _generated(received, asked, TgiListWriter, stream=bool(asked.stream))
+
+
+async def _generated(
+    received: RequestContext,
+    asked: TgiGenerateRequest,
+    writer: type[TgiWriter],
+    *,
+    stream: bool,
+) -> Response:
+    return await generate(
+        received, asked, lambda asked: tgi_call(asked, received.context, stream=stream), writer
+    )
