@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
 def activate(x: Tensor, then: Then) -> Tensor:
     """Apply the activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
     if then.endswith("_mul"):
@@ -30,16 +40,8 @@ def activate(x: Tensor, then: Then) -> Tensor:
         if then == "clamped_swiglu_mul":
             gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
             return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-        return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
-    if then == "relu":
-        return F.relu(x)
-    if then == "relu2":
-        return F.relu(x).square()
-    if then == "silu":
-        return F.silu(x)
-    if then == "gelu":
-        return F.gelu(x)
-    return F.gelu(x, approximate="tanh") if then == "gelu_tanh" else x
+        return _FUNCTIONS[then.removesuffix("_mul")](gate) * up
+    return _FUNCTIONS[then](x)
 
 
 def soften(x: Tensor, cap: float) -> Tensor:
