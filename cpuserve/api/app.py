@@ -95,8 +95,8 @@ def create_app(
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
-    If `api_keys` is not empty, all routes except /health, /ping and /live require a key;
-    public_metrics exempts /metrics and /version as well.
+    If `api_keys` is not empty, all requests require a key, except to read /health, /ping, /live
+    and the chat page; public_metrics exempts /metrics and /version as well.
 
     host_names: the values that the Host header may have besides local names; None allows any.
     cors: the CORS rules; None = web pages of other origins cannot read responses.

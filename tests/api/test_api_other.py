@@ -361,7 +361,7 @@ def test_every_route_but_health_asks_for_a_key(locked, route, header):
     api, (method, path) = locked, route
     headers = {} if header is None else {"authorization": header}
     response = api.request(method, path, headers=headers)
-    if path in ("/health", "/ping", "/live"):
+    if method == "GET" and path in ("/health", "/ping", "/live"):
         assert response.status_code == 200
         return
     assert response.status_code == 401

@@ -1,4 +1,4 @@
-"""Middleware that requires an API key, except on public routes."""
+"""Middleware that requires an API key, except to read public routes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING
 
-from cpuserve.api.request.headers import CALLER, header
+from cpuserve.api.request.headers import CALLER, READS, header
 from cpuserve.api.response.errors import Unauthorized, error_response
 from cpuserve.api.webui.page import asks_for_page
 
@@ -15,15 +15,18 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Load balancers and supervisors request these paths without a key; they show only the status.
+# Load balancers and supervisors read these paths without a key; they show only the status.
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
 # With --public-metrics, Prometheus and inventory tools can read these paths without a key.
 METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 
 class ApiKeys:
-    """Responds with 401 unless the request has a valid API key or its route is public.
+    """Responds with 401 unless the request has a valid API key, or reads a public route.
 
+    No path is public for other methods: POST / computes embeddings, and GET / is the chat page.
+
+    public: the paths that GET and HEAD may read without a key.
     webui: the chat page is public, because it contains no data and asks the user for the key.
     """
 
@@ -50,7 +53,9 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _is_public(self, scope: Scope) -> bool:
-        return scope["path"] in self._public or (self._webui and asks_for_page(scope))
+        if self._webui and asks_for_page(scope):
+            return True
+        return scope["method"] in READS and scope["path"] in self._public
 
     def _identify(self, scope: Scope) -> Unauthorized | None:
         """Store the caller in `scope` if the request has a valid key; otherwise return an error."""

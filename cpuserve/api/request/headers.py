@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 CALLER = "cpuserve.caller"
 # The key in ASGI scopes for a flag: run this request after all others, as for lines of a batch.
 LOW_PRIORITY = "cpuserve.low_priority"
+# The methods that change nothing, in any route.
+READS = frozenset({"GET", "HEAD"})
 
 
 def header(scope: Scope, name: bytes) -> bytes:

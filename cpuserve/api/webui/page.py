@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuserve.api.request.headers import header
+from cpuserve.api.request.headers import READS, header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +70,11 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 def asks_for_page(scope: Scope) -> bool:
-    """Whether a request is for a file of the chat page; only browsers accept HTML explicitly."""
+    """Whether a request reads a file of the chat page; only browsers accept HTML explicitly.
+
+    "/" is also the path of other answers: of the description of the server, and of embeddings.
+    """
     path: str = scope["path"]
-    if path == "/":
-        return b"text/html" in bytes(header(scope, b"accept")).lower()
-    return path.startswith(_PLACE)
+    if scope["method"] not in READS or path not in page_files():
+        return False
+    return path != "/" or b"text/html" in bytes(header(scope, b"accept")).lower()
