@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
 
+from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.client import ReplicaStatus
@@ -260,7 +261,7 @@ class ProcessClient:
     def on_lost(self) -> None:
         """After the engine has closed its socket, wait for its end, then fail all waiting calls."""
         if not self._closing and self._burial is None:
-            self._burial = asyncio.get_running_loop().create_task(self._bury())
+            self._burial = keep("ending requests of a dead engine", self._bury)
 
     # --- hang detection -----------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.affinity import affinity, on_cpus
 from cpuserve.engine.client import EngineClient, ReplicaStatus
@@ -18,7 +20,7 @@ from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess
 from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
-from cpuserve.errors import CpuserveError, EngineDead
+from cpuserve.errors import EngineDead
 from cpuserve.log import get_logger
 from cpuserve.sampling.params import SamplingParams
 
@@ -287,7 +289,9 @@ class ReplicaClient:
             for task in waiting:
                 task.cancel()
         self._ready = True
-        self._keepers = [asyncio.create_task(self._keep(r)) for r in self._replicas]
+        self._keepers = [
+            keep(f"restarting {r.name}", partial(self._keep, r)) for r in self._replicas
+        ]
 
     async def generate(
         self,
@@ -563,7 +567,7 @@ class ReplicaClient:
                 async with self._changing:
                     await self._restore(replica)
                     replica.restoring = False
-            except (CpuserveError, OSError) as error:
+            except Exception as error:
                 replica.deaths += 1
                 wait = self._policy.delay_s(replica.deaths)
                 replica.trouble = f"{error}; the start will be tried again"

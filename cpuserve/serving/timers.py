@@ -6,13 +6,14 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable
 
+from cpuserve.background import keep
+
 
 class Timers:
     """A timer for each slot of a model (`_Slot` of registry.py), and one for the server (None)."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Future[object]] = set()
 
     def start(self, slot: Hashable, seconds: float, run: Callable[[], Awaitable[object]]) -> None:
         """Await run() after `seconds` and stop the earlier timer of `slot`; infinite = never."""
@@ -33,6 +34,4 @@ class Timers:
 
     def _begin(self, slot: Hashable, run: Callable[[], Awaitable[object]]) -> None:
         self._running.pop(slot, None)
-        task = asyncio.ensure_future(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep("unloading idle models", run)

@@ -14,11 +14,14 @@ from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
+from cpuserve.background import Pauses, keep
 from cpuserve.config.server import ServerOptions
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak
 from tests.helpers.patience import PATIENCE_S, until
 
+# Pauses of background tasks that tests do not wait for.
+QUICK = Pauses(first_s=0.02, longest_s=0.05, steady_s=0.2)
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
@@ -108,7 +111,8 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
         server = make_server(app_of(state, http), http, **timeouts)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         if state.batches is not None:
-            batches = asyncio.create_task(state.batches.run(create_app(state)))
+            inner = create_app(state)
+            batches = keep("running batches", lambda: state.batches.run(inner), QUICK)
         try:
             while not server.started:
                 await asyncio.sleep(0.005)

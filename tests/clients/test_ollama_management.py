@@ -8,6 +8,7 @@ import ollama
 import pytest
 
 from tests.helpers.adapter import adapter_of
+from tests.helpers.full_disk import full_disk
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -239,6 +240,29 @@ def test_files_are_checked_and_bounded(tmp_path):
             assert "start" in served[1]
             assert refusal(lambda: client.delete("nobody"))[0] == 404
             assert refusal(lambda: client.delete("../a"))[0] == 400
+
+
+def test_on_a_full_disk_nothing_is_created_and_the_error_says_why(client, server):
+    data = b"of a model"
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    client.create("kept", from_="tiny", system="A")
+    before = [model.model for model in client.list().models]
+    with full_disk(server.pid):
+        for work in (
+            lambda: client.create("other", from_="tiny", system="B"),
+            lambda: client.create("kept", from_="tiny", system="B"),
+            lambda: client.copy("kept", "other"),
+        ):
+            status, told = refusal(work)
+            assert status == 507
+            assert "--models-dir cannot be written, because" in told
+        answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data)
+        assert answer.status_code == 507
+        assert "--models-dir cannot be written" in answer.json()["error"]
+        assert [model.model for model in client.list().models] == before
+    assert 'SYSTEM """A"""' in client.show("kept").modelfile
+    answer = httpx.post(f"{server.url}/api/blobs/{digest}", content=data)
+    assert answer.status_code == 201
 
 
 def test_a_server_without_a_directory_says_how_to_get_one(shared_server):

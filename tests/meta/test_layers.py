@@ -37,7 +37,7 @@ RANK = {
     "program": 4, "core": 4,
     "sampling": 3,
     "platforms": 2,
-    "config": 1,
+    "config": 1, "background": 1,
     "children": 0, "lost_signals": 0,
     "errors": 0, "ids": 0, "registry": 0, "plugins": 0, "log": 0, "metrics": 0, "version": 0,
 }  # fmt: skip

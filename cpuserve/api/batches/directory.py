@@ -17,10 +17,12 @@ from typing import TypeVar
 
 import msgspec
 
+from cpuserve.api.response.disk import writing
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 
 S = TypeVar("S", bound=msgspec.Struct)
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+_PLACE = "--files-dir"
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -103,8 +105,21 @@ class FileDirectory:
         """Return a new, unique id for a file."""
         return f"file-{uuid.uuid4().hex}"
 
+    def write(self, file_id: str, lines: Iterable[bytes]) -> None:
+        """Write the content of a new file; DiskError if the disk does not take all of it."""
+        with writing(_PLACE):
+            handle = open_plain(self.path_of(file_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(handle, "wb") as out:
+                out.writelines(lines)
+                out.flush()
+                os.fsync(out.fileno())
+
     def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
-        """Store the description of the content at path_of(file_id), and return it as a file."""
+        """Store the description of the content at path_of(file_id), and return it as a file.
+
+        Raises:
+          DiskError: the description cannot be written.
+        """
         size = self.path_of(file_id).stat().st_size
         made = FileObject(
             id=file_id,
@@ -114,7 +129,8 @@ class FileDirectory:
             purpose=purpose,
         )
         stored = StoredFile(caller=caller, file=made)
-        write_whole(self._files / f"{file_id}.json", stored)
+        with writing(_PLACE):
+            write_whole(self._files / f"{file_id}.json", stored)
         self._known[file_id] = stored
         return made
 
@@ -132,18 +148,33 @@ class FileDirectory:
         return found.file
 
     def remove(self, file_id: str) -> None:
-        """Delete a file and its description; a missing file is no error."""
+        """Delete a file and its description; a missing file is no error.
+
+        Raises:
+          DiskError: the directory cannot be written; the file is still there.
+        """
+        with writing(_PLACE):
+            (self._files / f"{file_id}.json").unlink(missing_ok=True)
+            self.path_of(file_id).unlink(missing_ok=True)
         self._known.pop(file_id, None)
-        (self._files / f"{file_id}.json").unlink(missing_ok=True)
-        self.path_of(file_id).unlink(missing_ok=True)
 
     def save(self, name: str, record: msgspec.Struct) -> None:
-        """Write the record of the batch `name` to disk, in place of an earlier record."""
-        write_whole(self._batches / f"{name}.json", record)
+        """Write the record of the batch `name` to disk, in place of an earlier record.
+
+        Raises:
+          DiskError: the record cannot be written; the earlier record is still there.
+        """
+        with writing(_PLACE):
+            write_whole(self._batches / f"{name}.json", record)
 
     def delete_record(self, name: str) -> None:
-        """Delete the record of the batch `name`; a missing record is no error."""
-        (self._batches / f"{name}.json").unlink(missing_ok=True)
+        """Delete the record of the batch `name`; a missing record is no error.
+
+        Raises:
+          DiskError: the record cannot be deleted.
+        """
+        with writing(_PLACE):
+            (self._batches / f"{name}.json").unlink(missing_ok=True)
 
     def records(self, kind: type[S]) -> list[S]:
         """Return the records of all batches."""
@@ -180,8 +211,19 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     handle = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with os.fdopen(handle, "wb") as out:
-        out.write(msgspec.json.encode(value))
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(msgspec.json.encode(value))
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Write all of `data` to a descriptor, which may take several calls."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]

@@ -7,14 +7,16 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from cpuserve.api.batches.directory import FileDirectory, open_plain
+from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
 from cpuserve.api.batches.line_runner import LineResult, result_id, run_lines
 from cpuserve.api.batches.lines import BatchLine, LineError, check_lines, read_lines
+from cpuserve.api.response.disk import DiskError, writing
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.log import get_logger
 
@@ -143,17 +145,14 @@ class BatchService:
 
         Raises:
           InvalidRequest: the server stores too many bytes of files, or too many batches.
+          DiskError: the lines cannot be written.
         """
         self._make_room()
         self.directory.check_room(sum(map(len, lines)))
         name = self.directory.new_id()
         made = self._new(kind, endpoint, name, RequestCounts(len(lines)))
         try:
-            handle = open_plain(self.directory.path_of(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            with os.fdopen(handle, "wb") as out:
-                out.writelines(lines)
-                out.flush()
-                os.fsync(out.fileno())
+            self.directory.write(name, lines)
             return self._add(self._record(caller, made, owns_files=True))
         except BaseException:
             self.directory.remove(name)
@@ -240,6 +239,7 @@ class BatchService:
 
         Raises:
           InvalidRequest: the batch has ended.
+          DiskError: the record cannot be written; the batch is not cancelled.
         """
         found = self.find(caller, batch_id, kind)
         if found.ended:
@@ -250,8 +250,12 @@ class BatchService:
         if self._current is not None and self._current[0] == batch_id:
             self._current[1].cancel()
         else:  # this batch waits in the queue
-            self._recount(found)
-            self._end(found, "cancelled")
+            try:
+                self._recount(found)
+                self._end(found, "cancelled")
+            except DiskError as error:  # the runner ends it later
+                log.error("batch %s cannot be ended now: %s", batch_id, error)
+                self._waiting.set()
         return found
 
     def delete(self, caller: str, batch_id: str, kind: BatchKind) -> None:
@@ -267,7 +271,12 @@ class BatchService:
         self._forget(found)
 
     async def run(self, app: ASGIApp) -> None:
-        """Run batches until this task is cancelled. app: the ASGI app that serves the endpoints."""
+        """Run batches until this task is cancelled. app: the ASGI app that serves the endpoints.
+
+        Raises:
+          DiskError: results or records cannot be written. No batch has failed because of this:
+            the next call goes on with the same batch.
+        """
         while True:
             waiting = [found for found in self._records.values() if not found.ended]
             if not waiting:
@@ -287,14 +296,14 @@ class BatchService:
             self._settle(record, work)
 
     def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
-        """Set the final status of a batch after its task has ended."""
-        batch = record.batch
+        """Set the final status of a batch after its task has ended; DiskError is raised again."""
         if not work.cancelled() and (error := work.exception()) is not None:
+            if isinstance(error, DiskError):
+                raise error
             message = error.strerror if isinstance(error, OSError) else str(error)
-            log.error("batch %s failed: %s", batch.id, message)
-            batch.errors = BatchErrors([LineError("batch_failed", str(message))])
-            self._end(record, "failed")
-        elif batch.status == "cancelling":
+            log.error("batch %s failed: %s", record.batch.id, message)
+            self._end(record, "failed", [LineError("batch_failed", str(message))])
+        elif record.batch.status == "cancelling":
             self._end(record, "cancelled")
 
     async def _run(self, app: ASGIApp, record: BatchRecord) -> None:
@@ -308,8 +317,7 @@ class BatchService:
             urls = (batch.endpoint,)
             total, errors = await asyncio.to_thread(check_lines, source, urls, longest)
             if errors:
-                batch.errors = BatchErrors(errors)
-                self._end(record, "failed")
+                self._end(record, "failed", errors)
                 return
             batch.request_counts = RequestCounts(total)
             self._set(record, "in_progress")
@@ -341,27 +349,30 @@ class BatchService:
         record.batch.request_counts = RequestCounts(record.batch.request_counts.total)
         _Results(self.directory, record).close()
 
-    def _end(self, record: BatchRecord, status: str) -> None:
-        """Make files of the results that clients can read, and set the final status."""
+    def _end(self, record: BatchRecord, status: str, errors: list[LineError] | None = None) -> None:
+        """Make files of the results that clients can read, and set the final status.
+
+        errors: why the whole batch failed.
+        """
         batch, directory = record.batch, self.directory
+        shown: dict[str, Any] = {"errors": BatchErrors(errors)} if errors else {}
         for name, suffix in ((record.output, "output"), (record.errors, "error")):
             path = directory.path_of(name)
             if record.owns_files or not path.exists():
                 continue
             if path.stat().st_size == 0:
-                path.unlink()
+                directory.remove(name)
                 continue
             directory.add(record.caller, name, f"{batch.id}_{suffix}.jsonl", "batch_output")
-            if suffix == "output":
-                batch.output_file_id = name
-            else:
-                batch.error_file_id = name
-        self._set(record, status)
+            shown[f"{suffix}_file_id"] = name
+        self._set(record, status, **shown)
 
-    def _set(self, record: BatchRecord, status: str) -> None:
-        record.batch.status = status
-        setattr(record.batch, f"{status}_at", int(time.time()))
-        self.directory.save(record.batch.id, record)
+    def _set(self, record: BatchRecord, status: str, **more: Any) -> None:
+        """Set the status and more fields of a batch, on disk before in memory."""
+        now = {"status": status, f"{status}_at": int(time.time())}
+        changed = msgspec.structs.replace(record.batch, **now, **more)
+        self.directory.save(changed.id, msgspec.structs.replace(record, batch=changed))
+        record.batch = changed
 
 
 class _Results:
@@ -375,29 +386,38 @@ class _Results:
         self._directory = directory
         self._record = record
         record.expired = 0
-        self._outputs = self._opened(record.output)
-        self._errors = self._opened(record.errors)
+        with ExitStack() as undo:
+            self._outputs = self._opened(record.output, undo)
+            self._errors = self._opened(record.errors, undo)
+            undo.pop_all()
 
     def write(self, result: LineResult) -> None:
         """Append a result with its line in one piece, so that a killed server leaves whole lines.
 
         Raises:
           InvalidRequest: the stored files would exceed --files-bytes.
-          OSError: the disk is full.
+          DiskError: the line cannot be written.
         """
         data = msgspec.json.encode(result) + b"\n"
         self._directory.check_room(len(data))
         handle = self._outputs if result.succeeded else self._errors
-        left = memoryview(data)
-        while left:
-            left = left[os.write(handle, left) :]
+        before = os.fstat(handle).st_size
+        with writing("--files-dir"):
+            try:
+                write_all(handle, data)
+            except OSError:
+                os.ftruncate(handle, before)  # other workers may write lines before they end
+                raise
         self._count(result)
 
     def close(self) -> None:
-        """Flush both files to disk, and close them."""
-        for handle in (self._outputs, self._errors):
-            os.fsync(handle)
-            os.close(handle)
+        """Flush both files to disk, and close them; DiskError if the disk does not take all."""
+        handles = self._outputs, self._errors
+        with writing("--files-dir"), ExitStack() as closing:
+            for handle in handles:
+                closing.callback(os.close, handle)
+            for handle in handles:
+                os.fsync(handle)
 
     def _count(self, result: LineResult) -> None:
         self.done.add(result.id)
@@ -406,16 +426,25 @@ class _Results:
         counts.failed += not result.succeeded
         self._record.expired += result.error is not None and result.error.code == EXPIRED
 
-    def _opened(self, name: str) -> int:
-        """Open a file for appending, and remove an incomplete last line."""
+    def _opened(self, name: str, undo: ExitStack) -> int:
+        """Open a file for appending, and remove an incomplete or damaged line with all after it.
+
+        undo: closes the file again.
+        """
         path = self._directory.path_of(name)
-        handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        with writing("--files-dir"):
+            handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        undo.callback(os.close, handle)
         end = 0
         with os.fdopen(os.dup(handle), "rb") as known:
             for data in known:
+                try:
+                    result = msgspec.json.decode(data, type=LineResult)
+                except msgspec.DecodeError:
+                    break
                 if not data.endswith(b"\n"):
                     break
                 end += len(data)
-                self._count(msgspec.json.decode(data, type=LineResult))
+                self._count(result)
         os.ftruncate(handle, end)
         return handle

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.api.batches.directory import open_plain
+from cpuserve.api.batches.directory import open_plain, write_all
 from cpuserve.api.request.file_body import receive_body
+from cpuserve.api.response.disk import writing
 from cpuserve.api.response.errors import UnsupportedMediaType
 from cpuserve.errors import InvalidRequest
 
@@ -36,21 +38,25 @@ async def read_upload(
       RequestTimeout: the client paused too long.
       InvalidRequest: the body is malformed or not UTF-8, or has no file or several files.
       ClientGone: the client closed the connection.
+      DiskError: the file cannot be written.
     """
     parts = _Parts(_boundary(request), path)
     try:
-        await receive_body(
-            request,
-            parts.feed,
-            most=most,
-            wait_s=wait_s,
-            paused=f"The client sent nothing for {wait_s:g} s: upload the file again",
-            too_large=(
-                f"The upload is larger than {most} bytes, the room that is left: delete "
-                "files, or start the server with a larger --files-bytes"
-            ),
-        )
-        return parts.end()
+        with writing("--files-dir"):
+            await receive_body(
+                request,
+                parts.feed,
+                most=most,
+                wait_s=wait_s,
+                paused=f"The client sent nothing for {wait_s:g} s: upload the file again",
+                too_large=(
+                    f"The upload is larger than {most} bytes, the room that is left: delete "
+                    "files, or start the server with a larger --files-bytes"
+                ),
+            )
+            found = parts.end()
+            await parts.flush()
+            return found
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -121,6 +127,11 @@ class _Parts:
             raise InvalidRequest(msg, param=_FILE, code="missing_required_parameter")
         return self._file_name, self._fields
 
+    async def flush(self) -> None:
+        """Return when the disk has the whole file, so that an accepted upload is never lost."""
+        if self._out is not None:
+            await asyncio.to_thread(os.fsync, self._out)
+
     def close(self) -> None:
         """Close the file that the upload is written to."""
         if self._out is not None:
@@ -170,9 +181,7 @@ class _Parts:
         if self._field == _FILE:
             self._decode(piece)
             assert self._out is not None
-            left = memoryview(piece)
-            while left:
-                left = left[os.write(self._out, left) :]
+            write_all(self._out, piece)
             return
         self._data += piece
         if len(self._data) > _MOST_FIELD or len(self._fields) >= 16:

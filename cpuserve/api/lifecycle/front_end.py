@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
+from cpuserve.background import keep
 from cpuserve.config.env import cache_dir
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.errors import CpuserveError, EngineDead
@@ -134,16 +136,16 @@ class FrontEnd:
     async def _serve(self, http: asyncio.Task[None], on_ready: ShowFn | None) -> int:
         stopped = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self.load())
-        watching = asyncio.create_task(self._watch())
+        watching = keep("watching the engine", self._watch)
         shown: asyncio.Task[None] | None = None
         batches: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
-                batches = asyncio.create_task(self._run_batches())
+                batches = keep("running batches", self._run_batches)
                 if on_ready is not None:
-                    shown = asyncio.create_task(_shown(on_ready, self._url, self._client))
+                    shown = keep("the banner", partial(_shown, on_ready, self._url, self._client))
                 await asyncio.wait((stopped, watching, http), return_when=asyncio.FIRST_COMPLETED)
             if http.done():
                 http.result()

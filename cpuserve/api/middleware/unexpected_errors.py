@@ -1,4 +1,7 @@
-"""Middleware that responds with 500 to exceptions that no handler expected."""
+"""Middleware that responds with 500 to exceptions that no handler expected.
+
+Errors of a full or read-only disk get 507.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.log import RECORD
+from cpuserve.api.response.disk import disk_error
 from cpuserve.api.response.errors import error_response, settle_failure
 from cpuserve.serving.cancellation import CANCELLATIONS
 
@@ -36,7 +40,8 @@ class UnexpectedErrors:
         except CANCELLATIONS:
             raise
         except BaseException as error:
-            settle_failure(error, scope)
+            shown = disk_error(error) or error
+            settle_failure(shown, scope)
             if started:
                 raise  # the response has started, so uvicorn can only close the connection
-            await error_response(error, None, scope)(scope, receive, send)
+            await error_response(shown, None, scope)(scope, receive, send)

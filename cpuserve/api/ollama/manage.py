@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
+from cpuserve.api.response.disk import writing
 from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.route import post
 from cpuserve.api.state import created_models, get_state
@@ -138,10 +140,11 @@ async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
       PayloadTooLarge: the files on the server would exceed --models-bytes.
       RequestTimeout: the client paused too long.
       ClientGone: the client closed the connection.
+      DiskError: the file cannot be written.
     """
     room, wait_s = created.directory.room(), get_state(request).limits.body_timeout_s
     found = hashlib.sha256()
-    with os.fdopen(open_new(part), "wb") as out:
+    with writing("--models-dir"), os.fdopen(open_new(part), "wb") as out:
 
         def write(data: bytes) -> None:
             found.update(data)
@@ -158,4 +161,6 @@ async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
                 "or start the server with a larger --models-bytes"
             ),
         )
+        out.flush()
+        await asyncio.to_thread(os.fsync, out.fileno())
     return found.hexdigest()

@@ -16,11 +16,12 @@ from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.listed import digest_of
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
 from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.disk import disk_error
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
 from cpuserve.api.state import created_models
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ModelError, NotFound
+from cpuserve.errors import ModelError, NotFound, RequestError
 from cpuserve.log import get_logger
 from cpuserve.serving.call import unsupported
 
@@ -113,6 +114,7 @@ async def download(created: CreatedModels, name: str) -> Steps:
 
     Raises:
       NotFound: the model does not exist, cannot be downloaded, or is too large.
+      DiskError: the disk of the cache is full or read-only.
     """
     loop, reports = asyncio.get_running_loop(), asyncio.Queue[OllamaProgress | None]()
     stop, room, digest = threading.Event(), created.directory.room(), digest_of(name)
@@ -158,10 +160,16 @@ async def download(created: CreatedModels, name: str) -> Steps:
         try:
             await fetching
         except ModelError as error:
-            msg = f"model {name!r} cannot be pulled: {error}"
-            raise NotFound(msg, code="model_not_found") from None
+            raise _refused(name, error) from None
         if first:
             yield _PULLING
     finally:
         stop.set()
         fetching.cancel()
+
+
+def _refused(name: str, error: ModelError) -> RequestError:
+    """Return the error of a request for a model that cannot be downloaded."""
+    if (full := disk_error(error, "the cache of models")) is not None:
+        return full
+    return NotFound(f"model {name!r} cannot be pulled: {error}", code="model_not_found")

@@ -9,6 +9,7 @@ from cpuserve.api.response.errors import error_response
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
+from cpuserve.background import troubles
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.load_progress import health_body
 from cpuserve.version import version
@@ -26,7 +27,8 @@ class Version(msgspec.Struct):
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
-    The body of a 200 is empty, unless only some of several engines can serve.
+    The body of a 200 is empty, unless only some of several engines can serve
+    or a background task has failed; then `status` is "degraded", and `reasons` says why.
     The body of a 503 has the usual error and `status`:
     "loading" (with `stage`, and `done` and `total` in bytes), "draining" (the server will stop,
     but still serves new requests), "restarting" (the engine has died), or "failed": the engine
@@ -43,9 +45,14 @@ async def health(request: Request) -> Response:
         return Response(shown, 503, headers, media_type="application/json")
     replicas = state.context.client.replicas
     up = sum(replica.serves for replica in replicas)
-    if up == len(replicas):
+    reasons = troubles()
+    if up == len(replicas) and not reasons:
         return Response(status_code=200)
-    body = {"status": "degraded", "replicas": len(replicas), "serving": up}
+    body: dict[str, object] = {"status": "degraded"}
+    if up < len(replicas):
+        body |= {"replicas": len(replicas), "serving": up}
+    if reasons:
+        body["reasons"] = reasons
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

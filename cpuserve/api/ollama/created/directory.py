@@ -20,6 +20,7 @@ import msgspec
 
 from cpuserve.api.batches.directory import open_plain, write_whole
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
+from cpuserve.api.response.disk import writing
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.log import get_logger
 
@@ -27,6 +28,7 @@ log = get_logger("serve")
 
 # Seconds that a blob of no model is kept: its client may be about to create the model.
 _UNUSED_S = 3600.0
+_PLACE = "--models-dir"
 
 
 class ModelDirectory:
@@ -95,7 +97,8 @@ class ModelDirectory:
 
     def keep_blob(self, part: Path, digest: str) -> None:
         """Move a completely received file to its final path, which contains its SHA-256."""
-        part.replace(self._blob(digest))
+        with writing(_PLACE):
+            part.replace(self._blob(digest))
 
     def room(self) -> int:
         """Return how many more bytes may be stored; if none, first delete unused files.
@@ -138,6 +141,7 @@ class ModelDirectory:
 
         Raises:
           NotFound: a file has not been sent.
+          DiskError: the folder cannot be written.
         """
         missing = [name for name, digest in files.items() if not self.has_blob(digest)]
         folder = self._weights / key_of(files)
@@ -148,11 +152,12 @@ class ModelDirectory:
             msg = f"the file {missing[0]} is not here: send it to /api/blobs/sha256:{digest} first"
             raise NotFound(msg)
         made = folder.with_suffix(f".{uuid.uuid4().hex}.part")
-        made.mkdir(mode=0o700)
         try:
-            for name, digest in files.items():
-                os.link(self._blob(digest), made / name)
-            made.replace(folder)
+            with writing(_PLACE):
+                made.mkdir(mode=0o700)
+                for name, digest in files.items():
+                    os.link(self._blob(digest), made / name)
+                made.replace(folder)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
@@ -168,15 +173,26 @@ class ModelDirectory:
             raise InvalidRequest(msg, param="model", code="models_full")
 
     def save(self, made: Manifest) -> None:
-        """Write a manifest to disk, in place of an earlier manifest with the same name."""
+        """Write a manifest to disk, in place of an earlier manifest with the same name.
+
+        Raises:
+          InvalidRequest: the number of models is at its limit.
+          DiskError: the manifest cannot be written; the earlier one is still there.
+        """
         self.check_room(made.name)
-        write_whole(self._path(made.name), made)
+        with writing(_PLACE):
+            write_whole(self._path(made.name), made)
         self.manifests[made.name] = made
 
     def remove(self, name: str) -> None:
-        """Delete a model, and its files unless other models use them."""
+        """Delete a model, and its files unless other models use them.
+
+        Raises:
+          DiskError: the directory cannot be written; the model is still there.
+        """
+        with writing(_PLACE):
+            self._path(name).unlink(missing_ok=True)
         found = self.manifests.pop(name)
-        self._path(name).unlink(missing_ok=True)
         used = {digest for other in self.manifests.values() for digest in other.digests}
         for digest in found.digests - used:
             self._blob(digest).unlink(missing_ok=True)

@@ -93,15 +93,16 @@ class CreatedModels:
         Raises:
           NotFound: there is no such model.
           InvalidRequest: the model comes from the command line of the server.
+          DiskError: the directory cannot be written; the model is still served.
         """
         found = self.directory.manifests.get(name)
         if found is None:
             self._check_start(name)
             msg = f"model {name[:200]!r} was not found: /api/tags lists the models"
             raise NotFound(msg, code="model_not_found")
+        self.directory.remove(name)
         if self._models.is_created(name):
             self._models.drop(name)
-        self.directory.remove(name)
 
     def _check_start(self, name: str) -> None:
         if name in self._models.names:
