@@ -102,7 +102,8 @@ class LLM(PoolingMethods):
         self._client: InlineClient = InlineClient(config)
         try:
             names = config.tokenizer_path, config.chat_template
-            self._tokenizer, self._template = load_tokenizer(*names)
+            parses = config.control_tokens_in_messages
+            self._tokenizer, self._template = load_tokenizer(*names, parses)
             self._client.start()
         except BaseException:
             self.close()
@@ -390,7 +391,8 @@ class LLM(PoolingMethods):
         if found is None:
             template = self._template
             if source is not None:
-                template = ChatTemplate(template_source(source), self._tokenizer)
+                given, parses = template_source(source), template.parses_messages
+                template = ChatTemplate(given, self._tokenizer, parses_messages=parses)
             parsers = parsers_of(self.config)
             learned = NO_TEMPLATE if template.fault() else learn_format(template, *parsers)
             found = self._chats[source] = self._context_of(template, learned)

@@ -31,7 +31,7 @@ from cpuserve.serving.pooling_tasks import (
 )
 from cpuserve.serving.similarity import cosine, each_once
 from cpuserve.serving.tasks import default_task, select_task, tasks_of
-from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
+from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class PoolingMethods:
         both = list(zip(first, second, strict=True))
         if embeds:
             return self._similarities(both, instruction, use_tqdm)
-        pairs = PairEncoder.of(self._tokenizer, self._client.info)
+        pairs = self._context.get_pairs()
         requests = [
             self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
             for query, document in both

@@ -131,6 +131,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str
+    control_tokens_in_messages: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     rank_cpus: list[list[int]] = []

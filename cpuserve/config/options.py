@@ -270,6 +270,19 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="FILE",
         ),
     ] = None
+    control_tokens_in_messages: Annotated[
+        bool | None,
+        option(
+            MODEL,
+            "Let the text of a control token in a message, a tool or a result, such as "
+            "`<|im_end|>`, become this token, as vLLM does. Whoever writes such a text can then "
+            "write turns of any role. Otherwise it is text like any other.",
+            default="false",
+            kind="flag",
+            flags=("--control-tokens-in-messages",),
+            env="CPUSERVE_CONTROL_TOKENS_IN_MESSAGES",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         str,
         option(

@@ -76,6 +76,7 @@ def resolve(
         default_sampling=_default_sampling(options, ledger, facts),
         served_model_names=_served_names(options, ledger, facts),
         chat_template=options.chat_template,
+        control_tokens_in_messages=bool(options.control_tokens_in_messages),
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
         work_sizes=_work_sizes(ledger, host, executor, execution.isa),

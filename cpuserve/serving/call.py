@@ -54,7 +54,7 @@ class Prompt:
     continues: whether the prompt ends with the beginning of the response's text.
     waits: whether the forced beginning of the response is not in the prompt,
       but comes after the model's thought, if the model thinks.
-    rendered: the messages as the chat template wrote them.
+    rendered: the messages as the chat template wrote them, with masks (tokenizer/masks.py).
     opening: the beginning of the response, which follows `rendered` in the prompt.
     labels: the labels of the options, if the prompt is a question of a decision.
     shared: the number of tokens that all prompts of the call share at their beginning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
@@ -52,7 +53,7 @@ async def chat_prompt(
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening
     if call.earlier is not None:
-        ids = await continued(context, call.earlier, text + begun)
+        ids = await continued(context, call.earlier, text + begun, masked=True)
         return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
     ids = await chat_tokens(context, call, text, begun, most)
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
@@ -67,7 +68,11 @@ def _tags(context: ModelContext) -> ThinkTags:
 
 
 def render_chat(context: ModelContext, call: GenerateCall) -> str:
-    """Return the prompt text; InvalidRequest if the messages or the template are invalid."""
+    """Return the prompt text, with masks (see ChatTemplate.render).
+
+    Raises:
+      InvalidRequest: the messages or the template are invalid.
+    """
     continue_final = bool(call.continue_final_message)
     generation_prompt = call.add_generation_prompt
     if generation_prompt is None:
@@ -78,7 +83,7 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
         )
         raise InvalidRequest(msg, role="continue_final_message")
     kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
-    render = context.get_chat_template().render
+    render = partial(context.get_chat_template().render, own_marks=context.own_marks)
     given = call.messages or []
     if context.preset is not None and call.earlier is None:
         given = context.preset.opened(given)

@@ -52,6 +52,7 @@ class ModelContext:
       see `unavailable`.
     learned_format: how the model writes tool calls and thoughts.
     shown_ids: the special tokens around tool calls and thoughts, which the parser needs as text.
+    own_marks: the texts of all control tokens around tool calls and thoughts.
     fills_in: whether the model has tokens for fill-in-the-middle.
     kv_bytes: the most bytes of memory that the KV cache may take.
     pooling: how the model makes embeddings (see EngineConfig.pooling).
@@ -77,6 +78,7 @@ class ModelContext:
     chat_template: ChatTemplate | None = None
     learned_format: LearnedFormat = NO_TEMPLATE
     shown_ids: frozenset[int] = frozenset()
+    own_marks: frozenset[str] = frozenset()
     fills_in: bool = False
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
@@ -127,6 +129,7 @@ class ModelContext:
         self.chat_template = chat_template
         self.learned_format = learned_format or learn_format(chat_template)
         self.shown_ids = self.learned_format.shown_ids(tokenizer)
+        self.own_marks = self.learned_format.own_marks(tokenizer)
         self.fills_in = InfillTokens.of(tokenizer) is not None
         info = self.client.info
 
@@ -230,7 +233,8 @@ class ModelContext:
     def get_pairs(self) -> PairEncoder:
         """Return the encoder of pairs of texts; call check_available first."""
         if self.pairs is None:
-            self.pairs = PairEncoder.of(self.get_tokenizer(), self.client.info)
+            mask = self.get_chat_template().mask
+            self.pairs = PairEncoder.of(self.get_tokenizer(), self.client.info, mask)
         return self.pairs
 
     def get_tokenizer(self) -> Tokenizer:

@@ -24,10 +24,12 @@ def next_turn(text: str) -> tuple[str, list[ConversationMessage]]:
     ]
 
 
-async def continued(context: ModelContext, earlier: Earlier, rendered: str) -> list[int]:
+async def continued(
+    context: ModelContext, earlier: Earlier, rendered: str, *, masked: bool
+) -> list[int]:
     """Return the earlier token ids and the ids of the new prompt.
 
-    rendered: the messages as the template wrote them, or a text.
+    rendered: the messages as the template wrote them (masked), or a text.
 
     Raises:
       InvalidRequest: the template wrote no earlier turn, or the new prompt alone is too long.
@@ -41,7 +43,7 @@ async def continued(context: ModelContext, earlier: Earlier, rendered: str) -> l
                 "earlier responses: send messages to /api/chat"
             )
             raise InvalidRequest(msg, role="context")
-    (ids,) = await encode(context, [after], add_special_tokens=False)
+    (ids,) = await encode(context, [after], add_special_tokens=False, masked=masked)
     first = context.get_tokenizer().before_text
     if not mark and ids[: len(first)] == first:
         ids = ids[len(first) :]

@@ -41,13 +41,15 @@ class CreatedName:
         if self._texts is not None and self._texts[0] is base.tokenizer:
             tokenizer, made.chat_template, made.learned_format = self._texts
             made.shown_ids = made.learned_format.shown_ids(tokenizer)
+            made.own_marks = made.learned_format.own_marks(tokenizer)
         return made
 
     async def prepared(self, base: ModelContext) -> ModelContext:
         """Return the context after its template has been read; `base` is loaded."""
         source, tokenizer = self._preset.template, base.get_tokenizer()
         if source is not None and (self._texts is None or self._texts[0] is not tokenizer):
-            template = ChatTemplate(source, tokenizer)
+            parses = base.get_chat_template().parses_messages
+            template = ChatTemplate(source, tokenizer, parses_messages=parses)
             learned = await asyncio.to_thread(learn_format, template)
             self._texts = tokenizer, template, learned
         return self.view(base)

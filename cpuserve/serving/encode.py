@@ -33,9 +33,11 @@ async def encode(
     most: int | None = None,
     cut: Cut | None = None,
     places: list[int] | None = None,
+    masked: bool = False,
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
+    masked: the texts are rendered prompts, with masks for control texts of messages.
     cut: which tokens are kept of each text; None = all tokens.
     places: the index of each text among the inputs of an embedding request, for the error message.
 
@@ -45,14 +47,16 @@ async def encode(
     tokenizer, num_chars = context.get_tokenizer(), sum(map(len, texts))
     unlocked = len(texts) > 1 and num_chars > LONG_CHARS
     longest = context.max_model_len if most is None else most
+    encode_one = tokenizer.encode_masked if masked else tokenizer.encode
 
     def encode_all() -> list[list[int]]:
-        for index, text in enumerate(texts):
+        for index, given in enumerate(texts):
+            text = tokenizer.masks.unmask(given) if masked else given
             if cut is None and cannot_fit(tokenizer, text, longest):
                 at = None if places is None else places[index]
                 raise too_long(text, longest, context.max_model_len, at)
         return [
-            tokenizer.encode(
+            encode_one(
                 text,
                 add_special_tokens,
                 unlocked=unlocked,

@@ -58,6 +58,7 @@ async def chat_tokens(
 ) -> list[int]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
 
+    text: the prompt with masks (tokenizer/masks.py).
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
     The call may ask for a prompt that is cut.
     """
@@ -65,15 +66,19 @@ async def chat_tokens(
     add_special = bool(call.add_special_tokens)
     cut = cut_of(context, call)
     if cut is not None:
-        (ids,) = await encode(context, [given], add_special_tokens=add_special, cut=cut)
+        (ids,) = await encode(
+            context, [given], add_special_tokens=add_special, cut=cut, masked=True
+        )
         return ids
     if context.recent is not None and not add_special and not _is_repeatable(context, call):
         known = await _known(context, call, text)
     if known is None:
-        (ids,) = await encode(context, [given], add_special_tokens=add_special, most=most)
+        (ids,) = await encode(
+            context, [given], add_special_tokens=add_special, most=most, masked=True
+        )
         return ids
     before, end = known
-    (rest,) = await encode(context, [given[end:]], add_special_tokens=False, most=most)
+    (rest,) = await encode(context, [given[end:]], add_special_tokens=False, most=most, masked=True)
     return [*before, *rest]
 
 
@@ -153,13 +158,15 @@ def _continued(
     tokenizer, begin = context.get_tokenizer(), len(earlier.text)
     specials = tuple(filter(None, map(tokenizer.token_text, tokenizer.special_ids)))
     marks = set(map(tokenizer.token_text, context.shown_ids))
-    written = earlier.opening + tokenizer.decode(earlier.response, skip_special_tokens=False)
+    masks = tokenizer.masks
+    written = earlier.opening + masks.mask_decoded(earlier.response, decoder(context))
     end = begin + len(written)
     if not (text.startswith(written, begin) and text.startswith(specials, end)):
         most = end + (_TIMES_LONGER - 1) * len(written) + _CHARS_LONGER
         places = [text.find(token, begin, most) for token in specials if token not in marks]
         end = min((place for place in places if place >= 0), default=-1)
-        if end < 0 or not _same_message(context, earlier, text[begin:end], written):
+        pair = map(masks.unmask, (text[begin:end], written))
+        if end < 0 or not _same_message(context, earlier, *pair):
             return None
     return ids_of(earlier.ids), end
 

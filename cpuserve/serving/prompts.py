@@ -60,7 +60,8 @@ async def prompts_of(
     if call.suffix:
         return await _infill_prompts(context, call, call.suffix)
     if call.earlier is not None and isinstance(call.prompt, str):
-        return [Prompt(await continued(context, call.earlier, call.prompt))]
+        ids = await continued(context, call.earlier, call.prompt, masked=False)
+        return [Prompt(ids)]
     cut = cut_of(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
     given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.arrange import arranged, without_thoughts
+from cpuserve.tokenizer.conversation import ConversationMessage
 from cpuserve.tokenizer.described import ASKS_FOR_CALLS, described, example_of
 from cpuserve.tokenizer.messages import template_messages
-from cpuserve.tokenizer.rendering.client import RENDERER, TemplateRefused, TemplateStopped
+from cpuserve.tokenizer.rendering.client import NESTED, RENDERER, TemplateRefused, TemplateStopped
 from cpuserve.tokenizer.traits import Traits, find_traits
 
 if TYPE_CHECKING:
@@ -43,16 +44,25 @@ class ChatTemplate:
     """A Jinja chat template. A process with limits on memory and time renders it."""
 
     def __init__(
-        self, source: str | None, tokenizer: Tokenizer, tool_source: str | None = None
+        self,
+        source: str | None,
+        tokenizer: Tokenizer,
+        tool_source: str | None = None,
+        *,
+        parses_messages: bool = False,
     ) -> None:
         """source: the template, or None for a model without one; `render` then raises an error.
 
         tool_source: the template for requests with tools, if the model has a separate one.
+        parses_messages: texts of control tokens in messages become these tokens.
         """
         self.source = source
         self.tool_source = tool_source or source
         self._special_tokens = dict(tokenizer.special_tokens)
         self._tokenizer = tokenizer
+        self.parses_messages = parses_messages
+        tokenizer.prepare_masks()
+        self._turns: dict[str, str] = {}
         self._traits: dict[str, Traits | InvalidRequest] = {}
         self._examples: dict[str, str] = {}
 
@@ -64,12 +74,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         rewrites_ids: bool = True,
+        own_marks: Collection[str] = (),
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text. The text includes BOS: encode it with add_special_tokens=False.
+        """Return the prompt text, in which control texts of messages are masked (masks.py).
 
+        The text includes BOS: encode it with `Tokenizer.encode_masked` and without special tokens.
         The call waits for another process.
 
+        own_marks: texts of control tokens around thoughts and calls. An earlier response may have
+          them, so the content of an assistant's message keeps them, unless they begin or end turns.
         rewrites_ids: whether ids of calls are changed to those that the template accepts
           (call_ids.py).
         kwargs: further template variables, such as enable_thinking, with JSON types.
@@ -83,9 +97,13 @@ class ChatTemplate:
             msg = f"this model has no chat template (a base model?); {_INSTEAD}"
             raise InvalidRequest(msg)
         traits = self._traits_of(source)
-        checked = template_messages(
-            messages, keeps_developer=traits.developer, text_arguments=traits.text_arguments
-        )
+        checked = [
+            self._masked_message(message, source, traits, own_marks)
+            for message in template_messages(
+                messages, keeps_developer=traits.developer, text_arguments=traits.text_arguments
+            )
+        ]
+        tools = self._masked(tools)
         if tools and not traits.tools:
             checked = described(checked, tools, traits, self._example(source, traits))
         elif not traits.calls and ASKS_FOR_CALLS.search(source):  # the template drops calls
@@ -93,7 +111,7 @@ class ChatTemplate:
         known = arranged(checked, traits if rewrites_ids else replace(traits, call_ids="any"))
         given = tools if traits.takes_tools else None
         further = {
-            **checked_variables(kwargs),
+            **self._masked(checked_variables(kwargs)),
             "tools": given or None,
             **_further_tools(source, given),
             "add_generation_prompt": add_generation_prompt,
@@ -108,6 +126,39 @@ class ChatTemplate:
             return self._render(source, fewer, further)
         except TemplateRefused as error:
             raise _cannot(error) from None
+
+    def mask(self, text: str) -> str:
+        """Return a text for a rendered prompt, with its control texts masked."""
+        found: str = self._masked(text)
+        return found
+
+    def _masked(self, value: Any, but: Collection[str] = ()) -> Any:
+        masks = self._tokenizer.masks
+        try:
+            return masks.mask_all(value, masks.texts if self.parses_messages else but)
+        except RecursionError:
+            raise TemplateStopped(NESTED) from None
+
+    def _masked_message(
+        self, message: ConversationMessage, source: str, traits: Traits, own_marks: Collection[str]
+    ) -> ConversationMessage:
+        masked: ConversationMessage = self._masked(message)
+        if message["role"] != "assistant" or masked["content"] == message["content"]:
+            return masked
+        turn = self._turn(source, traits)
+        kept = {text for text in own_marks if text not in turn}
+        return {**masked, "content": self._masked(message["content"], kept)}
+
+    def _turn(self, source: str, traits: Traits) -> str:
+        """Return a turn of the user as a template writes it; "" if it refuses the turn."""
+        if source not in self._turns:
+            asked: list[ConversationMessage] = [{"role": "user", "content": "a"}]
+            further = {"add_generation_prompt": False}
+            try:
+                self._turns[source] = self._render(source, arranged(asked, traits), further)
+            except TemplateRefused:
+                self._turns[source] = ""
+        return self._turns[source]
 
     def fault(self) -> str | None:
         """Return which requests will be refused because a template is broken, and why, or None.

@@ -11,17 +11,22 @@ from cpuserve.tokenizer.directory import check_files, find_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
-def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate]:
+def load_tokenizer(
+    path: str, chat_template: str | None, parses_messages: bool = False
+) -> tuple[Tokenizer, ChatTemplate]:
     """Return (tokenizer at `path`, chat template); chat_template = None: the model's template.
+
+    parses_messages: texts of control tokens in messages become these tokens.
 
     Raises:
         ModelError: there is no tokenizer, or `chat_template` is a file that does not exist.
     """
     tokenizer = Tokenizer.load(Path(path))
+    source, tool_source = tokenizer.chat_template, tokenizer.tool_template
     if chat_template is not None:
-        return tokenizer, ChatTemplate(template_source(chat_template), tokenizer)
-    found = ChatTemplate(tokenizer.chat_template, tokenizer, tokenizer.tool_template)
-    return tokenizer, found
+        source, tool_source = template_source(chat_template), None
+    template = ChatTemplate(source, tokenizer, tool_source, parses_messages=parses_messages)
+    return tokenizer, template
 
 
 def check_tokenizer(given: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,17 +39,22 @@ class PairEncoder:
     asks: the prompt is a question about the pair (Qwen3-Reranker).
     type_ids: the number added to the ids of tokens of type 1, which selects the second copy
       of the word embeddings of BERT; 0 for a model without token types.
+    mask: masks the control texts in a question about a pair; None = the tokenizer's own masks.
     """
 
     tokenizer: Tokenizer
     asks: bool
     type_ids: int = 0
+    mask: Callable[[str], str] | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, info: Mapping[str, object]) -> PairEncoder:
+    def of(
+        cls, tokenizer: Tokenizer, info: Mapping[str, object], mask: Callable[[str], str]
+    ) -> PairEncoder:
         """Return the encoder of a reranker; info: the report of its engine."""
         types = info.get("type_ids")
-        return cls(tokenizer, info.get("asks") is True, types if isinstance(types, int) else 0)
+        type_ids = types if isinstance(types, int) else 0
+        return cls(tokenizer, info.get("asks") is True, type_ids, mask)
 
     def encode(
         self,
@@ -71,7 +76,7 @@ class PairEncoder:
             instruction=instruction or INSTRUCTION, query=query, document=document
         )
         before, behind = self._around
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = self.tokenizer.encode_masked((self.mask or self.tokenizer.masks.mask)(text))
         if cut is not None:
             around = len(before) + len(behind)
             if cut.most < around:

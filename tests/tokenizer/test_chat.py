@@ -2,14 +2,14 @@
 """Chat templates: the features that models need, and what clients may send."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.chat import ChatTemplate
+from tests.helpers.bare_tokens import bare_tokens
 
-TOKENS = SimpleNamespace(special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+TOKENS = bare_tokens(bos_token="<s>", eos_token="</s>")
 HI = [{"role": "user", "content": "Hi"}]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"

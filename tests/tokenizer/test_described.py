@@ -1,10 +1,9 @@
 """Tools for templates that have no words for them."""
 
-from types import SimpleNamespace
-
 from cpuserve.tokenizer.chat import ChatTemplate
+from tests.helpers.bare_tokens import bare_tokens
 
-TOKENS = SimpleNamespace(special_tokens={})
+TOKENS = bare_tokens()
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CALLS = PLAIN.replace(
     "{{ m.content }}",

@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,11 +25,12 @@ from cpuserve.tokenizer.rendering.client import (
     TemplateRefused,
     TemplateStopped,
 )
+from tests.helpers.bare_tokens import bare_tokens
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S
 
-TOKENS = SimpleNamespace(special_tokens={})
+TOKENS = bare_tokens()
 HI = [{"role": "user", "content": "Hi"}]
 INDENTED = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson(indent=4) }}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -1,15 +1,14 @@
 # ruff: noqa: E501 templates are easier to read on one line
 """Messages are given to a template as it takes them: parts or texts, places of roles, thoughts."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.traits import ROLES, THOUGHTS
+from tests.helpers.bare_tokens import bare_tokens
 
-TOKENS = SimpleNamespace(special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+TOKENS = bare_tokens(bos_token="<s>", eos_token="</s>")
 
 
 def render(source, messages, /, **kwargs):

@@ -102,7 +102,8 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     Raises:
       ModelError: see load_tokenizer.
     """
-    tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template)
+    parses = config.control_tokens_in_messages
+    tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template, parses)
     fault = template.fault() if config.pooling == "none" else None
     if fault is not None:
         log.warning("%s: %s", config.served_model_names[0], fault)

@@ -12,6 +12,7 @@ from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
 from cpuserve.serving.generate import read_prompts
+from cpuserve.serving.threads import run_sized
 
 router = APIRouter()
 
@@ -32,8 +33,15 @@ class RenderedPrompt(msgspec.Struct):
     words=words,
 )
 async def apply_template(received: RequestContext, asked: ChatRequest) -> Response:
-    """Return the prompt that a chat completion would have, without generating a response."""
+    """Return the prompt that a chat completion would have, without generating a response.
+
+    Clients send the prompt to /completion, which reads control texts as tokens.
+    Those that stand in messages therefore get an invisible character (U+2060).
+    """
     await received.choose(asked.model)
     check_fields(asked)
     _, prompts = await read_prompts(received.context, to_call(asked), received.body_bytes)
-    return json_response(RenderedPrompt((prompts[0].rendered or "") + prompts[0].opening))
+    text = (prompts[0].rendered or "") + prompts[0].opening
+    masks = received.context.get_tokenizer().masks
+    shown = await run_sized(len(text), lambda: masks.broken(text))
+    return json_response(RenderedPrompt(shown))

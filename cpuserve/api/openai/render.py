@@ -62,5 +62,6 @@ def prompt_text(received: RequestContext, generation: Generation) -> str:
     """Return the prompt as the template rendered it; without a template, decode its tokens."""
     prompt = generation.sequences[0].prompt
     if prompt.rendered is not None:
-        return prompt.rendered + prompt.opening
+        text = prompt.rendered + prompt.opening
+        return received.context.get_tokenizer().masks.unmask(text)
     return received.context.get_tokenizer().decode(prompt.ids, skip_special_tokens=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +93,13 @@ async def decision_prompts(
         raise InvalidRequest(msg, role="messages")
     end = PromptEnd(context.get_tokenizer(), rest[-1])
     finder = LabelFinder(end)
-    asks = [_Asked.of(finder, end, question) for question in asked.questions]
+    mask = context.get_chat_template().mask
+    asks = [_Asked.of(finder, end, _masked(question, mask)) for question in asked.questions]
     _check_number(asks)
     texts = [ask.text for ask in asks]
     _check_size(len(head) + sum(map(len, rest)), texts)
     prompts = [text.join([head, *rest]) for text in texts]
-    ids = await encode(context, prompts, add_special_tokens=False)
+    ids = await encode(context, prompts, add_special_tokens=False, masked=True)
     return await run_sized(sum(map(len, ids)) // 8, lambda: _prompts(context, ids, asks))
 
 
@@ -130,6 +131,15 @@ class _Asked:
             for before, following in texts.nodes.items()
         ]
         return _Asked(text_question(question), tuple(nodes))
+
+
+def _masked(question: DecisionQuestion, mask: Callable[[str], str]) -> DecisionQuestion:
+    """Return a question with masks for control texts, as the rendered prompt has them."""
+    options = [
+        replace(option, name=mask(option.name), description=mask(option.description or ""))
+        for option in question.options
+    ]
+    return replace(question, instructions=mask(question.instructions), options=tuple(options))
 
 
 def _check_number(asks: Sequence[_Asked]) -> None:

@@ -55,14 +55,14 @@ class PromptEnd:
     """The end of the prompts of questions: the text between a question and the response."""
 
     def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
-        """tail: the text after the question."""
+        """tail: the text after the question, with masks (tokenizer/masks.py)."""
         self._tokenizer = tokenizer
         self._text = BEFORE + tail
         self._ids = self.ids_of(self._text)
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the tokens of a text on its own."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """Return the tokens of a masked text on its own."""
+        return self._tokenizer.encode_masked(text)
 
     def ids_after(self, text: str) -> list[int]:
         """Return the tokens that `text` adds to the prompt; [] if earlier tokens would change."""

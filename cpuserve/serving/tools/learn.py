@@ -27,6 +27,7 @@ from cpuserve.serving.tools.probe_conversations import (
     ProbeConversations,
 )
 from cpuserve.serving.tools.thoughts import (
+    KNOWN_TAGS,
     TAGS_END,
     THINK,
     Around,
@@ -88,14 +89,28 @@ class LearnedFormat:
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the ids of the special tokens that are markers of calls and thoughts."""
-        found, tags = self.calls or self.whole, self.tags
-        if found is None and tags is None:
+        if self.calls is None and self.whole is None and self.tags is None:
             return frozenset()
-        tags = tags or THINK
-        texts = {tags.open, tags.close, *(found.markers if found is not None else ())}
-        texts.update(() if self.turns is None else self.turns.marks)
+        texts = self._marks(self.tags or THINK)
         shown = {i: tokenizer.token_text(i) for i in tokenizer.special_ids}
         return frozenset(i for i, token in shown.items() if _is_in(token, texts))
+
+    def own_marks(self, tokenizer: Tokenizer) -> frozenset[str]:
+        """Return the texts of all control tokens that an earlier response may have in its content.
+
+        These are the markers of calls and thoughts. A client that reads calls itself sends them
+        back in the content, and so do clients of a model whose thoughts the server leaves there.
+        """
+        texts = self._marks(*KNOWN_TAGS, *([] if self.tags is None else [self.tags]))
+        return frozenset(token for token in tokenizer.masks.texts if _is_in(token, texts))
+
+    def _marks(self, *pairs: ThinkTags) -> set[str]:
+        """Return the markers of calls, of turns and of these pairs of tags."""
+        found = self.calls or self.whole
+        texts = {tag for tags in pairs for tag in (tags.open, tags.close)}
+        texts.update(found.markers if found is not None else ())
+        texts.update(() if self.turns is None else self.turns.marks)
+        return texts
 
     def around(self, *, thinks: bool, continues: bool = False) -> Around:
         """Return the texts around the calls of one response."""

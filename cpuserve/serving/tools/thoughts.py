@@ -30,10 +30,12 @@ _OTHERS = (
 )
 
 
+KNOWN_TAGS = (*_OTHERS, THINK)
+
+
 def tags_in(source: str) -> ThinkTags | None:
     """Return the first pair of tags that a chat template contains; None if it has none."""
-    known = (*_OTHERS, THINK)
-    return next((tags for tags in known if tags.open in source or tags.close in source), None)
+    return next((tags for tags in KNOWN_TAGS if tags.open in source or tags.close in source), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ LARGE_BYTES = 1 << 20
 MAX_TEMPLATES = 16  # the most compiled templates in one fork
 
 TRIES = 2
+NESTED = "the messages nest too deeply for a chat template: use fewer levels"
 log = get_logger("templates")
 
 
@@ -204,8 +205,7 @@ class Renderer:
         try:
             data = packed(variables)
         except RecursionError:
-            msg = "the messages nest too deeply for a chat template: use fewer levels"
-            raise TemplateStopped(msg) from None
+            raise TemplateStopped(NESTED) from None
         except (TypeError, ValueError) as error:
             msg = f"a chat template takes texts, numbers, lists and objects only: {error}"
             raise InvalidRequest(msg) from None

@@ -6,6 +6,7 @@ The environment limits neither time nor memory: process.py limits both for the p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 MAX_MESSAGE_CHARS = 1000
+_ESCAPED = re.compile("[^\x00-\x7f\U00100000-\U0010fffd]+")
 
 
 class _Generation(Extension):
@@ -54,13 +56,15 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
-    return json.dumps(
+    text = json.dumps(
         list(value) if isinstance(value, Iterator) else value,  # such as a result of the filter map
-        ensure_ascii=ensure_ascii,
+        ensure_ascii=False,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    # Masks (tokenizer/masks.py) stand for ASCII texts and stay as they are.
+    return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: Any) -> NoReturn:

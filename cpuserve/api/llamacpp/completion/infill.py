@@ -17,6 +17,7 @@ from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, unsupported
 from cpuserve.serving.encode import encode, most_counted
+from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.infill import InfillTokens, infill_prompt
 
 if TYPE_CHECKING:
@@ -107,7 +108,11 @@ async def _prompt(
     heads = [f"{file.filename}\n" if by_file else _SNIPPET for file in extra]
     texts = [asked.input_prefix, asked.input_suffix, asked.prompt or "", _PROJECT, _FILE]
     texts += [head + file.text for head, file in zip(heads, extra, strict=True)]
-    encoded = await encode(context, texts, add_special_tokens=False, most=most_counted(context))
+    mask = context.get_chat_template().mask
+    masked = await run_sized(sum(map(len, texts)), lambda: [mask(text) for text in texts])
+    encoded = await encode(
+        context, masked, add_special_tokens=False, most=most_counted(context), masked=True
+    )
     prefix, suffix, begun, project, name, *files = encoded
     length = asked.max_tokens if asked.n_predict is None else asked.n_predict
     share = context.max_model_len // _RESPONSE_SHARE
