@@ -242,7 +242,7 @@ class TextProcessor:
         if self.turn is not None:
             return [*events, *self._shown(pieces)], count
         if finish is not None or self._has_ended():
-            pieces += self._rest(text)
+            pieces += self._rest(text, cut=finish not in (None, "stop"))
         stop: str | int | None = REPETITION_FOUND if finish == "repetition" else output.stop_id
         if self._stops is not None and self._stops.matched is not None:
             finish, stop = "stop", self._stops.matched
@@ -339,7 +339,8 @@ class TextProcessor:
         # The text is read by single characters, so that the result does not depend on where
         # it is cut. For most tokens, one step for the whole text has the same result
         # in a third of the time.
-        alike = parser.most_calls is None and parser.stops_alike(text)
+        may_fill = parser.most_calls is not None or parser.ends_at_repeat
+        alike = not may_fill and parser.stops_alike(text)
         for part in (text,) if alike and (parser.in_thought or not stops.holds) else text:
             pieces += parser.push(stops.push(part) if parser.may_stop(part) else part)
             if self._has_ended():
@@ -365,8 +366,11 @@ class TextProcessor:
         stopped = stopped or (self._lines is not None and self._lines.ended)
         return stopped or (self._calls is not None and self._calls.is_full)
 
-    def _rest(self, event: Text) -> list[Piece]:
-        """Return the pieces of the text that is still held back at the end of the response."""
+    def _rest(self, event: Text, *, cut: bool) -> list[Piece]:
+        """Return the pieces of the text that is still held back at the end of the response.
+
+        cut: a limit such as max_tokens has ended the response.
+        """
         stops, pieces = self._stops, []
         if not self._has_ended():
             text = self._detokenizer.flush()
@@ -377,7 +381,7 @@ class TextProcessor:
         if self._lines is not None:
             pieces += self._passed(self._lines.flush(), event)
         if self._calls is not None and not self._calls.is_full:
-            pieces += self._calls.flush()
+            pieces += self._calls.flush(cut=cut and not self._has_ended())
         return pieces
 
 

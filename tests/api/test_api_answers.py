@@ -8,7 +8,8 @@ import pytest
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import error_of, events_of, tokenizer
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
-from tests.helpers.call_templates import GPT_OSS, chatml
+from tests.helpers.call_templates import GPT_OSS, XML, chatml
+from tests.helpers.family_templates import template as family_template
 
 THINKS = TEMPLATE.replace(
     "<|im_start|>assistant\n{% endif %}",
@@ -208,3 +209,62 @@ def test_a_template_that_cannot_render_the_probes_still_answers():
     # The tools are described in the system turn, because the template refuses them.
     assert api.chat(tools=[WEATHER]).json()["choices"][0]["message"]["content"] == "hi"
     assert "weather" in tokenizer().decode(api.engine.asked[-1][0])
+
+
+def texts_in(part):
+    """The texts of an answer in any dialect, or the new text of an event."""
+    if "choices" in part:
+        (choice,) = part["choices"] or [{}]
+        return [(choice.get("message") or choice.get("delta") or {}).get("content") or ""]
+    if "delta" in part:  # Responses, Messages
+        of_delta = part["delta"]
+        return [of_delta if isinstance(of_delta, str) else of_delta.get("text", "")]
+    if isinstance(part.get("message"), dict):
+        content = part["message"]["content"]
+        return [content] if isinstance(content, str) else [block["text"] for block in content]
+    blocks = [
+        *(part.get("content") or ()),
+        *(block for item in part.get("output") or () for block in item["content"]),
+    ]
+    return [block["text"] for block in blocks if isinstance(block, dict) and "text" in block]
+
+
+BEGUN = {
+    "Hermes": ('I look.\n<tool_call>\n{"name', TEMPLATE),
+    "GLM": ("I look.\n<tool_call>wea", chatml(XML.replace("BREAK", "'\\n'"))),
+    "Gemma 4": ("I look.\n<|tool_call>call:wea", family_template("Gemma 4")),
+    "gpt-oss": (
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>comm",
+        GPT_OSS,
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "source"), BEGUN.values(), ids=BEGUN)
+@every_dialect
+def test_a_call_that_max_tokens_cuts_off_is_no_text(dialect, stream, text, source):
+    api = tool_api(says(text, finish="length"), source=source)
+    body = told(ask(api, dialect, stream=stream))
+    lines = [line.removeprefix("data: ") for line in body.splitlines()]
+    parts = [json.loads(line) for line in lines if line.startswith("{")]
+    assert "".join(said for part in parts for said in texts_in(part)).strip() == "I look."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_required_calls_end_when_the_model_repeats_one(stream):
+    """As small models do: a grammar of calls allows no text after them."""
+    text = "\n".join([CALL] * 33)
+    api = tool_api(says(text.removeprefix('<tool_call>\n{"name": "')))
+    response = api.chat(tools=[WEATHER], tool_choice="required", stream=stream)
+    if stream:
+        chunks = events_of(response)
+        parts = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        assert len([part for part in parts if part.get("id")]) == 2
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        return
+    (choice,) = response.json()["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2
+    assert choice["finish_reason"] == "tool_calls"
+    assert response.json()["usage"]["completion_tokens"] <= 100
+    assert len(tokenizer().encode(text)) > 1500

@@ -35,7 +35,8 @@ CASES = {
     "an escape": (r'<tool_call>{"name": "\u0066\"", "arguments": {}}', [['f"', "{}"]]),
     "other members": ('<tool_call>{"id": 7, "name": "f" , "arguments" : {} }', [["f", "{}"]]),
     "cut short": ('<tool_call>{"name": "f", "arguments": {"a": "b', [["f", '{"a": "b']]),
-    "cut in the name": ('<tool_call>{"name": "f', ['<tool_call>{"name": "f']),
+    "cut in the name": ('<tool_call>{"name": "f', []),
+    "cut in the name, after text": ('I look.\n<tool_call>{"na', ["I look.\n"]),
     "cut in a marker": ("ok <tool_c", ["ok <tool_c"]),
     "no object": ("<tool_call>nothing</tool_call>", ["<tool_call>nothing</tool_call>"]),
     "no name": ('<tool_call>{"arguments": {}}!', ['<tool_call>{"arguments": {}}!']),
@@ -56,7 +57,7 @@ CASES = {
     ),
     "no last brace, cut in the end marker": (
         '<tool_call>{"name": "f", "arguments": {"a": 1}</tool',
-        [["f", '{"a": 1}'], "</tool"],
+        [["f", '{"a": 1}']],
     ),
     "another tag for the last brace": (
         '<tool_call>{"name": "f", "arguments": {"a": 1}</tool>',

@@ -163,10 +163,10 @@ def test_what_only_looks_like_a_call_is_text():
     for family, text in {
         "Llama 4": "[see](https://x.org) and [f(1)]",
         "Phi-4-mini": "import functools, then functools.cache",
-        "GLM 4.5": "write <tool_call> and then <tool_call>{",
+        "GLM 4.5": "write <tool_call> and then <tool_call>{}",
         "DeepSeek V3.1": "<\uff5ctool\u2581calls\u2581begin\uff5c>nothing",
         "LFM2": "the mark <|tool_call_start|> begins it",
-        "Gemma 4": "a <|tool_call>call: f",
+        "Gemma 4": "a <|tool_call>call: f(x)",
     }.items():
         found = learned(family)[0].calls
         for texts in ([text], text):

@@ -77,7 +77,7 @@ CASES = {
     "cut in a string": (ONE.partition("is")[0], [["f", '{"text": "Par']]),
     "cut in an end": (ONE.partition("ameter>\n</f")[0], [["f", '{"text": "Paris\\n</par']]),
     "cut in a number": (call(("n", "1")).partition("\n</par")[0], [["f", '{"n": ']]),
-    "cut in the name": ("<tool_call>\n<function=f", ["<tool_call>\n<function=f"]),
+    "cut in the name": ("<tool_call>\n<function=f", []),
     "cut in a marker": ("ok <func", ["ok <func"]),
     "no function": ("<tool_call>\n{}</tool_call>", ["<tool_call>\n{}</tool_call>"]),
     "no name": ("<function=>x", ["<function=>x"]),

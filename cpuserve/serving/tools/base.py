@@ -26,9 +26,11 @@ class ToolParser(Protocol):
     the pieces do not depend on how the text is divided.
 
     most_calls: the parser ignores the text after this many complete tool calls; None = no limit.
+    ends_at_repeat: the parser ignores the text after a tool call that equals an earlier one.
     """
 
     most_calls: int | None
+    ends_at_repeat: bool
 
     @property
     def num_closed(self) -> int:
@@ -40,7 +42,7 @@ class ToolParser(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether `most_calls` tool calls are complete."""
+        """Whether `most_calls` tool calls are complete, or the last one equals an earlier one."""
 
     @property
     def in_thought(self) -> bool:
@@ -72,8 +74,12 @@ class ToolParser(Protocol):
     def push(self, text: str) -> list[Piece]:
         """Read the next text; return the pieces that no later text can change."""
 
-    def flush(self) -> list[Piece]:
-        """Return the pieces of the text that is still held back; called once, after all text."""
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """Return the pieces of the text that is still held back; called once, after all text.
+
+        Text that has begun a tool call is dropped.
+        cut: a limit has ended the response, so the beginning of a marker is dropped as well.
+        """
 
 
 class ToolFormat(Protocol):

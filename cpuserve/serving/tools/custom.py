@@ -69,8 +69,17 @@ class CustomCalls:
         self._parser.most_calls = most
 
     @property
+    def ends_at_repeat(self) -> bool:
+        """Whether the parser ignores the text after a tool call that equals an earlier one."""
+        return self._parser.ends_at_repeat
+
+    @ends_at_repeat.setter
+    def ends_at_repeat(self, ends: bool) -> None:
+        self._parser.ends_at_repeat = ends
+
+    @property
     def is_full(self) -> bool:
-        """Whether `most_calls` tool calls are complete."""
+        """Whether the response ends with the calls so far (see ToolParser)."""
         return self._parser.is_full
 
     @property
@@ -104,9 +113,9 @@ class CustomCalls:
         """Read the next text; return the pieces that no later text can change."""
         return self._read(self._parser.push(text))
 
-    def flush(self) -> list[Piece]:
-        """Return the pieces of the text that is still held back; called once, after all text."""
-        return [*self._read(self._parser.flush()), *self._end()]
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """Return the pieces of the text that is still held back (see ToolParser.flush)."""
+        return [*self._read(self._parser.flush(cut=cut)), *self._end()]
 
     def _read(self, pieces: list[Piece]) -> list[Piece]:
         found: list[Piece] = []

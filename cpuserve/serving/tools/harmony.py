@@ -77,7 +77,7 @@ HARMONY = Harmony()
 class HarmonyParser(CallParser):
     """A parser with four states: in a header, in a body, before arguments, or in arguments."""
 
-    markers = ENDS
+    markers = (*ENDS, START)
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HarmonyParser(CallParser):
         self._finds_calls = calls
         self._scanner = ObjectScanner()
         super().__init__(index, "", new_id, around)
-        self._state = self._in_body if around is not None and around.continues else self._in_header
+        self._state = self._in_text if around is not None and around.continues else self._in_header
         self._shows = True  # whether the client gets the text of the message
         self._thinks = False  # whether the message is a thought
         self._ends_open = False  # whether the response ended inside a custom tool call
@@ -103,12 +103,12 @@ class HarmonyParser(CallParser):
     @property
     def in_thought(self) -> bool:
         """Whether the response so far ends inside a thought, before the marker at its end."""
-        return self._thinks and self._state == self._in_body
+        return self._thinks and self._state == self._in_text
 
     def may_stop(self, char: str) -> bool:
         """Return whether the next character may be a part of a stop string; False in headers."""
         in_call = self._state in (self._before_call, self._in_call, self._in_text_call)
-        return in_call or (self._state == self._in_body and self._shows and super().may_stop(char))
+        return in_call or (self._state == self._in_text and self._shows and super().may_stop(char))
 
     def stops_alike(self, text: str) -> bool:  # noqa: ARG002
         """Return False: any marker in `text` can change may_stop (see ToolParser)."""
@@ -116,7 +116,7 @@ class HarmonyParser(CallParser):
 
     def _end(self) -> None:
         """Report the held-back text at the end of the response; drop an incomplete header."""
-        if self._state == self._in_body and self._shows:
+        if self._state == self._in_text and self._shows:
             self._say(self._held)
         elif self._state == self._in_text_call:
             # The token that ends the call also ends the response, so its text is not in `_held`.
@@ -143,7 +143,7 @@ class HarmonyParser(CallParser):
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False
         if not is_header:  # the model did not follow the format, so the "header" is text
-            self._shows, self._thinks, self._state = True, False, self._in_body
+            self._shows, self._thinks, self._state = True, False, self._in_text
             return True
         self._held = rest
         function = _FUNCTION.search(header)
@@ -157,11 +157,11 @@ class HarmonyParser(CallParser):
         self._shows = is_told and named in ("final", "commentary")
         self._thinks = is_told and named == "analysis"
         self._in_words = False  # so that a line break divides the texts of two messages
-        self._state = self._in_body
+        self._state = self._in_text
         return True
 
-    def _in_body(self) -> bool:
-        ends = [(at, m) for m in (*ENDS, START) if (at := self._held.find(m)) >= 0]
+    def _in_text(self) -> bool:
+        ends = [(at, m) for m in self.markers if (at := self._held.find(m)) >= 0]
         if ends:
             at, marker = min(ends)
             if self._shows:
@@ -173,9 +173,9 @@ class HarmonyParser(CallParser):
             self._state = self._in_header
             return True
         if self._shows:
-            self._say_before(*ENDS, START)
+            self._say_before(*self.markers)
         elif self._thinks:
-            self._think_before(*ENDS, START)
+            self._think_before(*self.markers)
         else:
             self._held = self._held[-len(START) - 1 :]
         return False
@@ -190,9 +190,9 @@ class HarmonyParser(CallParser):
     def _in_text_call(self) -> bool:
         """Report arguments that are a text and not JSON, up to the end of the message."""
         held = self._held
-        ends = [(at, m) for m in (*ENDS, START) if (at := held.find(m)) >= 0]
+        ends = [(at, m) for m in self.markers if (at := held.find(m)) >= 0]
         if not ends:
-            shown = len(held) - overlap(held, (*ENDS, START))
+            shown = len(held) - overlap(held, self.markers)
             self._continue_call(held[:shown])
             self._held = held[shown:]
             return False
@@ -214,5 +214,5 @@ class HarmonyParser(CallParser):
         if scanner.closed:
             self._close_call()
         self._shows = self._thinks = False
-        self._state = self._in_body
+        self._state = self._in_text
         return True

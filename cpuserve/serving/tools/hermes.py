@@ -89,10 +89,8 @@ class HermesParser(JsonCallParser):
     markers = (OPEN,)
 
     def _end(self) -> None:
-        """Report the held-back text, and an incomplete call without a name, as text."""
-        if self._call is not None and not self._call.name:
-            self._say_lead("".join(self._call.raw))
-        if self._state != self._after_call:
+        """Report the held-back text; drop the beginning of an incomplete call."""
+        if self._state == self._in_text:
             self._say(self._held)
         self._call = None
 

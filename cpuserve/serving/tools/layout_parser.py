@@ -58,10 +58,29 @@ class LayoutParser(CallParser):
         return self._format.layout.new_id()
 
     def _end(self) -> None:
-        """Report the held-back text, and the beginning of an incomplete call, as text."""
+        """Report the held-back text; drop the beginning of an incomplete call."""
         undecided = (self._in_fixed, self._at_call, self._at_arguments)
-        if self._state in (self._in_text, self._in_thought, *undecided):
+        if self._state in (self._in_text, self._in_thought) or (
+            self._state in undecided and not self._begins_call()
+        ):
             self._say_lead(self._held)
+
+    def _begins_call(self) -> bool:
+        """Return whether the held-back text, which has a marker, begins a call.
+
+        Texts may begin with the marker too if it is "[", or the header that the prompt has begun.
+        Then a call is a header with the beginning of an offered function's name.
+        """
+        layout, turns = self._format.layout, self._around.turns
+        marker = "" if turns is None else turns.begun
+        if not marker and self._format.opens != ["["]:
+            return True
+        written = ("".join(self._lead) + self._held).lstrip().removeprefix(marker)
+        before, names = layout.opening, self._around.functions or frozenset(self._schemas)
+        if not written.startswith(before):
+            return bool(written.strip()) and before.startswith(written)
+        name = written.removeprefix(before)
+        return any(one.startswith(name) or name.startswith(one) for one in names)
 
     def _at_marker(self, marker: str) -> None:  # noqa: ARG002
         self._expect(self._format.opens[1:], self._at_call)

@@ -34,6 +34,8 @@ TAG = "<|python_tag|>"
 # The instructions of the templates of Llama 3.1, 3.2 and 3.3.
 _MARK = '"parameters": dictionary of argument name and its value'
 _SPACE = " \t\r\n"
+# How the object of a call begins, without white space: some models write its type first.
+_NAMED, _TYPED = '{"name":"', '{"type":"function","name":"'
 
 
 class Llama3Json:
@@ -128,10 +130,29 @@ class Llama3JsonParser(JsonCallParser):
     _parted = False  # a semicolon has followed the call
 
     def _end(self) -> None:
-        """Report as text what is held back: plain text, or an object that is not a call."""
+        """Report the held-back text, or an object that is not a call; drop the beginning of a call.
+
+        An object begins a call if it has a name that the functions have, or may still get it.
+        """
         call, self._call = self._call, None
-        if call is None or not call.told:
-            self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
+        written = "" if call is None else "".join(call.raw)
+        begins = TAG in self._lead or (
+            call is not None and not call.closed and self._begins(written)
+        )
+        if not (begins or (call is not None and call.told)):
+            self._say_lead(written + self._held)
+
+    def _begins(self, written: str) -> bool:
+        """Return whether `written`, an object without an end, begins a call."""
+        begun, around = "".join(written.split()), self._around
+        if around.formed and not begun.startswith(_NAMED):
+            return False  # the response may be a JSON object in place of calls
+        names = around.functions or [""]
+        whole = [f"{kind}{name}" for kind in (_NAMED, _TYPED) for name in names]
+        least = len(_NAMED) + 1 if around.formed else 1
+        return len(begun) >= least and any(
+            w.startswith(begun) or begun.startswith(w) for w in whole
+        )
 
     def _at_marker(self, marker: str) -> None:  # noqa: ARG002
         self._may_begin, self._follows_call, self._parted = True, False, False

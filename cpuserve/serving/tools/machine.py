@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ class CallParser(ABC):
     the state; then the method of the new state is called. Thoughts are reported without tags.
     In a thought, no text is a tool call; in other text, `markers` begin tool calls.
 
+    The beginning of a call is never reported as text: if the response ends there, it is dropped.
+
     White space that the model writes is reported unchanged, with four exceptions.
     Line breaks at both ends of a thought and after it are dropped, because templates write them.
     White space that the template writes between a text and a tool call (`around.gap`) is dropped.
@@ -41,7 +44,12 @@ class CallParser(ABC):
         self.num_closed = 0
         self.last_closed = False
         self.most_calls: int | None = None
+        self.ends_at_repeat = False
         self.num_calls = 0
+        self._called = ""  # the function of the last call
+        self._written: list[str] = []  # the arguments of the last call, if `ends_at_repeat`
+        self._made: set[tuple[str, str]] = set()  # the complete calls, if `ends_at_repeat`
+        self._repeats = False  # whether the last call equals an earlier one
         self._index = index
         self._new_id = new_id
         self._around = around = around or Around()
@@ -87,15 +95,21 @@ class CallParser(ABC):
             pass
         return self._take()
 
-    def flush(self) -> list[Piece]:
-        """Return the pieces of the text that is still held back; called once, after all text."""
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """Return the pieces of the text that is still held back (see ToolParser.flush)."""
         if self._state == self._at_start:
             self._state = self._in_text
+        if self._state == self._in_text:
+            said = self._without_marker(self._held, cut=cut)
+            self._is_at_call = self._is_at_call and said == self._held
+            self._held = said
         if self.in_thought:
             self._think(self._held)
             self._end_thought()
             self._held = ""
         self._end()
+        if "".join(self._lead).strip(_SPACE + ",;"):  # a further call has begun
+            self._is_at_call = False
         self._lead.clear()
         self._held = ""
         if not (self.num_calls or self._follows_thought):
@@ -105,8 +119,8 @@ class CallParser(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether `most_calls` calls are complete."""
-        return self.most_calls is not None and self.num_closed >= self.most_calls
+        """Whether the response ends with the calls so far (see ToolParser)."""
+        return self._repeats or (self.most_calls is not None and self.num_closed >= self.most_calls)
 
     @property
     def in_thought(self) -> bool:
@@ -135,7 +149,27 @@ class CallParser(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Report the held-back text at the end of the response."""
+        """Report the held-back text at the end of the response, unless it begins a call."""
+
+    def _without_marker(self, held: str, *, cut: bool) -> str:
+        """Return `held` up to a marker, or if `cut` without the beginning of a marker at its end.
+
+        In a text, one character alone, or the beginning of a word inside of a line, is kept.
+        """
+        whole = [at for m in self.markers if (at := held.find(m)) >= 0]
+        if whole:  # a longer marker, or the header of a text, might have followed
+            before, rest = held[: min(whole)], held[min(whole) :]
+            turns = self._around.turns
+            is_header = turns is not None and turns.begun and rest.startswith(turns.begun)
+            return held if is_header and not cut and rest != turns.begun else before
+        if not cut:
+            return held
+        kept = overlap(held, (*self.markers, *self._drops))
+        before, begun = held[: len(held) - kept], held[len(held) - kept :]
+        begins_line = (before or self._last or "\n").endswith("\n")
+        is_mark = kept > 1 and (begins_line or not begun[0].isalnum())
+        begins = kept and not (before.strip() or self._in_words)
+        return before if is_mark or begins else held
 
     @abstractmethod
     def _at_marker(self, marker: str) -> None:
@@ -300,6 +334,7 @@ class CallParser(ABC):
         self._unsaid = ""
         self._lead.clear()
         self._blanks.clear()
+        self._called, self._written = name, [arguments]
         number = self.num_calls - 1
         self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
 
@@ -307,11 +342,25 @@ class CallParser(ABC):
         """Count the last tool call as complete."""
         self.num_closed += 1
         self.last_closed = True
+        if self.ends_at_repeat:
+            made = (self._called, _normalized("".join(self._written)))
+            self._repeats = made in self._made
+            self._made.add(made)
 
     def _continue_call(self, arguments: str) -> None:
         """Report a further part of the arguments of the last tool call."""
         if arguments:
+            if self.ends_at_repeat:
+                self._written.append(arguments)
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
+
+
+def _normalized(arguments: str) -> str:
+    """Return arguments in one spelling, so that only the values and their keys count."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):  # a custom tool's text, or a number with too many digits
+        return arguments
 
 
 def overlap(text: str, ends: Sequence[str]) -> int:

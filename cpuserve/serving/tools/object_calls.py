@@ -100,14 +100,6 @@ class ObjectParser(LayoutParser, JsonCallParser):
             self._text_again()
         return True
 
-    def _end(self) -> None:
-        if self._state == self._at_arguments:
-            call = self._call
-            if call is not None and not call.name:
-                self._say_lead("".join(call.raw) + self._held)
-            return
-        super()._end()
-
     def _after_call(self) -> bool:
         """Look for another object, or for the end of the list of calls."""
         self._skip_space()

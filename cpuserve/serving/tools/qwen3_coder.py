@@ -145,14 +145,13 @@ class Qwen3CoderParser(TypedValues):
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
-        """Report the text that is still held back when the response ends.
+        """Report the held-back text; drop the beginning of an incomplete call.
 
-        In a string argument, the held-back text is the rest of the string. Elsewhere it is text
-        of the response, such as the beginning of a call that was never completed.
+        In a string argument, the held-back text is the rest of the string.
         """
         if self._state == self._in_string:
             self._continue_call(inside(self._held))
-        elif self._state in (self._in_text, self._in_thought, self._opened, self._named):
+        elif self._state in (self._in_text, self._in_thought):
             self._say_lead(self._held)
 
     def _at_marker(self, marker: str) -> None:

@@ -104,6 +104,8 @@ class Around:
     thinks: whether the prompt has begun a thought.
     continues: whether the prompt ends with the beginning of the response.
     turns: the headers of messages, if there are any.
+    functions: the names of the functions that may be called, if they are known.
+    formed: whether the response may be a structured output in place of calls.
     """
 
     gap: str = ""
@@ -111,6 +113,8 @@ class Around:
     thinks: bool = False
     continues: bool = False
     turns: Turns | None = None
+    functions: frozenset[str] = frozenset()
+    formed: bool = False
 
 
 def begins_thought(prompt: str, tags: ThinkTags) -> bool:

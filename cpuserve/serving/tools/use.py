@@ -48,6 +48,9 @@ class ToolUse:
     form: the grammar of the response after `opening`; None = there is no grammar.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
     kept: the schema that the grammar enforces for each function, None = any arguments.
+    ends_at_repeat: the response ends after a call that equals an earlier one, because its grammar
+      allows no text after calls, and some models then repeat one call until max_tokens.
+    formed: whether the response may be a structured output in place of calls.
     custom: the names of the custom tools.
     """
 
@@ -59,15 +62,18 @@ class ToolUse:
     schemas: Schemas = field(default_factory=dict)
     kept: OptionalSchemas = field(default_factory=dict)
     thoughts: ThoughtUse = USUAL
+    ends_at_repeat: bool = False
+    formed: bool = False
     custom: frozenset[str] = frozenset()
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
         """Return the parser of the text that choice `index` has after `prompt` and `opening`."""
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
+        around = replace(around, functions=frozenset(self.kept), formed=self.formed)
         parser = self.format.parser(index, opening, self.schemas, around)
         if self.custom:
             parser = CustomCalls(parser, self.custom)
-        parser.most_calls = self.most_calls
+        parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
         return parser
 
     def grammar(self) -> str:
@@ -124,7 +130,14 @@ def tool_use(
     told = call.include_reasoning is not False
     limit = None if budget is None or budget < 0 else budget
     custom = frozenset(call.custom_tools or ())
-    return replace(used, thoughts=replace(thoughts, told=told, budget=limit), custom=custom)
+    formed = structured_outputs(call) is not None
+    return replace(
+        used,
+        thoughts=replace(thoughts, told=told, budget=limit),
+        ends_at_repeat=bool(used.kept) and (formed or call.tool_choice == "required"),
+        formed=formed,
+        custom=custom,
+    )
 
 
 def _use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
@@ -189,7 +202,7 @@ def _with_tools(call: GenerateCall, found: LearnedFormat, calls: ToolFormat) -> 
                 f"use tool_choice auto, and functions that are not strict"
             )
             raise unsupported(msg, "tool_choice" if required else "tools")
-        return ToolUse(calls, found, _form_opening(call, found), most)
+        return ToolUse(calls, found, _form_opening(call, found), most, kept=kept)
     with _told_as_strict():
         if required:
             form = _forced_form(call, calls, kept)
