@@ -173,9 +173,21 @@ class ServiceUnavailable(RequestError):
     retry_after_s: float = RETRY_AFTER_S
 
 
+class NotServing(ServiceUnavailable):
+    """No engine of the model serves now: it loads or restarts, or the server is stopping (503)."""
+
+
 class EngineDead(RequestError):
-    """The engine process has ended (503); the message says how it ended."""
+    """The engine process has ended (503); the message says how it ended.
+
+    ran: whether the engine ended while it ran this request, so that the request may be the cause;
+      False = no engine has seen the request.
+    """
 
     status = 503
     kind = "ServiceUnavailableError"
     code = "service_unavailable"
+
+    def __init__(self, message: str, *, ran: bool = False) -> None:
+        super().__init__(message)
+        self.ran = ran

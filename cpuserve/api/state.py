@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.stored.store import Store
-from cpuserve.errors import NotFound, ServiceUnavailable
+from cpuserve.errors import NotFound, NotServing
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.serving.sealed import Seal
 
@@ -84,7 +84,7 @@ class ServerState:
         return "restarting" if context.ready else "loading", reason
 
     def check_open(self) -> None:
-        """Raise ServiceUnavailable (503) if no model can serve requests now.
+        """Raise NotServing (503) if no model can serve requests now.
 
         If the server has several models, the others serve requests while the first model restarts.
         """
@@ -93,10 +93,10 @@ class ServerState:
             self.check_available()
 
     def check_available(self) -> None:
-        """Raise ServiceUnavailable (503) with the reason if the first model cannot serve now."""
+        """Raise NotServing (503) with the reason if the first model cannot serve now."""
         reason = self.unavailable()
         if reason is not None:
-            raise ServiceUnavailable(reason)
+            raise NotServing(reason)
 
 
 def get_state(request: Request) -> ServerState:

@@ -108,7 +108,7 @@ class Streams:
         """Raise EngineDead in all current and later streams, because the engine has ended."""
         self._dead = how
         for stream in self._streams.values():
-            stream.fail(EngineDead(how))
+            stream.fail(EngineDead(how, ran=stream.runs))
 
     async def run(
         self,

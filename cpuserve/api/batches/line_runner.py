@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.batches.lines import BatchLine, LineError
+from cpuserve.api.batches.lines import BatchLine, LineError, expired
 from cpuserve.api.request.headers import LOW_PRIORITY
+from cpuserve.api.request.log import RECORD, RequestRecord
+from cpuserve.errors import EngineDead, NotServing, ServiceUnavailable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-# How often a request that gets 503 is run again. The request itself may have killed the engine.
-_MOST_RESTARTS = 5
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+# How often a line runs again after its engine has ended, and after other refusals with 503.
+_MOST_DEATHS = _MOST_REFUSALS = 5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class LineResponse(msgspec.Struct):
@@ -52,79 +57,125 @@ def result_id(batch: str, number: int) -> str:
     return f"batch_req_{batch}_{number}"
 
 
-async def run_lines(
-    app: ASGIApp,
-    caller: str,
-    batch: str,
-    lines: Iterable[BatchLine],
-    write: Write,
-    *,
-    most: int,
-) -> None:
-    """Run the requests of `lines`, at most `most` at the same time; write a result for each line.
+class LineRunner:
+    """Runs lines of one batch as requests to the app.
 
-    The first error that `write` raises ends the run; a cancelled run writes no more results.
-
-    app: the ASGI app that serves the endpoints.
-    caller: the id of the client that owns the batch.
-    batch: the id of the batch.
+    A line waits while no engine serves. A line that was running when its engine ended may have
+    caused this, so it runs again, _MOST_DEATHS times at most, and never beside another such line:
+    otherwise a line that ends every engine would use up the tries of the lines beside it.
     """
-    source: Iterator[BatchLine] = iter(lines)
 
-    async def work() -> None:
-        for line in source:
-            write(await _result(app, caller, batch, line))
+    def __init__(self, app: ASGIApp, caller: str, batch: str, *, until: float = math.inf) -> None:
+        """app: the ASGI app that serves the endpoints.
 
-    workers = [asyncio.create_task(work()) for _ in range(most)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        caller: the id of the client that owns the batch.
+        batch: the id of the batch.
+        until: the end of the completion window, as time.time(): lines that still wait then expire.
+        """
+        self._app = app
+        self._caller = caller
+        self._batch = batch
+        self._until = until
+        self._suspects = asyncio.Lock()
+
+    async def run(self, lines: Iterable[BatchLine], write: Write, *, most: int) -> None:
+        """Run the requests of `lines`, at most `most` at the same time; write their results.
+
+        The first error that `write` raises ends the run; a cancelled run writes no more results.
+        """
+        source: Iterator[BatchLine] = iter(lines)
+
+        async def work() -> None:
+            for line in source:
+                write(await self._result(line))
+
+        workers = [asyncio.create_task(work()) for _ in range(most)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _result(self, line: BatchLine) -> LineResult:
+        name = result_id(self._batch, line.number)
+        if line.error is not None:
+            await asyncio.sleep(0)
+            return LineResult(name, line.custom_id, None, line.error)
+        tried = _Tried()
+        while True:
+            async with self._suspects if tried.deaths else nullcontext():
+                request_id = uuid.uuid4().hex
+                status, body, error = await self._respond(line, request_id)
+            if tried.is_final(status, error):
+                response = LineResponse(status, request_id, msgspec.Raw(body or b"null"))
+                return LineResult(name, line.custom_id, response, None)
+            if time.time() >= self._until:
+                return LineResult(name, line.custom_id, None, expired())
+            await asyncio.sleep(tried.pause_s(error))
+
+    async def _respond(
+        self, line: BatchLine, request_id: str
+    ) -> tuple[int, bytes, BaseException | None]:
+        """Return the status, the body and the error of the app's response to a line's request."""
+        status, body = 500, bytearray()
+        told = asyncio.Event()
+        messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            await told.wait()  # a batch has no client that could disconnect
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                body.extend(message.get("body", b""))
+
+        record = RequestRecord()
+        scope = _scope(self._caller, line, request_id) | {RECORD: record}
+        with suppress(Exception):  # the app has logged it and sent status 500
+            await self._app(scope, receive, send)
+        return status, bytes(body), record.error
 
 
-async def _result(app: ASGIApp, caller: str, batch: str, line: BatchLine) -> LineResult:
-    name = result_id(batch, line.number)
-    if line.error is not None:
-        await asyncio.sleep(0)
-        return LineResult(name, line.custom_id, None, line.error)
-    pause_s, restarts = _FIRST_PAUSE_S, 0
-    while True:
-        request_id = uuid.uuid4().hex
-        status, body = await _respond(app, caller, line, request_id)
-        restarts += status == 503
-        if status != 429 and not (status == 503 and restarts <= _MOST_RESTARTS):
-            response = LineResponse(status, request_id, msgspec.Raw(body or b"null"))
-            return LineResult(name, line.custom_id, response, None)
-        await asyncio.sleep(pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+@dataclass(slots=True)
+class _Tried:
+    """How often a line has run without a final response.
 
+    deaths: how often its engine ended while the line ran.
+    refusals: how often in a row it got 503 for a reason that may last, as a model that cannot load.
+    waits: how often in a row it has waited.
+    """
 
-async def _respond(
-    app: ASGIApp, caller: str, line: BatchLine, request_id: str
-) -> tuple[int, bytes]:
-    """Return the status and the body of the app's response to the request of a line."""
-    status, body = 500, bytearray()
-    told = asyncio.Event()
-    messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
+    deaths: int = 0
+    refusals: int = 0
+    waits: int = 0
 
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await told.wait()  # a batch has no client that could disconnect
-        return {"type": "http.disconnect"}
+    def is_final(self, status: int, error: BaseException | None) -> bool:
+        """Return whether a response with this status and error is the result of the line."""
+        if status == 429:  # the queue is full
+            self.refusals = 0
+            return False
+        if status != 503:
+            return True
+        if isinstance(error, EngineDead) and error.ran:
+            self.deaths, self.waits = self.deaths + 1, 0
+            return self.deaths > _MOST_DEATHS
+        if not isinstance(error, EngineDead | NotServing):
+            self.refusals += 1
+        return self.refusals > _MOST_REFUSALS
 
-    async def send(message: Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        else:
-            body.extend(message.get("body", b""))
-
-    with suppress(Exception):  # the app has logged it and sent status 500
-        await app(_scope(caller, line, request_id), receive, send)
-    return status, bytes(body)
+    def pause_s(self, error: BaseException | None) -> float:
+        """Return how many seconds to wait before the next try."""
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self.waits, 16))
+        self.waits += 1
+        if isinstance(error, ServiceUnavailable) and not isinstance(error, NotServing):
+            return max(pause_s, error.retry_after_s)
+        return pause_s
 
 
 def _scope(caller: str, line: BatchLine, request_id: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ ENDPOINTS = (
 )
 MOST_LINES = 50_000
 _LONGEST_ID = 512
+# The error code of lines that the batch did not reach before its completion window ended.
+EXPIRED = "batch_expired"
 
 
 class LineError(msgspec.Struct):
@@ -26,6 +28,11 @@ class LineError(msgspec.Struct):
     message: str
     param: str | None = None
     line: int | None = None
+
+
+def expired() -> LineError:
+    """Return the error of a line that ran too late."""
+    return LineError(EXPIRED, "the batch did not reach this line within its completion_window")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from cpuserve.api.batches.line_runner import LineResult, result_id, run_lines
+from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
 from cpuserve.api.batches.lines import ENDPOINTS, BatchLine, check_lines, read_lines
 from cpuserve.errors import ConfigError
 
@@ -59,7 +59,7 @@ async def run_file(
     """
     ordered = _InOrder(write)
     lines = ordered.noted(read_lines(source, FILE_ENDPOINTS, longest))
-    await run_lines(app, _NAME, _NAME, lines, ordered.take, most=most)
+    await LineRunner(app, _NAME, _NAME).run(lines, ordered.take, most=most)
 
 
 class _InOrder:

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
-from cpuserve.api.batches.line_runner import LineResult, result_id, run_lines
-from cpuserve.api.batches.lines import BatchLine, LineError, check_lines, read_lines
+from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
+from cpuserve.api.batches.lines import (
+    EXPIRED,
+    BatchLine,
+    LineError,
+    check_lines,
+    expired,
+    read_lines,
+)
 from cpuserve.api.response.disk import DiskError, writing
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.log import get_logger
@@ -26,8 +33,6 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 
 WINDOW_S = 24 * 3600
-# The error code of lines that the batch did not reach before its completion window ended.
-EXPIRED = "batch_expired"
 # How many lines of a batch run at the same time: few, so that other requests are not delayed.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
@@ -325,8 +330,8 @@ class BatchService:
             results = _Results(directory, record)
             try:
                 lines = self._left(record, source, results.done)
-                most = MOST_RUNNING
-                await run_lines(app, record.caller, batch.id, lines, results.write, most=most)
+                runner = LineRunner(app, record.caller, batch.id, until=batch.expires_at)
+                await runner.run(lines, results.write, most=MOST_RUNNING)
             finally:
                 results.close()
         self._set(record, "finalizing")
@@ -340,8 +345,7 @@ class BatchService:
             if result_id(batch.id, line.number) in done:
                 continue
             if time.time() >= batch.expires_at:
-                msg = "the batch did not reach this line within its completion_window"
-                line.error = LineError(EXPIRED, msg)
+                line.error = expired()
             yield line
 
     def _recount(self, record: BatchRecord) -> None:

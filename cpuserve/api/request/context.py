@@ -26,7 +26,7 @@ from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.response.errors import REQUEST_ID
 from cpuserve.api.state import get_state
-from cpuserve.errors import ServiceUnavailable
+from cpuserve.errors import NotServing
 from cpuserve.serving.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class RequestContext:
             self._served = await self.models.find(model)
             self.leases.append(self._served.lease)
             if (reason := self._served.context.unavailable()) is not None:
-                raise ServiceUnavailable(reason)
+                raise NotServing(reason)
         return self._served.name
 
     def keep_loaded(self, seconds: float | None) -> None:

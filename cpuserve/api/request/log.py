@@ -36,13 +36,15 @@ class RequestRecord:
     """The facts about one request that its log line contains.
 
     status: the HTTP status of the response, 0 before it starts.
-    failure: (status, code) of an error; a stream may fail after it has sent status 200.
+    error: the error of a request that failed; a stream may fail after it has sent status 200.
+    failure: (status, code) of that error.
     usage: a function that returns the token counts so far.
     """
 
     request_id: str = ""
     model: str | None = None
     status: int = 0
+    error: BaseException | None = None
     failure: tuple[int, str] | None = None
     gone: bool = False
     usage: Callable[[], TokenUsage] | None = None
@@ -81,11 +83,11 @@ def _write(status: int, line: str) -> None:
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
-    """Store the status and code of an error in the log record of the request of `scope`."""
+    """Store an error with its status and code in the log record of the request of `scope`."""
     record = scope.get(RECORD)
     if record is not None:
         shown = error if isinstance(error, RequestError) else RequestError("")
-        record.failure = shown.status, shown.code
+        record.error, record.failure = error, (shown.status, shown.code)
 
 
 def log_unready(method: str, path: str) -> None:

@@ -9,8 +9,7 @@ import msgspec
 from cpuserve.api.anthropic.batches.schema import MessageBatchLine, MessageBatchResult
 from cpuserve.api.anthropic.errors import anthropic_error
 from cpuserve.api.batches.line_runner import LineResult, result_id
-from cpuserve.api.batches.lines import read_lines
-from cpuserve.api.batches.service import EXPIRED
+from cpuserve.api.batches.lines import EXPIRED, read_lines
 from cpuserve.errors import InvalidRequest, RequestError
 
 if TYPE_CHECKING:
