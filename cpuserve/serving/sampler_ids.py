@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,7 @@ from cpuserve.sampling.chain import (
     uses_dry,
     uses_infill,
 )
+from cpuserve.serving.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +31,10 @@ MAX_BREAKERS = 64
 # and the number of tokens that may follow the token with the beginning of the breaker.
 MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TOKENS = 20
+# The most ids of all sequences that break a repetition, in one sequence of a request
+# and in all of them together: the message that sends a sequence to the engine contains its ids.
+# Half of a vocabulary may contain one letter.
+MAX_BREAKER_IDS, MAX_ALL_BREAKER_IDS = 1 << 18, 1 << 22
 # The table of prefixes has 4 bytes for each id of the vocabulary.
 # The message that sends a sequence to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20
@@ -38,8 +45,10 @@ _KEPT_BREAKERS = 64
 
 log = get_logger("serving")
 
-_Breaker = list[list[int]]
+# The ids of the sequences of each breaker, one after another, and the length of each sequence.
+_Breaker = tuple["array[int]", "array[int]"]
 _breakers: WeakKeyDictionary[Tokenizer, dict[str, _Breaker]] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[Tokenizer, TokenTexts] = WeakKeyDictionary()
 _prefixes: WeakKeyDictionary[Tokenizer, bytes] = WeakKeyDictionary()
 
 
@@ -63,7 +72,8 @@ def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, voc
         log.warning("samplers: left out, because they are unknown: %.200s", ", ".join(unknown))
     if uses_dry(first):
         texts = first.dry_sequence_breakers or DEFAULT_BREAKERS
-        ids, ends = _breaker_ids(texts, tokenizer, vocab)
+        most = min(MAX_BREAKER_IDS, MAX_ALL_BREAKER_IDS // sum(each.n for each in params))
+        ids, ends = _breaker_ids(texts, tokenizer, vocab, most)
         for each in params:
             each.dry_breaker_ids, each.dry_breaker_ends = ids, ends
     if uses_infill(first):
@@ -90,9 +100,12 @@ def with_own_sampler_ids(
 
 
 def _breaker_ids(
-    texts: Sequence[str], tokenizer: Tokenizer, vocab: int
+    texts: Sequence[str], tokenizer: Tokenizer, vocab: int, most: int
 ) -> tuple[list[int], list[int]]:
-    """Return the ids of all sequences that break a repetition, and where each sequence ends."""
+    """Return the ids of all sequences that break a repetition, and where each sequence ends.
+
+    most: the maximum number of ids.
+    """
     role = "dry_sequence_breakers"
     if len(texts) > MAX_BREAKERS:
         msg = f"{role} has {len(texts)} texts: at most {MAX_BREAKERS} are allowed"
@@ -101,39 +114,51 @@ def _breaker_ids(
         msg = f"{role} must have texts of 1 to {MAX_BREAKER_CHARS} characters"
         raise InvalidRequest(msg, role=role)
     known = _breakers.setdefault(tokenizer, {})
-    if len(known) > _KEPT_BREAKERS:
-        known.clear()
-    if missing := [text for text in texts if text not in known]:
-        words = tokenizer.texts(vocab)
-        known.update({text: sequences(text, words, tokenizer) for text in missing})
-    ids: list[int] = []
-    ends: list[int] = []
-    for sequence in (sequence for text in texts for sequence in known[text]):
-        ids += sequence
-        ends.append(len(ids))
-    return ids, ends
+    ids, lengths = array("i"), array("i")
+    for text in texts:
+        if (found := known.get(text)) is None:
+            found = _packed(sequences(text, _texts_of(tokenizer, vocab), tokenizer))
+            if len(known) >= _KEPT_BREAKERS:
+                known.clear()
+            known[text] = found
+        ids += found[0]
+        lengths += found[1]
+        if len(ids) > most:
+            msg = (
+                f"{role} has texts that are in too many tokens: they make {len(ids)} token ids or "
+                f"more, and at most {most} are allowed: send longer or fewer texts"
+            )
+            raise InvalidRequest(msg, role=role)
+    return ids.tolist(), list(accumulate(lengths))
 
 
-def sequences(breaker: str, words: Sequence[bytes], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token sequences that contain `breaker`.
+def _packed(found: Sequence[Sequence[int]]) -> _Breaker:
+    return array("i", chain.from_iterable(found)), array("i", map(len, found))
 
-    words: the text of each token. A token that contains the breaker is a sequence.
+
+def _texts_of(tokenizer: Tokenizer, vocab: int) -> TokenTexts:
+    known = _texts.get(tokenizer)
+    if known is None or known.size != vocab:
+        known = _texts[tokenizer] = TokenTexts(tokenizer.texts(vocab))
+    return known
+
+
+def sequences(breaker: str, words: TokenTexts, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Return the token sequences that contain `breaker`, in the order of their first tokens.
+
+    words: the texts of all tokens. A token that contains the breaker is a sequence.
     A token that ends with the beginning of the breaker, and the tokens after it, are a sequence.
     """
     text = breaker.encode()
-    found: list[list[int]] = []
-    for token, word in enumerate(words):
-        if text in word:
-            found.append([token])
-            continue
-        for size in range(1, min(len(text), len(word) + 1)):
-            if not word.endswith(text[:size]):
-                continue
-            rest = tokenizer.encode(text[size:].decode("utf-8", "ignore"), add_special_tokens=False)
-            sequence = [token, *rest[:MAX_BREAKER_TOKENS]]
-            if rest and sequence not in found[-size:]:
-                found.append(sequence)
-    return found
+    whole = set(words.containing(text))
+    found: dict[tuple[int, ...], None] = {(token,): None for token in whole}
+    for size in range(1, len(text)):
+        rest = tokenizer.encode(text[size:].decode("utf-8", "ignore"), add_special_tokens=False)
+        if rest:
+            following = tuple(rest[:MAX_BREAKER_TOKENS])
+            ends = (token for token in words.ending(text[:size]) if token not in whole)
+            found.update(dict.fromkeys((token, *following) for token in ends))
+    return sorted(found, key=lambda sequence: sequence[0])
 
 
 def prefixes(words: Sequence[bytes]) -> bytes:
