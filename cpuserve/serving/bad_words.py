@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
+# The time in microseconds that a tokenizer takes for an empty text.
+_CALL_US = 20
 # A text that no tokenizer joins with the next word into one token.
 _LINE = "\n"
+
+
+def bad_words_us(words: Sequence[str] | None) -> int:
+    """Return the estimated time in microseconds to tokenize the words in all their spellings."""
+    return 3 * sum(_CALL_US + len(word) for word in words or ())
 
 
 def with_bad_word_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.errors import InvalidRequest, RequestError
-from cpuserve.serving.bad_words import with_bad_word_ids
+from cpuserve.serving.bad_words import bad_words_us, with_bad_word_ids
 from cpuserve.serving.beam_runs import beam_events
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.chat_prompt import chat_prompt
@@ -123,7 +123,7 @@ async def _prepared(
 
     num_ids = sum(map(len, ids))
     _check_values(num_ids * _values_per_token(context, call))
-    more_us = VOCABULARY_US if reads_vocabulary(call) else 0
+    more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
     sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
     recent = await explain(context, call, prompts[0]) if len(prompts) == 1 else None

@@ -205,3 +205,26 @@ def test_a_created_model_of_every_dialect_has_its_messages():
     assert len(prompts) == 6
     assert all(prompt == prompts[0] for prompt in prompts)
     assert api.request("DELETE", DELETE, json={"model": "kind"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FROM tiny\nSYSTEM """\n' + "\n" * (1 << 20),
+        'FROM tiny\nLICENSE a\nMESSAGE user """' + "a\n" * (1 << 20),
+    ],
+)
+def test_a_modelfile_with_an_open_text_is_read_once(text):
+    """Each of the lines is read once: to search all earlier ones again would take hours."""
+    response = server().post(CREATE, model="new", modelfile=text)
+    assert response.status_code == 400
+    assert "has no end: close it with" in response.json()["error"]
+
+
+def test_a_text_of_many_lines_ends_at_its_closing_quotes():
+    text = 'FROM tiny\nSYSTEM """a\n""\nb"""\nMESSAGE user "c\nd"\nPARAMETER top_k 3'
+    assert server().post(CREATE, model="new", modelfile=text, stream=False).status_code == 200
+    shown = server().post("/api/show", model="new").json()
+    assert shown["system"] == 'a\n""\nb'
+    assert shown["messages"] == [{"role": "user", "content": "c\nd"}]
+    assert server().request("DELETE", DELETE, json={"model": "new"}).status_code == 200

@@ -28,6 +28,7 @@ from cpuserve.loader.hub import has_model_form
 from cpuserve.log import get_logger
 from cpuserve.platforms.formats import MADE_WHILE_LOADING
 from cpuserve.serving.call import unsupported
+from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import MAX_TEMPLATE_CHARS, check_template
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ async def create(received: RequestContext, asked: OllamaCreate) -> Response:
             raise unsupported(msg, field)
     created.check_name(name)
     if asked.modelfile:
-        asked = _with_modelfile(asked, asked.modelfile)
+        text, given = asked.modelfile, asked
+        asked = await run_sized(len(text), lambda: _with_modelfile(given, text))
     made = await _manifest(created, received, name, asked)
     steps = _create(created, made)
     return progress_response(received, steps, stream=asked.stream is not False)
@@ -215,7 +217,7 @@ def _checked_quantize(asked: str) -> str:
 async def _checked_template(source: str) -> str:
     """Return the template as Jinja; InvalidRequest if this server cannot render it."""
     if is_go_template(source) and len(source) <= MAX_TEMPLATE_CHARS:
-        source = to_jinja(source)
+        source = await asyncio.to_thread(to_jinja, source)
     try:
         await asyncio.to_thread(check_template, source)
     except InvalidRequest as error:

@@ -70,15 +70,21 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
             at = begun.find(quote)
             if at < 0 or (begun[:at] and name.lower() not in ("message", "parameter")):
                 continue
-            while begun.find(quote, at + len(quote)) < 0:
-                following = next(lines, None)
-                if following is None:
-                    why = f"{name[:40]} has no end: close it with {quote}"
-                    raise _wrong(why)
-                begun += "\n" + following
+            if begun.find(quote, at + len(quote)) < 0:
+                begun = "\n".join([begun, *_until(quote, lines, name)])
             break
         plain = begun if name.lower() == "message" else _unquoted(begun)
         yield name.lower(), plain
+
+
+def _until(quote: str, lines: Iterator[str], name: str) -> Iterator[str]:
+    """Yield lines up to the first one with `quote`; InvalidRequest if none has it."""
+    for line in lines:
+        yield line
+        if quote in line:
+            return
+    why = f"{name[:40]} has no end: close it with {quote}"
+    raise _wrong(why)
 
 
 def _unquoted(text: str) -> str:
