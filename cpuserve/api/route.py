@@ -38,6 +38,7 @@ from cpuserve.api.response.writer import Writer, respond
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.serving.generate import prepare, prompt_ids
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
@@ -47,6 +48,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
 # The priority of requests that wait for all others; a higher number is scheduled later.
 LOWEST_PRIORITY = 2**31 - 1
+# How many bytes of a body are converted to a call in a microsecond, at least.
+_BYTES_PER_US = 8
 Handler = Callable[[RequestContext, T], Awaitable[Response]]
 
 
@@ -239,7 +242,7 @@ async def prepared(
     """Return a Generation for a body without running it; for errors, see `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
-    call, caller = to_call(asked), received.caller
+    call, caller = await call_of(received, asked, to_call), received.caller
     if received.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
     generation = await prepare(received.served, call, received.body_bytes, caller=caller)
@@ -253,4 +256,12 @@ async def prompt_length(
     """Return the number of prompt tokens of a body; for errors, see `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
-    return len(await prompt_ids(received.context, to_call(asked), received.body_bytes))
+    call = await call_of(received, asked, to_call)
+    return len(await prompt_ids(received.context, call, received.body_bytes))
+
+
+async def call_of(
+    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+) -> GenerateCall:
+    """Return the call of a body; a thread converts a large one. For errors, see `generate`."""
+    return await run_sized(received.body_bytes // _BYTES_PER_US, lambda: to_call(asked))

@@ -1,7 +1,10 @@
 """Stored responses and conversations: what is kept, for whom, for how long, and within what."""
 
+import json
+
 import pytest
 
+from cpuserve.api.openai.responses.conversation import calls_of
 from cpuserve.api.stored.store import Entry, Store, StoreBounds, StoredItem
 from cpuserve.errors import InvalidRequest, TooManyRequests
 from tests.api.fakes import ANSWER, Api, error_of
@@ -295,3 +298,54 @@ def test_an_entry_is_dropped_when_it_is_too_old_unless_it_runs():
     assert store.find(Entry, "a", "done") is None
     assert store.item("a", "i") is None
     assert store.find(Entry, "a", "runs") is runs
+
+
+def test_to_make_room_each_entry_and_each_item_is_looked_at_once(monkeypatch):
+    """With 200 entries of 50 items, a walk over all items for each entry would be 40 times more."""
+    looks, held = [], Entry.held.fget
+    monkeypatch.setattr(Entry, "held", property(lambda one: looks.append(one) or held(one)))
+    sized, size = [], StoredItem.size.fget
+    monkeypatch.setattr(StoredItem, "size", property(lambda one: sized.append(one) or size(one)))
+    store = Store(StoreBounds(num_entries=1000, num_bytes=4_000_000))
+    shared = [StoredItem(str(number), b"x" * 100) for number in range(50)]
+    for number in range(200):
+        store.add(entry(str(number), "ab"[number % 2]), shared)
+    looks.clear()
+    sized.clear()
+    store.add(entry("new", size=3_990_000))
+    assert len(store) == 1
+    assert store.num_bytes == 3_990_000
+    assert len(looks) < 3 * 200
+    assert len(sized) < 3 * 50
+
+
+def test_items_that_do_not_fit_leave_the_entry_as_it_was():
+    store = Store(StoreBounds(num_bytes=9000))
+    known = entry("known")
+    store.add(known, [StoredItem("a", b"x")])
+    before = store.num_bytes, known.held
+    with pytest.raises(InvalidRequest, match="--stored-bytes"):
+        store.grow(known, [StoredItem(str(number), b"x" * 100) for number in range(50)], 10)
+    assert ([item.id for item in known.items], store.num_bytes, known.held) == (["a"], *before)
+    assert store.item("a", "0") is None
+
+
+def test_an_appended_output_needs_its_call_and_no_other_item_is_decoded():
+    call = {"type": "function_call", "call_id": 'a"b', "name": "f", "arguments": "{}", "id": "1"}
+    told = {"type": "function_call_output", "call_id": "c", "output": ['"a\\"b"', 'a"b'], "id": "2"}
+    search = {"type": "tool_search_call", "execution": "server", "arguments": {}, "id": "3"}
+    text = {"type": "message", "role": "user", "content": "hi", "id": "4"}
+    earlier = [
+        StoredItem(one["id"], json.dumps(one).encode()) for one in (call, told, search, text)
+    ]
+    output = {"type": "function_call_output", "call_id": 'a"b', "output": "x"}
+    assert calls_of([output], earlier) == [call]
+    assert calls_of([{"type": "tool_search_output", "id": "9"}], earlier) == [search]
+    assert calls_of([text, {"type": ["x"]}], earlier) == []
+
+
+def test_an_item_with_a_type_that_is_no_text_is_refused():
+    for value in ([], {"a": 1}, 5):
+        item = {"type": value, "content": "hi"}
+        assert "not supported" in error_of(ask(Api(), [item, HI]))["message"]
+        assert Api().post("/v1/conversations", items=[item]).status_code == 400

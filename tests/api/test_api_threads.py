@@ -1,15 +1,25 @@
 """Long work runs on another thread than the event loop, also if it consists of small parts."""
 
+import json
 import threading
+from unittest.mock import create_autospec
 
 import pytest
 
+from cpuserve.api.ollama import create
+from cpuserve.api.ollama.created.store import CreatedModels
+from cpuserve.api.openai.chat import schema
 from cpuserve.api.openai.chat import writer as chat
 from cpuserve.api.openai.completions import writer as completions
+from cpuserve.api.openai.conversations import router as conversations
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.serving import chat_prompt, generate, threads
+from cpuserve.api.openai.responses import history
+from cpuserve.api.stored.store import StoredItem
+from cpuserve.serving import bad_words, chat_prompt, generate, threads
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
+
+HI = json.dumps({"type": "message", "role": "user", "content": "hi"}).encode()
 
 
 @pytest.fixture
@@ -106,3 +116,45 @@ def test_many_ids_are_made_text_in_a_thread(watch):
     assert where == ["loop", "thread"]
     error = error_of(Api().post("/detokenize", tokens=[5] * 100_000 + [-1]))
     assert "-1" in error["message"]
+
+
+@pytest.mark.parametrize(("count", "place"), [(5, "loop"), (200, "thread")])
+def test_many_bad_words_are_tokenized_in_a_thread(watch, count, place):
+    where = watch(bad_words, "_spellings")
+    words = [f"word{number}" for number in range(count)]
+    assert Api().chat(bad_words=words, max_tokens=1).status_code == 200
+    assert where == [place] * count
+
+
+@pytest.mark.parametrize(("length", "place"), [(10, "loop"), (10_000, "thread")])
+def test_a_long_modelfile_is_read_in_a_thread(watch, length, place):
+    where, api = watch(create, "read_modelfile"), Api()
+    api.state.created = create_autospec(CreatedModels)
+    api.post("/api/create", model="new", modelfile="FROM tiny\n" + "#" * length)
+    assert where == [place]
+
+
+@pytest.mark.parametrize(("count", "place"), [(5, "loop"), (2000, "thread")])
+def test_many_messages_become_a_call_in_a_thread(watch, count, place):
+    where = watch(schema, "chat_messages")
+    Api().chat(messages=[{"role": "user", "content": "x"}] * count)
+    assert where == [place]
+
+
+@pytest.mark.parametrize(("count", "place"), [(5, "loop"), (5000, "thread")])
+def test_long_histories_are_read_in_a_thread(watch, monkeypatch, count, place):
+    """For the next response of a stored conversation, and to append an item."""
+    monkeypatch.setattr(history, "_ITEM_US", 0)
+    read, checked = watch(history, "decoded"), watch(conversations, "check_items")
+    api = Api()
+    talk = api.post("/v1/conversations", items=[{"role": "user", "content": "hi"}]).json()["id"]
+    (stored,) = api.state.stored._entries.values()
+    items = [StoredItem(f"msg_{i}", HI) for i in range(count)]
+    api.state.stored.grow(stored, items)
+    api.post("/v1/responses", input="hi", conversation=talk)
+    again = {"role": "user", "content": "hi"}
+    assert api.post(f"/v1/conversations/{talk}/items", items=[again]).status_code == 200
+    assert set(read) == {place}
+    assert checked[-1] == place
+    assert not stored.running
+    assert api.state.bodies.held == 0

@@ -50,8 +50,9 @@ class RequestContext:
     path: the parameters in the path of the request.
     low_priority: whether the scheduler should run the request after all others.
     caller: "key-1" for the first API key of the server, or the address of the client.
-    body_bytes: the size of the body in bytes; 0 until the body has been read.
-    held: the memory that is reserved for the body and for what is made from it.
+    body_bytes: the size of the body in bytes, with the stored items that it refers to;
+      0 until the body has been read.
+    held: the memory that is reserved for the body and for the thoughts that are sealed in it.
     record: the log record of the request.
     created, begun: when the request arrived, as seconds of time.time() and of time.monotonic().
     """

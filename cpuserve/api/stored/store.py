@@ -5,8 +5,9 @@ An entry belongs to the caller that created it; other callers cannot see it.
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,7 +17,9 @@ from cpuserve.errors import InvalidRequest, TooManyRequests
 
 _DEFAULTS = ServerOptions()
 # Estimated bytes of the Python objects of an entry, an item and a reference, without their JSON.
-_ENTRY_BYTES, _ITEM_BYTES, _REFERENCE_BYTES = 1024, 200, 16
+# A reference takes only 8 bytes, but time as well: to drop the million references of a store with
+# the default size takes the event loop about 60 ms.
+_ENTRY_BYTES, _ITEM_BYTES, _REFERENCE_BYTES = 1024, 200, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,21 @@ class Entry:
 
     items: the items of the entry; only the Store changes this list.
     size: the bytes of the entry without its items.
+    item_bytes: the bytes of its items, including those that other entries share.
     """
 
     caller: str
     id: str
     items: list[StoredItem] = field(default_factory=list)
     size: int = _ENTRY_BYTES
+    item_bytes: int = 0
     running: bool = False
     begun: float = 0.0
 
     @property
     def held(self) -> int:
         """The bytes of the entry, including all its items."""
-        return self.size + sum(item.size + _REFERENCE_BYTES for item in self.items)
+        return self.size + self.item_bytes
 
 
 E = TypeVar("E", bound=Entry)
@@ -97,13 +102,15 @@ class Store:
 
     def find(self, kind: type[E], caller: str, entry_id: str) -> E | None:
         """Return the caller's entry of this kind with this id; None if there is none."""
-        self._drop_old()
+        self.drop_old()
         found = self._entries.get((caller, entry_id))
         return found if isinstance(found, kind) else None
 
     def item(self, caller: str, item_id: str) -> StoredItem | None:
-        """Return the newest item with this id in the caller's entries; None if there is none."""
-        self._drop_old()
+        """Return the newest item with this id in the caller's entries; None if there is none.
+
+        Any thread may call this; `drop_old` forgets the items of old entries before.
+        """
         return self._items.get((caller, item_id))
 
     def add(self, entry: Entry, items: Iterable[StoredItem] = ()) -> None:
@@ -113,7 +120,7 @@ class Store:
           InvalidRequest: the entry alone is larger than the store.
           TooManyRequests: entries that are still running fill the store.
         """
-        self._drop_old()
+        self.drop_old()
         if (known := self._entries.get((entry.caller, entry.id))) is not None:
             self.remove(known)
         entry.begun = self._clock()
@@ -128,9 +135,7 @@ class Store:
     def grow(self, entry: Entry, items: Iterable[StoredItem] = (), num_bytes: int = 0) -> None:
         """Add items and `num_bytes` bytes to a stored entry; for errors, see `add`."""
         added = list(items)
-        for item in added:
-            self._hold(entry, item)
-        entry.items += added
+        self._hold(entry, added)
         entry.size += num_bytes
         self.num_bytes += num_bytes
         if self._exceeded():
@@ -139,19 +144,31 @@ class Store:
             except (InvalidRequest, TooManyRequests):
                 entry.size -= num_bytes
                 self.num_bytes -= num_bytes
-                self.drop_items(entry, added)
+                del entry.items[len(entry.items) - len(added) :]
+                self._release(entry, added)
                 raise
 
-    def drop_items(self, entry: Entry, items: list[StoredItem]) -> None:
-        """Remove these items from a stored entry."""
-        for item in items:
-            entry.items.remove(item)
-            self._release(entry, item)
+    def drop_item(self, entry: Entry, item: StoredItem) -> None:
+        """Remove an item from a stored entry."""
+        entry.items.remove(item)
+        self._release(entry, [item])
 
     def refresh(self, entry: Entry) -> None:
         """Make an entry the newest entry, as if it had just been added."""
         self._entries[entry.caller, entry.id] = self._entries.pop((entry.caller, entry.id))
         entry.begun = self._clock()
+
+    def drop_old(self) -> None:
+        """Drop finished entries that exceed the maximum age."""
+        oldest = self._clock() - self.bounds.age_s
+        expired = []
+        for entry in self._entries.values():
+            if entry.begun > oldest:
+                break
+            if not entry.running:
+                expired.append(entry)
+        for entry in expired:
+            self.remove(entry)
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry; nothing happens if the entry is no longer stored."""
@@ -159,24 +176,36 @@ class Store:
             return
         del self._entries[entry.caller, entry.id]
         self.num_bytes -= entry.size
-        for item in entry.items:
-            self._release(entry, item)
+        self._release(entry, entry.items)
 
     def is_stored(self, entry: Entry) -> bool:
         """Return whether an entry is still stored."""
         return self._entries.get((entry.caller, entry.id)) is entry
 
-    def _hold(self, entry: Entry, item: StoredItem) -> None:
-        if item.users == 0:
-            self.num_bytes += item.size
-        item.users += 1
-        self.num_bytes += _REFERENCE_BYTES
-        self._items[entry.caller, item.id] = item
+    def _hold(self, entry: Entry, items: list[StoredItem]) -> None:
+        """Append items to an entry, and count their bytes."""
+        for item in items:
+            entry.item_bytes += item.size
+            if item.users == 0:
+                self.num_bytes += item.size
+            item.users += 1
+            self._items[entry.caller, item.id] = item
+        entry.items += items
+        entry.item_bytes += _REFERENCE_BYTES * len(items)
+        self.num_bytes += _REFERENCE_BYTES * len(items)
 
-    def _release(self, entry: Entry, item: StoredItem) -> None:
-        item.users -= 1
-        self.num_bytes -= _REFERENCE_BYTES
-        if item.users == 0:
+    def _release(self, entry: Entry, items: list[StoredItem]) -> None:
+        """Forget items that are no longer in the list of an entry."""
+        unused: list[StoredItem] = []
+        num_bytes = 0
+        for item in items:
+            item.users = users = item.users - 1
+            num_bytes += len(item.data)
+            if not users:
+                unused.append(item)
+        entry.item_bytes -= num_bytes + (_ITEM_BYTES + _REFERENCE_BYTES) * len(items)
+        self.num_bytes -= _REFERENCE_BYTES * len(items)
+        for item in unused:
             self.num_bytes -= item.size
             if self._items.get((entry.caller, item.id)) is item:
                 del self._items[entry.caller, item.id]
@@ -203,25 +232,19 @@ class Store:
                 "or set store to false"
             )
             raise TooManyRequests(msg)
-        while self._exceeded() and (oldest := self._oldest_finished(entry)) is not None:
-            self.remove(oldest)
-
-    def _oldest_finished(self, keep: Entry) -> Entry | None:
-        """Return the oldest finished entry of the caller with the most bytes; None if all run."""
-        finished = [one for one in self._entries.values() if not one.running and one is not keep]
         shares: Counter[str] = Counter()
+        finished: dict[str, deque[Entry]] = {}
         for one in self._entries.values():
             shares[one.caller] += one.held
-        return max(finished, key=lambda one: shares[one.caller], default=None)
-
-    def _drop_old(self) -> None:
-        """Drop finished entries that exceed the maximum age."""
-        oldest = self._clock() - self.bounds.age_s
-        expired = []
-        for entry in self._entries.values():
-            if entry.begun > oldest:
-                break
-            if not entry.running:
-                expired.append(entry)
-        for entry in expired:
-            self.remove(entry)
+            if not one.running and one is not entry:
+                finished.setdefault(one.caller, deque()).append(one)
+        # The caller with the most bytes comes first, the one with the oldest entry before others.
+        callers = [(-shares[caller], place, caller) for place, caller in enumerate(finished)]
+        heapq.heapify(callers)
+        while self._exceeded() and callers:
+            share, place, caller = heapq.heappop(callers)
+            oldest = finished[caller].popleft()
+            share += oldest.held
+            self.remove(oldest)
+            if finished[caller]:
+                heapq.heappush(callers, (share, place, caller))

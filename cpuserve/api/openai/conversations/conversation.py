@@ -34,7 +34,7 @@ class ConversationBody(msgspec.Struct):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredConversation(Entry):
-    """A stored conversation; its `running` is true while a response extends it."""
+    """A stored conversation; its `running` is true while a request extends it."""
 
     metadata: dict[str, str]
     created: int = field(default_factory=lambda: int(time.time()))
@@ -54,9 +54,9 @@ class StoredConversation(Entry):
         self.running = True
 
     def check_unlocked(self) -> None:
-        """Raise ConversationLocked if a running response extends the conversation."""
+        """Raise ConversationLocked if a running request extends the conversation."""
         if self.running:
-            msg = f"A response extends the conversation {self.id[:80]!r} now: wait for its end"
+            msg = f"Another request extends the conversation {self.id[:80]!r} now: wait for its end"
             raise ConversationLocked(msg, param="conversation")
 
 

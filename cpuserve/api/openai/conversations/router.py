@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openai.conversations.conversation import (
@@ -21,8 +20,8 @@ from cpuserve.api.openai.conversations.schema import (
     DeletedConversation,
     UpdateConversation,
 )
-from cpuserve.api.openai.responses.conversation import check_items
-from cpuserve.api.openai.responses.history import own_items
+from cpuserve.api.openai.responses.conversation import calls_of, check_items
+from cpuserve.api.openai.responses.history import decoded, own_items
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import CALLER
@@ -32,6 +31,7 @@ from cpuserve.api.route import post
 from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.api.stored.store import StoredItem
@@ -60,7 +60,7 @@ async def create_conversation(received: RequestContext, asked: CreateConversatio
         raise InvalidRequest(msg)
     metadata = asked.metadata or {}
     check_metadata(metadata)
-    items = _checked(received, asked.items or [])
+    items = await _checked(received, asked.items or [])
     made = StoredConversation(received.caller, f"conv_{uuid.uuid4().hex}", metadata=metadata)
     made.size += sum(len(key) + len(value) for key, value in metadata.items())
     store.add(made, items)
@@ -110,10 +110,13 @@ async def add_items(received: RequestContext, asked: AddItems) -> Response:
     if not asked.items:
         msg = "items is missing: send a list of at least one item"
         raise InvalidRequest(msg, param="items")
-    items = _checked(received, asked.items, found.items)
-    found.check_unlocked()
-    received.state.stored.grow(found, items)
-    received.state.stored.refresh(found)
+    found.lock()
+    try:
+        items = await _checked(received, asked.items, found.items)
+        received.state.stored.grow(found, items)
+        received.state.stored.refresh(found)
+    finally:
+        found.running = False
     return json_response(page_of({"order": "asc"}, items, _id, _data))
 
 
@@ -144,11 +147,11 @@ async def delete_item(request: Request) -> Response:
     found = _named(request)
     item = _item(request, found)
     found.check_unlocked()
-    get_state(request).stored.drop_items(found, [item])
+    get_state(request).stored.drop_item(found, item)
     return json_response(found.body)
 
 
-def _checked(
+async def _checked(
     received: RequestContext, items: list[dict[str, Any]], before: list[StoredItem] | None = None
 ) -> list[StoredItem]:
     """Return the items with ids; InvalidRequest for an item that no response could use as input.
@@ -158,10 +161,18 @@ def _checked(
     if len(items) > _MOST_ITEMS:
         msg = f"items has {len(items)} items, and may have {_MOST_ITEMS}: send several requests"
         raise InvalidRequest(msg, param="items")
-    found = own_items(items, received.state.stored, received.caller)
-    earlier = before or []
-    check_items([msgspec.json.decode(item.data) for item in earlier + found], len(earlier))
-    return found
+    store, caller = received.state.stored, received.caller
+    store.drop_old()
+    earlier = list(before or [])
+
+    def check() -> list[StoredItem]:
+        found = own_items(items, store, caller)
+        added = decoded(found)
+        calls = calls_of(added, earlier)
+        check_items(calls + added, len(calls))
+        return found
+
+    return await run_sized(received.body_bytes + len(earlier), check)
 
 
 def _found(received: RequestContext) -> StoredConversation:

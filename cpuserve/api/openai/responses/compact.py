@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.openai.responses.history import read_turn
+from cpuserve.api.openai.responses.history import decoded, read_turn
 from cpuserve.api.openai.responses.response_object import ResponseUsage
 from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call, words
 from cpuserve.api.openai.responses.sealed_items import with_opened
@@ -16,6 +16,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.stream import JsonResult
 from cpuserve.api.route import post, prepared
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.threads import run_sized
 
 router = APIRouter()
 # A user message at the end of the conversation, which asks the model for the summary.
@@ -82,8 +83,8 @@ def _as_response(asked: CompactRequest) -> ResponsesRequest:
 async def compact_response(received: RequestContext, asked: CompactRequest) -> Response:
     """Return a shorter conversation: the user messages, and a summary of everything."""
     await received.choose(asked.model)
-    turn = read_turn(received, _as_response(asked))
-    items = [msgspec.json.decode(item.data) for item in turn.history + turn.own]
+    turn = await read_turn(received, _as_response(asked))
+    items = await run_sized(received.body_bytes, lambda: decoded(turn.history + turn.own))
     if not items:
         msg = "input is missing: send the items of the conversation, or previous_response_id"
         raise InvalidRequest(msg, param="input", code="missing_required_parameter")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from cpuserve.api.openai.parts import openai_part
 from cpuserve.api.openai.responses.foreign_items import (
@@ -20,6 +22,9 @@ from cpuserve.api.request.content_parts import joined, plain
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
+
+if TYPE_CHECKING:
+    from cpuserve.api.stored.store import StoredItem
 
 _ROLES = ("user", "assistant", "system", "developer")
 # For each type of text part, the member that contains the text.
@@ -75,6 +80,27 @@ def check_items(items: list[dict[str, Any]], num_stored: int = 0) -> None:
         raise
 
 
+def calls_of(items: list[dict[str, Any]], earlier: list[StoredItem]) -> list[dict[str, Any]]:
+    """Return the earlier items that may be the calls of the outputs in `items`, in their order.
+
+    Only these are decoded, because a conversation may have many thousand items.
+    """
+    marks = []
+    for item in items:
+        kind = str(item.get("type"))
+        if kind in OUTPUTS:
+            ids = (item.get("call_id"), item.get("id"))
+            marks += [msgspec.json.encode(number) for number in ids if isinstance(number, str)]
+            if kind == "tool_search_output":  # searches without a call_id are counted
+                marks.append(b'"tool_search_call"')
+    found = [
+        msgspec.json.decode(item.data)
+        for item in earlier
+        if any(mark in item.data for mark in marks)
+    ]
+    return [item for item in found if item.get("type") not in OUTPUTS]
+
+
 class _Conversation:
     """Builds messages from items, and checks that each tool call has an output."""
 
@@ -87,7 +113,8 @@ class _Conversation:
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item to the messages; `where`: the path of the item."""
-        kind = item.get("type") or ("message" if "role" in item else None)
+        given = item.get("type") or ("message" if "role" in item else None)
+        kind = None if given is None else str(given)
         if kind == "message":
             self._add_message(item, where)
         elif kind == "function_call":

@@ -13,6 +13,7 @@ from cpuserve.api.openai.responses.schema import conversation_id
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.stored.store import StoredItem
 from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.responses.schema import ResponsesRequest
@@ -29,6 +30,10 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "compaction": "cmp",
 }
+
+
+# The time in microseconds to give an item an id and to write its JSON.
+_ITEM_US = 4
 
 
 @dataclass(slots=True)
@@ -55,35 +60,56 @@ class ReferringRequest:
             self.conversation.running = False
 
 
-def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
+async def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
     """Return the request together with all stored items that it refers to.
+
+    A thread reads long conversations, whose bytes count as bytes of the body from then on.
 
     Raises:
       NotFound: the caller has no such response, conversation or item.
       InvalidRequest: fields contradict each other, or the earlier response has no result.
       ConversationLocked: another request extends the conversation.
+      ServerBusy: other requests use the memory for the items; see BodyBudget.take.
     """
     store, caller = received.state.stored, received.caller
     _check_storing(asked, store)
+    store.drop_old()
     named = conversation_id(asked)
     turn = ReferringRequest(asked)
     if asked.previous_response_id:
         turn.history = _earlier(store, caller, asked.previous_response_id)
-    given = asked.input or []
-    turn.own = own_items(given, store, caller)
-    if named is not None:
+    elif named is not None:
         turn.conversation = found = find_conversation(store, caller, named)
+        found.lock()  # the caller must call `release` later
         turn.history = list(found.items)
-    # Items with `users` are stored already; they replace the item references in the input.
-    if given and (turn.history or any(item.users for item in turn.own)):
-        turn.num_stored = len(turn.history)
-        items = _decoded(turn.history + turn.own, received.models.most_body_bytes)
-        turn.asked = msgspec.structs.replace(asked, input=items)
-    if turn.conversation is not None:
-        turn.conversation.lock()  # the caller must call `release` later
+    try:
+        await _read_items(received, turn)
+    except BaseException:
+        turn.release()
+        raise
     stores = asked.store is not False and store.enabled
     turn.asked = msgspec.structs.replace(turn.asked, store=stores)
     return turn
+
+
+async def _read_items(received: RequestContext, turn: ReferringRequest) -> None:
+    """Set the items that the request adds, and put stored items into its input."""
+    given, store, caller = turn.asked.input or [], received.state.stored, received.caller
+    num_items = 1 if isinstance(given, str) else len(given)
+    turn.own = await run_sized(_ITEM_US * num_items, lambda: own_items(given, store, caller))
+    stored = [item for item in turn.own if item.users]
+    # Items with `users` are stored already; they replace the item references in the input.
+    if not given or not (turn.history or stored):
+        return
+    turn.num_stored = len(turn.history)
+    size = await run_sized(
+        turn.num_stored, lambda: sum(len(item.data) for item in [*turn.history, *stored])
+    )
+    _check_bytes(received.body_bytes + size, received.models.most_body_bytes)
+    await received.held.take(size, received.state.limits.body_wait_s)
+    received.body_bytes += size
+    items = await run_sized(received.body_bytes, lambda: decoded([*turn.history, *turn.own]))
+    turn.asked = msgspec.structs.replace(turn.asked, input=items)
 
 
 def _check_storing(asked: ResponsesRequest, store: Store) -> None:
@@ -114,7 +140,10 @@ def _earlier(store: Store, caller: str, response_id: str) -> list[StoredItem]:
 
 
 def own_items(given: str | list[dict[str, Any]], store: Store, caller: str) -> list[StoredItem]:
-    """Return the items of a request, each with an id; for errors, see `read_turn`."""
+    """Return the items of a request, each with an id; for errors, see `read_turn`.
+
+    Another thread than that of the event loop may run this.
+    """
     return [_own_item(item, store, caller) for item in _items(given)]
 
 
@@ -151,14 +180,17 @@ def _text_part(role: object, text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-def _decoded(items: list[StoredItem], most: int) -> list[dict[str, Any]]:
-    size = sum(len(item.data) for item in items)
+def _check_bytes(size: int, most: int) -> None:
     if size > most:
         msg = (
             f"The conversation has {size} bytes with its stored items, and this server reads at "
             f"most {most} bytes: begin a new one, or compact it (POST /v1/responses/compact)"
         )
         raise InvalidRequest(msg, param="input")
+
+
+def decoded(items: list[StoredItem]) -> list[dict[str, Any]]:
+    """Return the items as objects."""
     return [msgspec.json.decode(item.data) for item in items]
 
 

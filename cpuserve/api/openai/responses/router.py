@@ -155,7 +155,7 @@ async def list_input_items(request: Request) -> Response:
 async def _turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
     await received.choose(asked.model)
     check_fields(asked)
-    return read_turn(received, asked)
+    return await read_turn(received, asked)
 
 
 async def _open(received: RequestContext, turn: ReferringRequest) -> None:
