@@ -587,8 +587,8 @@ FAULTS = [
         "tests/engine/test_replicas.py -k steady",
     ),
     Fault(
-        "cpuserve/api/request/body.py",
-        "return any(name in request.headers for name in _BROWSER_HEADERS)",
+        "cpuserve/api/request/headers.py",
+        'return any(given in _OF_BROWSERS for given, _ in scope["headers"])',
         "return False",
         "tests/api/test_api_bodies.py -k browsers_body",
     ),

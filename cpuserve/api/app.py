@@ -20,6 +20,7 @@ from cpuserve.api.middleware.leases import ModelLeases
 from cpuserve.api.middleware.request_ids import RequestIds, ResponseCounts
 from cpuserve.api.middleware.request_line import RequestLine
 from cpuserve.api.middleware.unexpected_errors import UnexpectedErrors
+from cpuserve.api.middleware.web_pages import WebPages
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.pooling.router import POOLING
@@ -122,6 +123,8 @@ def create_app(
     install_error_handlers(app)
     install_schema(app, app.state.routes)
     # The middleware that is added last handles a request first.
+    origins = () if cors is None else cors.origins
+    app.add_middleware(WebPages, routes=app.state.routes, origins=origins)
     if api_keys:
         public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
         app.add_middleware(ApiKeys, keys=api_keys, public=public, webui=webui)

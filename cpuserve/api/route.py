@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.request.body import decode_request, refuse_web_page
+from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_format import ErrorFormat
@@ -96,7 +96,8 @@ def post(
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
     also: additional error statuses of the route.
-    pages: whether web pages may send requests to the route.
+    pages: whether web pages may send JSON to the route (see WebPages);
+      False for routes that change what the server keeps or serves.
     id_prefix: the prefix of the response id.
     stream: the media type of streamed responses; None = the route never streams.
     conversation: the body field with the messages; see BodyForm.
@@ -163,25 +164,41 @@ def post_by_field(
         msg = f"The body has none of the fields that say what is asked for: send one of {known}"
         raise InvalidRequest(msg)
 
-    async def serve(request: Request) -> Response:
-        media = request.headers.get("content-type", "").lower()
-        for beginning, msg in (refused or {}).items():
-            if media.startswith(beginning):
-                raise NotFound(msg, code="unknown_url")
-        return await _respond(request, partial(endpoint_of, request))
-
     served = [each for choices in endpoints.values() for each in choices.values()]
     served += [] if otherwise is None else [otherwise]
     # Errors before the choice of an endpoint have the OpenAI format.
     described = [*(each.described for each in served), response_types(None, also=BODY_ERRORS)]
     router.add_api_route(
         path,
-        serve,
+        _FieldRoute(endpoint_of, refused or {}).respond,
         methods=["POST"],
         name=name,
         description=about,
         openapi_extra=either(described),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldRoute:
+    """The handler of a route with several endpoints; see `post_by_field`."""
+
+    endpoint_of: Callable[[Request, bytearray], Endpoint[Any]]
+    refused: Mapping[str, str]
+    pages: bool = True
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response of the endpoint that the body and the model select."""
+        media = request.headers.get("content-type", "").lower()
+        for beginning, msg in self.refused.items():
+            if media.startswith(beginning):
+                raise NotFound(msg, code="unknown_url")
+        return await _respond(request, partial(self.endpoint_of, request))
+
+
+def reads_pages(handler: object) -> bool:
+    """Whether web pages may send JSON to the route with this handler; see `post`."""
+    owner = getattr(handler, "__self__", None)
+    return isinstance(owner, Endpoint | _FieldRoute) and owner.pages
 
 
 def _has_field(value: msgspec.Raw, name: str) -> bool:
@@ -214,8 +231,6 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
 
     async with read_call(request, form_of) as (received, asked):
         endpoint = chosen[0]
-        if not endpoint.pages:
-            refuse_web_page(request)
         if endpoint.words is not None:
             request.scope[WORDS] = endpoint.words(asked)
         return await endpoint.handler(received, asked)

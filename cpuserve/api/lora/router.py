@@ -16,14 +16,28 @@ from cpuserve.serving.lora import load_adapter, unload_adapter
 router = APIRouter()
 
 
-@post(router, "/v1/load_lora_adapter", schema=LoadLoraRequest, response=None, id_prefix="lora-")
+@post(
+    router,
+    "/v1/load_lora_adapter",
+    schema=LoadLoraRequest,
+    response=None,
+    id_prefix="lora-",
+    pages=False,
+)
 async def load_lora_adapter(received: RequestContext, asked: LoadLoraRequest) -> Response:
     """Load a LoRA adapter from the server's disk; requests select it by its name as `model`."""
     await load_adapter(received.models, asked.lora_name, asked.lora_path, asked.load_inplace)
     return _text(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
 
 
-@post(router, "/v1/unload_lora_adapter", schema=UnloadLoraRequest, response=None, id_prefix="lora-")
+@post(
+    router,
+    "/v1/unload_lora_adapter",
+    schema=UnloadLoraRequest,
+    response=None,
+    id_prefix="lora-",
+    pages=False,
+)
 async def unload_lora_adapter(received: RequestContext, asked: UnloadLoraRequest) -> Response:
     """Unload a LoRA adapter; running requests that use it still finish."""
     await unload_adapter(received.models, asked.lora_name)

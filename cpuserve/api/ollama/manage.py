@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.ollama.created.directory import open_new
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.response.disk import writing
@@ -85,7 +84,6 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
 @router.delete("/api/delete", openapi_extra=json_body(OllamaDelete, None, OllamaError))
 async def delete(request: Request) -> Response:
     """Delete a model that a client created or pulled; running requests to it may finish."""
-    refuse_web_page(request)
     form = BodyForm("ollama-", OllamaDelete)
     async with read_call(request, lambda _: form) as (received, asked):
         name = checked_name(asked.model or asked.name)
@@ -118,7 +116,6 @@ async def has_blob(request: Request) -> Response:
 )
 async def send_blob(request: Request) -> Response:
     """Store a file of a model if its SHA-256 is the digest in the path."""
-    refuse_web_page(request)
     created = created_models(get_state(request))
     wanted = checked_digest(request.path_params["digest"])
     part = created.directory.part()

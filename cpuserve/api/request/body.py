@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
+from cpuserve.api.request.headers import may_be_web_page
 from cpuserve.api.request.object_limits import check_objects
 from cpuserve.api.response.errors import (
     PayloadTooLarge,
@@ -97,49 +98,19 @@ def check_size(num_bytes: int, most: int) -> None:
         raise PayloadTooLarge(msg)
 
 
-# Browsers add Origin to each POST of a web page (Fetch standard, "append a request Origin header";
-# it may be "null"), and newer browsers add Sec-Fetch-Site. No page can suppress these headers.
-_BROWSER_HEADERS = ("origin", "sec-fetch-site")
-# The Content-Type that curl sends with -d by default, even for JSON.
-# The examples in the Ollama documentation use this option.
-_CURLS_DEFAULT = "application/x-www-form-urlencoded"
-
-
-def _may_be_web_page(request: Request) -> bool:
-    return any(name in request.headers for name in _BROWSER_HEADERS)
-
-
-def refuse_web_page(request: Request) -> None:
-    """Raise UnsupportedMediaType for an upload or a change that a web page may have sent.
-
-    Any web page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
-    """
-    if _may_be_web_page(request):
-        msg = (
-            "A request with Origin cannot upload files or change what the server keeps, because "
-            "any web page could: use a program"
-        )
-        raise UnsupportedMediaType(msg)
-
-
 def check_media_type(request: Request) -> None:
-    """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
+    """Raise UnsupportedMediaType unless the body may be read as JSON: it is not compressed.
 
-    Without a CORS preflight request, any web page may post certain other types to 127.0.0.1
-    ("simple requests"), or a body without a type (a Blob). So a body of another type
-    is never parsed as JSON.
-    Some clients, such as LiteLLM for Ollama, declare no type. A body without a type,
-    or with the default type of curl, is parsed only if no browser can have sent it.
+    Without a CORS preflight request, any web page may post bodies of certain types to 127.0.0.1
+    ("simple requests"), or a body without a type (a Blob). So the body of a page must be declared
+    as JSON. A program may declare any type: LiteLLM declares none for the routes of Ollama,
+    or application/octet-stream, and curl -d a form.
     """
     declared = request.headers.get("content-type")
-    kind = None if declared is None else declared.partition(";")[0].strip().lower()
-    if kind is None or kind == _CURLS_DEFAULT:
-        if _may_be_web_page(request):
-            what = "missing" if declared is None else repr(declared)
-            msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
-            raise UnsupportedMediaType(msg)
-    elif kind != "application/json":
-        msg = f"Content-Type is {declared!r}: send application/json"
+    kind = (declared or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and may_be_web_page(request.scope):
+        what = "missing" if declared is None else repr(declared)
+        msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
         raise UnsupportedMediaType(msg)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":

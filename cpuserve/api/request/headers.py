@@ -14,6 +14,10 @@ CALLER = "cpuserve.caller"
 LOW_PRIORITY = "cpuserve.low_priority"
 # The methods that change nothing, in any route.
 READS = frozenset({"GET", "HEAD"})
+# Browsers add Origin to each POST of a web page (Fetch standard, "append a request Origin header";
+# it may be "null"), and newer browsers add Sec-Fetch-Site. No page can suppress these headers.
+# Sec-Fetch-Mode says nothing, because fetch() of Node sends it too.
+_OF_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
 
 
 def header(scope: Scope, name: bytes) -> bytes:
@@ -24,6 +28,11 @@ def header(scope: Scope, name: bytes) -> bytes:
 def has_header(scope: Scope, name: bytes) -> bool:
     """Return whether the request of `scope` has a header `name` (lower case)."""
     return any(given == name for given, _ in scope["headers"])
+
+
+def may_be_web_page(scope: Scope) -> bool:
+    """Return whether a web page may have sent the request of `scope`."""
+    return any(given in _OF_BROWSERS for given, _ in scope["headers"])
 
 
 def address_of(scope: Scope) -> str:

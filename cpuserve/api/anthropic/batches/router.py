@@ -47,6 +47,7 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
     error=MessageError,
     id_prefix="msgbatch_",
     conversation="requests",
+    pages=False,
 )
 async def create_message_batch(received: RequestContext, asked: CreateMessageBatch) -> Response:
     """Create a batch of the requests in the body; it runs after all earlier batches."""

@@ -34,7 +34,14 @@ class CreateBatch(msgspec.Struct):
     output_expires_after: dict[str, Any] | None = None
 
 
-@post(router, "/v1/batches", schema=CreateBatch, response=BatchObject, id_prefix="batch_")
+@post(
+    router,
+    "/v1/batches",
+    schema=CreateBatch,
+    response=BatchObject,
+    id_prefix="batch_",
+    pages=False,
+)
 async def create_batch(received: RequestContext, asked: CreateBatch) -> Response:
     """Create a batch of the requests in a file; it runs after all earlier batches."""
     batches = batches_of(received.state)

@@ -10,7 +10,6 @@ from cpuserve.api.batches.directory import FileObject
 from cpuserve.api.batches.service import BatchService
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
-from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
@@ -62,7 +61,6 @@ def _named(request: Request) -> FileObject:
 async def upload_file(request: Request) -> Response:
     """Store an uploaded file of JSON lines as the input of a batch."""
     directory, limits = _batches(request).directory, get_state(request).limits
-    refuse_web_page(request)
     directory.check_room(0, new_files=1)
     made = directory.new_id()
     path = directory.path_of(made)
