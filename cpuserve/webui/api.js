@@ -1,5 +1,7 @@
 /** Sends requests to the server that served this page: JSON, streams, and the API key. */
 
+import { local, session } from "./storage.js";
+
 /** An error response of the server, or no response at all (status 0). */
 export class ServerError extends Error {
   /**
@@ -16,7 +18,7 @@ const KEY = "cpuserve.key";
 
 /** @returns {string} the API key that this tab, or this browser, remembers */
 export function apiKey() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  return session.get(KEY) ?? local.get(KEY) ?? "";
 }
 
 /**
@@ -25,17 +27,18 @@ export function apiKey() {
  * @param {boolean} remember
  */
 export function setApiKey(key, remember) {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
-  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+  session.set(KEY, null);
+  local.set(KEY, null);
+  if (key) (remember ? local : session).set(KEY, key);
 }
 
-/** @type {() => Promise<void>} */
-let askForKey = async () => {};
+/** @type {() => Promise<boolean>} */
+let askForKey = async () => false;
 
 /**
- * Sets a function that asks the user for an API key; then a refused request is sent again.
- * @param {() => Promise<void>} ask
+ * Sets a function that asks the user for an API key; then a refused request is sent again. If the user
+ * enters none, the request fails with status 401.
+ * @param {() => Promise<boolean>} ask returns whether the user has entered a key
  */
 export function onUnauthorized(ask) {
   askForKey = ask;
@@ -51,7 +54,8 @@ export async function request(path, options = {}) {
   const { json, ...init } = options;
   for (;;) {
     const headers = new Headers(init.headers);
-    if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
+    const key = apiKey();
+    if (key) headers.set("Authorization", `Bearer ${key}`);
     if (json !== undefined) headers.set("Content-Type", "application/json");
     const body = json === undefined ? init.body : JSON.stringify(json);
     const method = init.method ?? (json === undefined ? "GET" : "POST");
@@ -65,7 +69,8 @@ export async function request(path, options = {}) {
     }
     if (response.ok) return response;
     if (response.status !== 401) throw await errorOf(response);
-    await askForKey();
+    // Another request may have asked for the key in the meantime.
+    if (apiKey() === key && !(await askForKey())) throw await errorOf(response);
   }
 }
 

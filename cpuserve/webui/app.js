@@ -1,17 +1,26 @@
 /** The page: connects the server, the conversations, the chat, the settings and the machine view. */
 
-import { apiKey, json, onUnauthorized, ServerError, setApiKey } from "./api.js";
-import { Chat } from "./chat.js";
+import { onUnauthorized, ServerError } from "./api.js";
+import { announce, Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { newConversation } from "./conversation.js";
+import { branch, newConversation, setField } from "./conversation.js";
 import { byId, h, icon } from "./dom.js";
+import { draftOf, keepDraft } from "./drafts.js";
+import { Generator } from "./generation.js";
+import { askAgain, askForKey } from "./key_dialog.js";
+import { Library } from "./library.js";
 import { MachineView } from "./machine.js";
-import { applyTheme, loadSettings, saveSettings, showSettings } from "./settings.js";
+import { Models } from "./models.js";
+import { notify } from "./notice.js";
+import * as preferences from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { session } from "./storage.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 
 const RETRY_MS = 1000;
+const OPEN = "cpuserve.open"; // the conversation that a reload of this tab shows again
+const NEW_DRAFT = "new"; // the key of the draft of a conversation that has no messages yet
 const IDEAS = [
   "Explain why decoding on a CPU is bound by memory bandwidth.",
   "Write a Python function that merges two sorted lists.",
@@ -19,34 +28,91 @@ const IDEAS = [
   "Compare bf16, int8 and 4-bit weights in a table.",
 ];
 
-const settings = loadSettings();
-applyTheme(settings);
+const settings = preferences.loadSettings();
+preferences.applyTheme(settings);
 
-let conversation = newConversation(settings.system);
+const models = new Models();
+let conversation = createConversation();
+/** @type {WeakMap<Conversation, import("./composer.js").Draft>} texts and files that are not sent yet */
+const drafts = new WeakMap();
 
-const chat = new Chat(settings, { changed: keep, running: (running) => composer.setRunning(running) });
+/** @type {Generator} */
+const generator = new Generator({
+  model: modelOf,
+  fields: (one) => preferences.requestFields(settings, one.options),
+  ownTools: () => preferences.ownTools(settings),
+  keep: (one) => library.keep(one),
+  added: (one) => chat.isShown(one) && chat.draw(),
+  grew: (one, message) => chat.isShown(one) && chat.updateSoon(message),
+  ended,
+});
+/** @type {Library} */
+const library = new Library({
+  listed: () => sidebar.draw(),
+  merged: (one) => {
+    if (!chat.isShown(one)) return;
+    chat.draw();
+    drawSettings();
+  },
+  removed: (one) => {
+    generator.stop(one);
+    if (chat.isShown(one)) select(createConversation());
+  },
+  streams: (id) => generator.streams(id),
+  stop: (id) => generator.streams(id) && stopMessage(id),
+  complain: (text) => say(text),
+});
+const chat = new Chat(generator, {
+  changed: (one) => library.keep(one),
+  ownTools: () => preferences.ownTools(settings),
+  stopElsewhere: (message) => library.stopElsewhere(message),
+  shown: drawState,
+});
 const composer = new Composer({
   send: (text, images, files) => chat.send(text, images, files),
   stop: () => chat.stop(),
-  complain: (text) => say(text),
+  draft: (text) => keepDraft(draftKey(conversation), text),
+  complain: (text) => notify(text),
 });
-const sidebar = new Sidebar({ select, create: () => select(newConversation(settings.system)) });
+const sidebar = new Sidebar(library, {
+  select,
+  create: () => select(createConversation()),
+  running: (one) => generator.run(one) !== undefined,
+  rename: (one, title) => keepField(one, "title", title),
+  pin: (one, pinned) => keepField(one, "pinned", pinned),
+  remove,
+});
 const machine = new MachineView(byId("machine"));
 
-/** @param {Conversation} changed */
-async function keep(changed) {
-  // Do not store a conversation without messages.
-  if (!Object.keys(changed.messages).length && !sidebar.all.includes(changed)) return;
-  try {
-    await sidebar.keep(changed);
-  } catch (error) {
-    say(`The conversation could not be saved in this browser: ${error}`);
-  }
+function createConversation() {
+  return newConversation(settings.system, preferences.firstOptions(settings));
+}
+
+/** @param {Conversation} one */
+function modelOf(one) {
+  return models.first(one.options.model, settings.model);
+}
+
+/** @param {Conversation} one */
+const draftKey = (one) => (Object.keys(one.messages).length ? one.id : NEW_DRAFT);
+
+/**
+ * @template {"title" | "pinned" | "system" | "options"} Name
+ * @param {Conversation} one
+ * @param {Name} name
+ * @param {Conversation[Name]} value
+ */
+function keepField(one, name, value) {
+  setField(one, name, value);
+  library.keep(one);
 }
 
 /** @param {Conversation} chosen */
 function select(chosen) {
+  const { text, images, files } = drafts.get(chosen) ?? { text: draftOf(draftKey(chosen)), images: [], files: [] };
+  drafts.set(conversation, composer.exchange({ text, images, files }));
   conversation = chosen;
+  session.set(OPEN, chosen.id);
   chat.show(chosen);
   sidebar.select(chosen);
   drawSettings();
@@ -54,60 +120,101 @@ function select(chosen) {
   composer.input.focus();
 }
 
+/** @param {Conversation} one */
+async function remove(one) {
+  generator.stop(one);
+  const wasShown = chat.isShown(one);
+  await library.remove(one);
+  if (wasShown) select(createConversation());
+  const act = async () => {
+    await library.keep(one);
+    if (wasShown) select(one);
+  };
+  notify(`"${one.title}" is deleted.`, { label: "Undo", act });
+}
+
+/** @param {string} id of a message */
+function stopMessage(id) {
+  const one = [...library.all.values()].find((each) => generator.run(each)?.message.id === id);
+  if (one) generator.stop(one);
+}
+
+/**
+ * @param {Conversation} one
+ * @param {import("./conversation.js").Message} message
+ * @param {unknown} error
+ */
+function ended(one, message, error) {
+  const done = message.state === "done";
+  if (chat.isShown(one)) {
+    chat.update(message);
+    drawState();
+    if (done) announce("The response is complete.");
+  } else {
+    sidebar.unread.add(one.id);
+    if (done) announce(`The response in "${one.title}" is complete.`);
+  }
+  sidebar.draw();
+  // The model may be gone, or the server may have restarted with others.
+  if (error instanceof ServerError) loadModels().catch(() => {});
+}
+
+/** Shows what the composer and the header say about the conversation: its model, and how full its context is. */
+function drawState() {
+  const model = modelOf(conversation);
+  composer.setRunning(chat.running);
+  composer.setPictures(models.readsPictures(model));
+  const select = /** @type {HTMLSelectElement} */ (byId("model"));
+  if (select.value !== model) select.value = model;
+  const figures = branch(conversation).findLast((message) => message.figures)?.figures;
+  const length = models.card(model)?.context_length ?? 0;
+  const used = figures ? (figures.context ?? figures.prompt + figures.tokens) : 0;
+  byId("context").hidden = !used || !length;
+  if (!used || !length) return;
+  const share = Math.min(1, used / length);
+  /** @type {HTMLMeterElement} */ (byId("context-meter")).value = share;
+  const full = share > 0.9 ? ": begin a new conversation soon" : "";
+  const numbers = `${used.toLocaleString("en")} of ${length.toLocaleString("en")} tokens`;
+  byId("context-text").textContent = `Context ${Math.round(100 * share)} % full, ${numbers}${full}`;
+  byId("context").classList.toggle("full", share > 0.9);
+}
+
 function drawSettings() {
-  showSettings(settings, {
-    system: () => conversation.system,
+  const one = conversation;
+  preferences.showSettings(settings, {
+    system: one.system,
     setSystem: (text) => {
-      conversation.system = text;
       settings.system = text;
-      saveSettings(settings);
-      keep(conversation);
+      preferences.saveSettings(settings);
+      keepField(one, "system", text);
     },
-    changed: () => {},
+    options: one.options,
+    setOption: (name, value) => keepField(one, "options", Object.assign(one.options, { [name]: value })),
   });
 }
 
 /**
  * Shows a line of text above the page; an empty text hides the line.
  * @param {string} text
+ * @param {HTMLElement} [button]
  */
-function say(text) {
+function say(text, button) {
   const line = byId("status");
-  line.textContent = text;
+  line.replaceChildren(text, " ", button ?? "");
   line.hidden = !text;
-}
-
-/** Asks the user for the API key; the promise resolves when the user has entered a key. */
-function askForKey() {
-  const dialog = /** @type {HTMLDialogElement} */ (byId("key-dialog"));
-  byId("key-wrong").hidden = !apiKey();
-  if (!dialog.open) dialog.showModal();
-  return /** @type {Promise<void>} */ (
-    new Promise((resolve) => {
-      dialog.addEventListener(
-        "close",
-        () => {
-          const key = /** @type {HTMLInputElement} */ (byId("key")).value.trim();
-          setApiKey(key, /** @type {HTMLInputElement} */ (byId("key-remember")).checked);
-          resolve();
-        },
-        { once: true },
-      );
-    })
-  );
 }
 
 /** Lists the models, and waits for the server while it starts. */
 async function connect() {
   for (;;) {
     try {
-      const { data } = await json("v1/models");
-      showModels(data);
+      await loadModels();
       const health = await fetch("health");
       if (health.ok) break;
       const body = await health.json();
       say(body.error?.message ?? body.message ?? body.reason ?? "The model is loading.");
     } catch (error) {
+      if (error instanceof ServerError && error.status === 401) return sayKeyIsMissing();
       say(error instanceof ServerError ? error.message : String(error));
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
@@ -115,15 +222,25 @@ async function connect() {
   say("");
 }
 
-/** @param {{id: string, parent: string | null}[]} models */
-function showModels(models) {
-  const select = /** @type {HTMLSelectElement} */ (byId("model"));
-  const names = models.map((model) => model.id);
-  if (!names.includes(settings.model)) settings.model = names[0] ?? "";
-  const options = models.map(({ id, parent }) =>
-    h("option", { value: id, selected: id === settings.model }, parent ? `${id} (adapter of ${parent})` : id),
+function sayKeyIsMissing() {
+  const onclick = () => {
+    askAgain();
+    connect();
+  };
+  say("This server needs an API key.", h("button", { type: "button", onclick }, "Enter the key"));
+}
+
+/** Shows the models that the server has now; one that is gone does not stay selected. */
+async function loadModels() {
+  const before = modelOf(conversation);
+  await models.load();
+  const options = models.cards.map(({ id, parent }) =>
+    h("option", { value: id }, parent ? `${id} (adapter of ${parent})` : id),
   );
-  select.replaceChildren(...options);
+  byId("model").replaceChildren(...options);
+  drawState();
+  const model = modelOf(conversation);
+  if (before && before !== model) notify(`The server has no model ${before} now. ${model} is selected.`);
 }
 
 /**
@@ -155,6 +272,7 @@ function showView() {
 
 /** @param {KeyboardEvent} event */
 function onKey(event) {
+  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
     if (chat.running) chat.stop();
     else {
@@ -165,7 +283,7 @@ function onKey(event) {
   const command = event.ctrlKey || event.metaKey;
   if (command && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
-    select(newConversation(settings.system));
+    select(createConversation());
   }
   if (command && !event.shiftKey && event.key.toLowerCase() === "k") {
     event.preventDefault();
@@ -179,22 +297,51 @@ function onKey(event) {
   }
 }
 
+/** Keeps what streams, as stopped: the responses end with the page. */
+function onLeave() {
+  for (const one of library.all.values()) {
+    const run = generator.run(one);
+    generator.stop(one);
+    if (run) library.leave(one, run.message);
+  }
+}
+
+/**
+ * Loads the stored conversations, and shows the one that this tab showed before the page was loaded again.
+ * @param {string | null} id
+ */
+async function loadConversations(id) {
+  await library.load();
+  const before = library.all.get(id ?? "");
+  const begun = Object.keys(conversation.messages).length || composer.input.value !== draftOf(NEW_DRAFT);
+  if (before && !begun) select(before);
+}
+
 byId("menu").append(icon("menu"));
 byId("menu").addEventListener("click", () => openPanel("sidebar", "menu"));
 byId("open-settings").append(icon("sliders"));
 byId("open-settings").addEventListener("click", () => openPanel("settings", "open-settings"));
+byId("newest").prepend(icon("down"));
+byId("newest").addEventListener("click", () => chat.toEnd());
 byId("model").addEventListener("change", (event) => {
   settings.model = /** @type {HTMLSelectElement} */ (event.target).value;
-  saveSettings(settings);
+  preferences.saveSettings(settings);
+  keepField(conversation, "options", Object.assign(conversation.options, { model: settings.model }));
+  drawState();
 });
 byId("ideas").append(
   ...IDEAS.map((text) => h("button", { type: "button", onclick: () => composer.setText(text) }, text)),
 );
 document.addEventListener("keydown", onKey);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && models.cards.length) loadModels().catch(() => {});
+});
+window.addEventListener("pagehide", onLeave);
 window.addEventListener("hashchange", showView);
 onUnauthorized(askForKey);
 
+const before = session.get(OPEN);
 select(conversation);
 showView();
-sidebar.load().catch((error) => say(`This browser keeps no conversations: ${error}`));
+loadConversations(before);
 connect();

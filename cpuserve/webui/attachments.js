@@ -9,14 +9,17 @@ const MAX_TEXT = 2_000_000;
 /**
  * Reads files that were chosen, dropped or pasted.
  * @param {Iterable<File>} files
+ * @param {boolean} readsPictures whether the model reads pictures; else they are errors
  * @returns {Promise<{images: string[], texts: TextFile[], errors: string[]}>}
  */
-export async function readFiles(files) {
+export async function readFiles(files, readsPictures) {
   /** @type {{images: string[], texts: TextFile[], errors: string[]}} */
   const read = { images: [], texts: [], errors: [] };
   for (const file of files) {
     try {
-      if (file.type.startsWith("image/")) read.images.push(await readImage(file));
+      const picture = file.type.startsWith("image/") && !file.type.includes("svg");
+      if (picture && !readsPictures) throw new Error("the chosen model reads no pictures");
+      if (picture) read.images.push(await readImage(file));
       else read.texts.push(await readText(file));
     } catch (error) {
       read.errors.push(`${file.name}: ${error instanceof Error ? error.message : error}`);

@@ -1,36 +1,42 @@
-/** The chat: sends messages, shows streams, runs tools, and keeps the tree of branches. */
+/** Shows the selected branch of a conversation, and does what the buttons of its messages ask for. */
 
-import { ServerError, stream } from "./api.js";
 import {
   addMessage,
-  apiMessages,
   branch,
+  change,
+  childrenOf,
   removeMessage,
+  restore,
   selectBranch,
-  siblings,
 } from "./conversation.js";
+import { copyText } from "./copy.js";
 import { byId } from "./dom.js";
+import { resultOf } from "./generation.js";
 import { MessageView } from "./message_view.js";
-import { requestFields } from "./settings.js";
-import { runTool } from "./tools.js";
+import { notify } from "./notice.js";
 
 /**
  * @typedef {import("./conversation.js").Conversation} Conversation
  * @typedef {import("./conversation.js").Message} Message
- * @typedef {import("./settings.js").Settings} Settings
  */
 
-// Limits how often a model may call tools in a row; the user can always continue.
-const MAX_ROUNDS = 16;
 const NEAR_END = 80;
+// So many messages at the end are drawn at once; the others when they come near the screen.
+const DRAWN_AT_ONCE = 12;
+const NEAR_SCREEN = "1200px";
 
 export class Chat {
   /**
-   * @param {Settings} settings
-   * @param {{changed: (conversation: Conversation) => void, running: (running: boolean) => void}} page
+   * @param {import("./generation.js").Generator} generator
+   * @param {{
+   *   changed: (conversation: Conversation) => void,
+   *   ownTools: () => Set<string>,
+   *   stopElsewhere: (message: Message) => void,
+   *   shown: () => void,
+   * }} page
    */
-  constructor(settings, page) {
-    this.settings = settings;
+  constructor(generator, page) {
+    this.generator = generator;
     this.page = page;
     this.list = byId("messages");
     this.scroller = byId("scroller");
@@ -38,33 +44,110 @@ export class Chat {
     this.conversation = null;
     /** @type {Map<string, MessageView>} */
     this.views = new Map();
-    /** @type {AbortController | null} */
-    this.running = null;
+    this.drawing = 0;
+    this.follows = true;
+    this.near = new IntersectionObserver((seen) => this.drawNear(seen), {
+      root: this.scroller,
+      rootMargin: `${NEAR_SCREEN} 0px`,
+    });
+    new ResizeObserver(() => this.follows && this.toEnd()).observe(this.list);
+    this.scroller.addEventListener("scroll", () => this.onScroll());
     this.list.addEventListener("click", copyCode);
   }
 
   /** @param {Conversation} conversation */
   show(conversation) {
-    this.stop();
     this.conversation = conversation;
+    this.views.clear();
+    this.list.replaceChildren();
     this.draw();
     this.toEnd();
   }
 
-  /** Draws the messages of the selected branch. */
+  /** @param {Conversation} conversation */
+  isShown(conversation) {
+    return conversation === this.conversation;
+  }
+
+  /** Whether a message of the shown conversation is being generated, by this tab or another one. */
+  get running() {
+    return this.streaming() !== undefined;
+  }
+
+  /** @returns {Message | undefined} */
+  streaming() {
+    const run = this.conversation && this.generator.run(this.conversation);
+    return run?.message ?? branch(this.shown()).findLast((message) => message.state === "streaming");
+  }
+
+  stop() {
+    const message = this.streaming();
+    if (!message) return;
+    this.generator.stop(this.shown());
+    if (message.state === "streaming") this.page.stopElsewhere(message);
+    this.draw();
+  }
+
+  /** Draws the messages of the selected branch; a message that is already on the page keeps its elements. */
   draw() {
     const conversation = this.shown();
     const messages = branch(conversation);
+    const children = childrenOf(conversation);
     byId("welcome").hidden = messages.length > 0;
-    this.views = new Map(
-      messages.map((message) => [
-        message.id,
-        new MessageView(message, siblings(conversation, message), this.actions()),
-      ]),
-    );
-    this.list.replaceChildren(...[...this.views.values()].map((view) => view.element));
-    const last = messages.at(-1);
-    if (last) this.views.get(last.id)?.update(false, this.openCalls(last));
+    const before = this.views;
+    this.views = new Map();
+    messages.forEach((message, i) => {
+      const siblings = children.get(message.parent) ?? [];
+      const known = before.get(message.id);
+      const view = known?.message === message ? known : new MessageView(message, this.actions());
+      view.place(siblings);
+      const atOnce = i >= messages.length - DRAWN_AT_ONCE;
+      if (atOnce) view.draw();
+      if (view !== known && !atOnce) this.near.observe(view.element);
+      this.views.set(message.id, view);
+    });
+    this.placeElements();
+    for (const message of messages.slice(-2)) this.update(message);
+    this.page.shown();
+  }
+
+  /** Puts the elements of the views into the list, and moves none that is in its place. */
+  placeElements() {
+    const wanted = new Set([...this.views.values()].map((view) => view.element));
+    for (const element of [...this.list.children]) if (!wanted.has(/** @type {HTMLElement} */ (element))) element.remove();
+    let next = this.list.firstChild;
+    for (const element of wanted) {
+      if (element === next) next = next.nextSibling;
+      else this.list.insertBefore(element, next);
+    }
+  }
+
+  /** @param {IntersectionObserverEntry[]} seen */
+  drawNear(seen) {
+    for (const { isIntersecting, target } of seen) {
+      if (!isIntersecting) continue;
+      this.near.unobserve(target);
+      this.views.get(target.id.slice(2))?.draw();
+    }
+  }
+
+  /** @param {Message} message */
+  update(message) {
+    const run = this.conversation && this.generator.run(this.conversation);
+    const progress = run?.message === message ? run.progress : null;
+    this.views.get(message.id)?.update(this.openCalls(message), progress);
+  }
+
+  /**
+   * Shows soon what has been added to a message.
+   * @param {Message} message
+   */
+  updateSoon(message) {
+    this.drawing ||= requestAnimationFrame(() => {
+      this.drawing = 0;
+      this.update(message);
+      this.page.shown();
+    });
   }
 
   shown() {
@@ -76,20 +159,26 @@ export class Chat {
   actions() {
     return {
       edit: (message, text) => this.edit(message, text),
+      editReply: (message, text, more) => this.editReply(message, text, more),
       retry: (message) => this.respond(message.parent),
       resume: (message) => this.resume(message),
-      remove: (message) => this.change(() => removeMessage(this.shown(), message)),
-      select: (message) => this.change(() => selectBranch(this.shown(), message)),
+      remove: (message) => this.remove(message),
+      select: (message) => this.select(message),
       result: (message, callId, result) => this.addResult(message, callId, result),
     };
   }
 
-  /** @param {() => void} change */
-  change(change) {
+  /** @param {string | null} parent */
+  async respond(parent) {
     this.stop();
-    change();
-    this.draw();
-    this.page.changed(this.shown());
+    this.follows = true;
+    await this.generator.respond(this.shown(), parent);
+  }
+
+  /** @param {Message} message */
+  async resume(message) {
+    this.stop();
+    await this.generator.resume(this.shown(), message);
   }
 
   /**
@@ -99,6 +188,7 @@ export class Chat {
    * @param {import("./conversation.js").TextFile[]} files
    */
   async send(text, images, files) {
+    this.stop();
     const conversation = this.shown();
     const message = addMessage(conversation, conversation.head, { role: "user", text, images, files });
     await this.respond(message.id);
@@ -109,98 +199,51 @@ export class Chat {
    * @param {string} text
    */
   async edit(message, text) {
+    this.stop();
     const { images, files } = message;
     const values = { role: message.role, text, images, files };
     await this.respond(addMessage(this.shown(), message.parent, values).id);
   }
 
   /**
-   * Generates responses after `parent` until the model calls no tool, or a tool that the user has to run.
-   * @param {string | null} parent
+   * Adds a branch with the user's version of a response.
+   * @param {Message} message
+   * @param {string} text
+   * @param {boolean} more whether the model continues it
    */
-  async respond(parent) {
+  async editReply(message, text, more) {
     this.stop();
-    const conversation = this.shown();
-    let after = parent;
-    for (let round = 0; round < MAX_ROUNDS; round += 1) {
-      const model = this.settings.model;
-      const message = addMessage(conversation, after, { role: "assistant", model });
-      const complete = await this.generate(conversation, message, { messages: apiMessages(conversation, after) });
-      if (!complete || !message.calls.length) return;
-      const last = runCalls(conversation, message);
-      if (conversation === this.conversation) this.draw();
-      this.page.changed(conversation);
-      if (!last) return;
-      after = last;
-    }
+    const { role, model, thought } = message;
+    const edited = addMessage(this.shown(), message.parent, { role, model, thought, text, edited: true });
+    if (more) await this.resume(edited);
+    else this.redraw();
   }
 
-  /**
-   * Continues a response that was interrupted or reached its maximum number of tokens.
-   * @param {Message} message
-   */
-  async resume(message) {
-    this.stop();
-    const conversation = this.shown();
-    message.error = undefined;
-    message.finish = undefined;
-    const messages = apiMessages(conversation, message.id);
-    const more = { continue_final_message: true, add_generation_prompt: false };
-    await this.generate(conversation, message, { messages, ...more });
-  }
-
-  /**
-   * Streams one response into `message`.
-   * @param {Conversation} conversation
-   * @param {Message} message
-   * @param {Record<string, unknown>} fields
-   * @returns {Promise<boolean>} whether the response is complete
-   */
-  async generate(conversation, message, fields) {
-    const running = new AbortController();
-    this.running = running;
-    this.page.running(true);
+  redraw() {
     this.draw();
-    this.views.get(message.id)?.update(true);
-    this.toEnd();
-    this.page.changed(conversation);
-    const reader = new ResponseReader(message);
-    let drawing = 0;
-    const draw = () => {
-      drawing = 0;
-      const follow = this.isAtEnd();
-      this.views.get(message.id)?.update(this.running === running);
-      if (follow) this.toEnd();
-    };
-    try {
-      const body = { ...requestFields(this.settings), ...fields, ...STREAM };
-      if (this.settings.model) Object.assign(body, { model: this.settings.model });
-      for await (const chunk of stream("v1/chat/completions", body, running.signal)) {
-        reader.read(chunk);
-        drawing ||= requestAnimationFrame(draw);
-      }
-      announce("The response is complete.");
-      return true;
-    } catch (error) {
-      if (!running.signal.aborted) message.error = reasonOf(error);
-      return false;
-    } finally {
-      cancelAnimationFrame(drawing);
-      if (this.running === running) {
-        this.running = null;
-        this.page.running(false);
-      }
-      this.views.get(message.id)?.update(false, this.openCalls(message));
-      if (conversation === this.conversation && this.isAtEnd()) this.toEnd();
-      this.page.changed(conversation);
-    }
+    this.page.changed(this.shown());
   }
 
-  stop() {
-    const running = this.running;
-    this.running = null;
-    running?.abort();
-    if (running) this.page.running(false);
+  /** @param {Message} message */
+  select(message) {
+    selectBranch(this.shown(), message);
+    this.redraw();
+  }
+
+  /** @param {Message} message */
+  remove(message) {
+    this.stop();
+    const conversation = this.shown();
+    const head = conversation.head;
+    const gone = removeMessage(conversation, message);
+    this.redraw();
+    const what = gone.length === 1 ? "The message is deleted." : `${gone.length} messages are deleted.`;
+    const act = () => {
+      restore(conversation, gone, head);
+      if (this.isShown(conversation)) this.draw();
+      this.page.changed(conversation);
+    };
+    notify(what, { label: "Undo", act });
   }
 
   /**
@@ -208,14 +251,12 @@ export class Chat {
    * @param {Message} message
    */
   openCalls(message) {
-    if (message.error || message.role !== "assistant") return new Set();
-    const children = Object.values(this.shown().messages).filter((m) => m.parent === message.id);
-    if (children.length) return new Set();
-    return new Set(message.calls.map((call) => call.id).filter((id) => !this.results.has(id)));
+    if (message.role !== "assistant" || message.state !== "done" || !message.calls.length) return new Set();
+    const messages = Object.values(this.shown().messages);
+    if (messages.some((other) => other.parent === message.id)) return new Set();
+    const own = this.page.ownTools();
+    return new Set(message.calls.filter((call) => resultOf(message, call, own) === null).map((call) => call.id));
   }
-
-  /** Results that the user has entered while other calls of the same message still wait. */
-  results = new Map();
 
   /**
    * @param {Message} message
@@ -223,104 +264,32 @@ export class Chat {
    * @param {string} result
    */
   async addResult(message, callId, result) {
-    this.results.set(callId, result);
     const conversation = this.shown();
-    const last = runCalls(conversation, message, this.results);
+    change(message, { results: { ...message.results, [callId]: result } });
+    const last = this.generator.answerCalls(conversation, message);
     if (last) await this.respond(last);
-    else this.views.get(message.id)?.update(false, this.openCalls(message));
+    else this.redraw();
   }
 
-  isAtEnd() {
+  onScroll() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    return scrollHeight - scrollTop - clientHeight < NEAR_END;
+    this.follows = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    byId("newest").hidden = this.follows;
   }
 
   toEnd() {
+    this.follows = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
+    byId("newest").hidden = true;
   }
-}
-
-const STREAM = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-
-/**
- * Adds a message with the result of each call; returns null if the user has to enter a result.
- * @param {Conversation} conversation
- * @param {Message} message
- * @param {Map<string, string>} [written]
- * @returns {string | null} the id of the last result
- */
-function runCalls(conversation, message, written = new Map()) {
-  const results = message.calls.map((call) => {
-    const { name, arguments: given } = call.function;
-    return { call, text: written.get(call.id) ?? runTool(name, given) };
-  });
-  if (results.some((result) => result.text === null)) return null;
-  let parent = message.id;
-  for (const { call, text } of results) {
-    const values = { text: /** @type {string} */ (text), callId: call.id, name: call.function.name };
-    parent = addMessage(conversation, parent, { role: "tool", ...values }).id;
-  }
-  return parent;
-}
-
-/** Adds the chunks of a stream to a message. */
-class ResponseReader {
-  /** @param {Message} message */
-  constructor(message) {
-    this.message = message;
-    this.sent = performance.now();
-    this.first = 0;
-    const before = message.figures;
-    this.before = { tokens: before?.tokens ?? 0, seconds: before?.seconds ?? 0 };
-  }
-
-  /** @param {any} chunk */
-  read(chunk) {
-    const { message } = this;
-    const now = performance.now();
-    const choice = chunk.choices?.[0];
-    const delta = choice?.delta ?? {};
-    const thought = delta.reasoning ?? delta.reasoning_content ?? "";
-    if (!this.first && (delta.content || thought || delta.tool_calls)) this.first = now;
-    message.text += delta.content ?? "";
-    message.thought += thought;
-    for (const call of delta.tool_calls ?? []) addCall(message.calls, call);
-    if (choice?.finish_reason) message.finish = choice.finish_reason;
-    if (!chunk.usage || !this.first) return;
-    message.figures = {
-      prompt: chunk.usage.prompt_tokens,
-      cached: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0,
-      tokens: this.before.tokens + chunk.usage.completion_tokens,
-      seconds: this.before.seconds + (now - this.first) / 1000,
-      first: (this.first - this.sent) / 1000,
-    };
-  }
-}
-
-/**
- * @param {Message["calls"]} calls
- * @param {any} part
- */
-function addCall(calls, part) {
-  calls[part.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } };
-  const call = calls[part.index];
-  call.id ||= part.id ?? "";
-  call.function.name ||= part.function?.name ?? "";
-  call.function.arguments += part.function?.arguments ?? "";
-}
-
-/** @param {unknown} error */
-function reasonOf(error) {
-  if (error instanceof ServerError || error instanceof SyntaxError) return error.message;
-  return `The response failed: ${error}`;
 }
 
 /** @param {Event} event */
 async function copyCode(event) {
   const button = /** @type {HTMLElement} */ (event.target).closest("[data-copy]");
   if (!(button instanceof HTMLElement)) return;
-  await navigator.clipboard.writeText(button.dataset.copy ?? "");
-  button.textContent = "Copied";
+  const done = await copyText(button.dataset.copy ?? "");
+  button.textContent = done ? "Copied" : "Not copied";
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 

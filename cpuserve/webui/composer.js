@@ -3,21 +3,32 @@
 import { readFiles } from "./attachments.js";
 import { byId, h, icon, iconButton } from "./dom.js";
 
-/** @typedef {import("./conversation.js").TextFile} TextFile */
+/**
+ * @typedef {import("./conversation.js").TextFile} TextFile
+ * @typedef {{text: string, images: string[], files: TextFile[]}} Draft
+ */
+
+const DRAFT_MS = 300;
+// What file choosers offer for a model that reads no pictures; others can still be chosen or dropped.
+const TEXT_TYPES = "text/*,application/json,.md,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.toml,.yaml,.yml,.csv,.log,.sql";
 
 export class Composer {
   /**
    * @param {{
    *   send: (text: string, images: string[], files: TextFile[]) => void,
    *   stop: () => void,
+   *   draft: (text: string) => void,
    *   complain: (text: string) => void,
-   * }} page
+   * }} page `draft` keeps a text that is not sent yet
    */
   constructor(page) {
     this.page = page;
     this.input = /** @type {HTMLTextAreaElement} */ (byId("input"));
     this.button = byId("send");
     this.running = false;
+    this.readsPictures = true;
+    this.timer = 0;
+    this.kept = "";
     /** @type {string[]} */
     this.images = [];
     /** @type {TextFile[]} */
@@ -34,7 +45,11 @@ export class Composer {
       if (this.running) page.stop();
       else this.submit();
     });
-    this.input.addEventListener("input", () => this.resize());
+    this.input.addEventListener("input", () => {
+      this.resize();
+      this.keepDraftSoon();
+    });
+    window.addEventListener("pagehide", () => this.keepDraft());
     this.input.addEventListener("keydown", (event) => this.onKey(event));
     this.input.addEventListener("paste", (event) => this.onPaste(event));
     const view = byId("chat");
@@ -44,6 +59,46 @@ export class Composer {
       this.attach([...(event.dataTransfer?.files ?? [])]);
     });
     this.setRunning(false);
+  }
+
+  keepDraftSoon() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.keepDraft(), DRAFT_MS);
+  }
+
+  keepDraft() {
+    clearTimeout(this.timer);
+    if (this.kept !== this.input.value) this.page.draft(this.input.value);
+    this.kept = this.input.value;
+  }
+
+  /**
+   * Shows the text and the files that are not sent yet, and returns those that were shown before.
+   * @param {Draft} draft
+   * @returns {Draft}
+   */
+  exchange({ text, images, files }) {
+    this.keepDraft();
+    const before = { text: this.input.value, images: this.images, files: this.files };
+    this.images = images;
+    this.files = files;
+    this.drawAttached();
+    this.input.value = this.kept = text;
+    this.resize();
+    return before;
+  }
+
+  /**
+   * Offers to attach pictures only where the model reads them.
+   * @param {boolean} reads
+   */
+  setPictures(reads) {
+    this.readsPictures = reads;
+    const label = reads ? "Attach pictures or text files" : "Attach text files";
+    byId("attach").setAttribute("aria-label", label);
+    byId("attach").setAttribute("title", label);
+    byId("attach-file").toggleAttribute("accept", !reads);
+    if (!reads) byId("attach-file").setAttribute("accept", TEXT_TYPES);
   }
 
   /** @param {boolean} running */
@@ -86,7 +141,7 @@ export class Composer {
 
   /** @param {File[]} files */
   async attach(files) {
-    const { images, texts, errors } = await readFiles(files);
+    const { images, texts, errors } = await readFiles(files, this.readsPictures);
     this.images.push(...images);
     this.files.push(...texts);
     this.drawAttached();
@@ -126,6 +181,7 @@ export class Composer {
     this.files = [];
     this.drawAttached();
     this.setText("");
+    this.keepDraft();
     this.page.send(text, images, files);
   }
 }

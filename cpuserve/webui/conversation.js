@@ -1,39 +1,55 @@
 /**
  * A conversation is a tree of messages. Editing a message or repeating a response adds a sibling
  * branch, and `head` is the last message of the selected branch.
+ *
+ * Several tabs may change the same conversation. So each message has the time of its last change, each
+ * field of the conversation too (`stamps`), and `removed` has the messages that are gone: `merge` takes
+ * the newer version of each.
  */
 
 /**
  * @typedef {{type: "text", text: string} | {type: "image_url", image_url: {url: string}}} Part
  * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{name: string, text: string}} TextFile
- * @typedef {{prompt: number, cached: number, tokens: number, seconds: number, first: number}} Figures
+ * @typedef {{prompt: number, cached: number, tokens: number, seconds: number, first: number,
+ *   context?: number}} Figures context: the tokens of the prompt and the response of the last request
+ * @typedef {"streaming" | "stopped" | "failed" | "done"} State
  *
  * @typedef {object} Message
  * @property {string} id
  * @property {string | null} parent
  * @property {"user" | "assistant" | "tool"} role
+ * @property {State} state
  * @property {string} text
  * @property {string[]} images data URLs
  * @property {TextFile[]} files
  * @property {string} thought
  * @property {ToolCall[]} calls
+ * @property {Record<string, string>} [results] what the user has entered, by call, until all calls have a result
  * @property {string} [callId] the call that a tool's result belongs to
  * @property {string} [name] the tool of a result
  * @property {string} [model]
- * @property {string} [error] why the response ended before it was complete
+ * @property {string} [error] why the response failed
  * @property {string} [finish]
+ * @property {boolean} [edited] whether the user has changed a response
  * @property {Figures} [figures]
  * @property {number} created ms since 1970
+ * @property {number} changed ms since 1970
  *
  * @typedef {object} Conversation
  * @property {string} id
  * @property {string} title
- * @property {number} updated ms since 1970
+ * @property {boolean} pinned
+ * @property {number} updated ms since 1970, of the newest message
  * @property {string} system
+ * @property {Record<string, string>} options the model and the sampling fields of this conversation
  * @property {Record<string, Message>} messages
  * @property {string | null} head
+ * @property {Record<string, number>} stamps when a field was changed, in ms since 1970
+ * @property {Record<string, number>} removed when a message was removed, in ms since 1970
  */
+
+const LONGEST_TITLE = 120;
 
 /** @returns {string} an id that no other message or conversation has */
 export function newId() {
@@ -43,10 +59,24 @@ export function newId() {
 
 /**
  * @param {string} [system]
+ * @param {Record<string, string>} [options]
  * @returns {Conversation}
  */
-export function newConversation(system = "") {
-  return { id: newId(), title: "", updated: Date.now(), system, messages: {}, head: null };
+export function newConversation(system = "", options = {}) {
+  const empty = { title: "", pinned: false, head: null, messages: {}, stamps: {}, removed: {} };
+  return { ...empty, id: newId(), updated: Date.now(), system, options: { ...options } };
+}
+
+/**
+ * Changes a field, so that the other tabs take it over.
+ * @template {"title" | "pinned" | "system" | "options"} Name
+ * @param {Conversation} conversation
+ * @param {Name} name
+ * @param {Conversation[Name]} value
+ */
+export function setField(conversation, name, value) {
+  conversation[name] = value;
+  conversation.stamps[name] = Date.now();
 }
 
 /**
@@ -57,28 +87,40 @@ export function newConversation(system = "") {
  * @returns {Message}
  */
 export function addMessage(conversation, parent, values) {
+  const now = Date.now();
+  /** @type {Message} */
   const message = {
+    state: "done",
     text: "",
     images: [],
     files: [],
     thought: "",
     calls: [],
-    created: Date.now(),
+    created: now,
     ...values,
+    changed: now,
     id: newId(),
     parent,
   };
   conversation.messages[message.id] = message;
   conversation.head = message.id;
-  conversation.updated = Date.now();
-  if (!conversation.title && message.role === "user") conversation.title = titleOf(message);
+  conversation.updated = now;
+  if (!conversation.title && message.role === "user") setField(conversation, "title", titleOf(message));
   return message;
 }
 
 /** @param {Message} message */
 function titleOf(message) {
   const line = message.text.trim().split("\n")[0];
-  return (line || message.files[0]?.name || "Picture").slice(0, 80);
+  return (line || message.files[0]?.name || "Picture").slice(0, LONGEST_TITLE);
+}
+
+/**
+ * @param {Message} message
+ * @param {Partial<Message>} values
+ */
+export function change(message, values) {
+  Object.assign(message, values, { changed: Date.now() });
 }
 
 /**
@@ -89,21 +131,25 @@ function titleOf(message) {
 export function branch(conversation, head = conversation.head) {
   /** @type {Message[]} */
   const path = [];
-  for (let id = head; id; id = conversation.messages[id].parent) {
-    path.unshift(conversation.messages[id]);
-  }
-  return path;
+  for (let id = head; id; id = conversation.messages[id].parent) path.push(conversation.messages[id]);
+  return path.reverse();
 }
 
 /**
- * Returns the messages with the same parent, in order of creation.
+ * Returns the messages after each message (after null: the first ones), in order of creation.
  * @param {Conversation} conversation
- * @param {Message} message
- * @returns {Message[]}
+ * @returns {Map<string | null, Message[]>}
  */
-export function siblings(conversation, message) {
-  const all = Object.values(conversation.messages);
-  return all.filter((other) => other.parent === message.parent);
+export function childrenOf(conversation) {
+  /** @type {Map<string | null, Message[]>} */
+  const children = new Map();
+  for (const message of Object.values(conversation.messages)) {
+    const known = children.get(message.parent);
+    if (known) known.push(message);
+    else children.set(message.parent, [message]);
+  }
+  for (const list of children.values()) list.sort((a, b) => a.created - b.created);
+  return children;
 }
 
 /**
@@ -112,13 +158,9 @@ export function siblings(conversation, message) {
  * @param {Message} message
  */
 export function selectBranch(conversation, message) {
+  const children = childrenOf(conversation);
   let last = message;
-  for (;;) {
-    const children = Object.values(conversation.messages).filter((m) => m.parent === last.id);
-    const newest = children.at(-1);
-    if (!newest) break;
-    last = newest;
-  }
+  for (let next = message; next; next = /** @type {Message} */ (children.get(next.id)?.at(-1))) last = next;
   conversation.head = last.id;
 }
 
@@ -126,41 +168,179 @@ export function selectBranch(conversation, message) {
  * Removes a message and all messages after it, and selects the branch that ends before it.
  * @param {Conversation} conversation
  * @param {Message} message
+ * @returns {Message[]} the messages that are gone, for `restore`
  */
 export function removeMessage(conversation, message) {
-  const gone = new Set([message.id]);
-  // Children are created after their parents, so one pass in order of creation finds all of them.
-  for (const other of Object.values(conversation.messages)) {
-    if (other.parent && gone.has(other.parent)) gone.add(other.id);
+  const children = childrenOf(conversation);
+  const gone = [message];
+  for (const each of gone) gone.push(...(children.get(each.id) ?? []));
+  const now = Date.now();
+  for (const { id } of gone) {
+    conversation.removed[id] = now;
+    delete conversation.messages[id];
   }
-  const others = siblings(conversation, message).filter((other) => other !== message);
-  for (const id of gone) delete conversation.messages[id];
-  if (conversation.head && gone.has(conversation.head)) {
+  if (gone.some(({ id }) => id === conversation.head)) {
     conversation.head = message.parent;
-    const next = others.at(-1);
+    const next = children.get(message.parent)?.filter((other) => other !== message).at(-1);
     if (next) selectBranch(conversation, next);
   }
+  return gone;
+}
+
+/**
+ * Puts back what `removeMessage` has removed, and selects `head`.
+ * @param {Conversation} conversation
+ * @param {Message[]} gone
+ * @param {string | null} head
+ */
+export function restore(conversation, gone, head) {
+  for (const message of gone) {
+    // Later than its removal, which other tabs may already know.
+    message.changed = Math.max(Date.now(), (conversation.removed[message.id] ?? 0) + 1);
+    conversation.messages[message.id] = message;
+    delete conversation.removed[message.id];
+  }
+  conversation.head = head;
+}
+
+const FIELDS = /** @type {const} */ (["title", "pinned", "system", "options"]);
+
+/**
+ * Takes into `mine` what another tab, or a file, has newer. Messages keep their objects. The selected
+ * branch stays, unless the other tab has continued it.
+ * @param {Conversation} mine
+ * @param {Conversation} theirs
+ * @returns {boolean} whether `mine` has changed
+ */
+export function merge(mine, theirs) {
+  let changed = false;
+  for (const name of FIELDS) {
+    if ((theirs.stamps[name] ?? 0) <= (mine.stamps[name] ?? 0)) continue;
+    Object.assign(mine, { [name]: theirs[name] });
+    mine.stamps[name] = theirs.stamps[name];
+    changed = true;
+  }
+  mine.updated = Math.max(mine.updated, theirs.updated);
+  for (const [id, at] of Object.entries(theirs.removed)) {
+    mine.removed[id] = Math.max(at, mine.removed[id] ?? 0);
+  }
+  for (const other of Object.values(theirs.messages)) changed = mergeMessage(mine, other) || changed;
+  for (const message of Object.values(mine.messages)) {
+    const orphan = message.parent !== null && !mine.messages[message.parent];
+    if (!orphan && (mine.removed[message.id] ?? 0) < message.changed) continue;
+    delete mine.messages[message.id];
+    changed = true;
+  }
+  return mergeHead(mine, theirs) || changed;
+}
+
+/**
+ * @param {Conversation} mine
+ * @param {Conversation} theirs
+ */
+function mergeHead(mine, theirs) {
+  const before = mine.head;
+  const known = theirs.head !== null && theirs.head in mine.messages;
+  if (before === null || !mine.messages[before]) {
+    const first = childrenOf(mine).get(null)?.at(-1);
+    mine.head = null;
+    if (known) mine.head = theirs.head;
+    else if (first) selectBranch(mine, first);
+  } else if (known && branch(mine, theirs.head).some(({ id }) => id === before)) {
+    mine.head = theirs.head;
+  }
+  return mine.head !== before;
+}
+
+/**
+ * @param {Conversation} mine
+ * @param {Message} other
+ */
+function mergeMessage(mine, other) {
+  if ((mine.removed[other.id] ?? 0) >= other.changed) return false;
+  const own = /** @type {any} */ (mine.messages[other.id]);
+  if (own && own.changed >= other.changed) return false;
+  if (!own) {
+    mine.messages[other.id] = other;
+    return true;
+  }
+  for (const name of Object.keys(own)) if (!(name in other)) delete own[name];
+  Object.assign(own, other);
+  return true;
+}
+
+/**
+ * Returns whether the model will not see a message: a response that failed before its first token.
+ * @param {Message} message
+ */
+export function isEmptyFailure(message) {
+  return message.role === "assistant" && message.state === "failed" && !message.text && !message.calls.length;
 }
 
 /**
  * Returns the messages of a branch in the format of the API.
+ *
+ * A turn that failed without a text is left out, with its question: the question may be why it failed.
+ * Calls without results are left out too, because no template can show them.
  * @param {Conversation} conversation
  * @param {string | null} head
  * @returns {object[]}
  */
 export function apiMessages(conversation, head) {
   const system = conversation.system.trim();
-  const first = system ? [{ role: "system", content: system }] : [];
-  return [...first, ...branch(conversation, head).map(apiMessage)];
+  const all = branch(conversation, head);
+  const kept = all.filter((message, i) => {
+    const next = all[i + 1];
+    if (message.role === "user") return !next || !isEmptyFailure(next);
+    return message.role === "tool" || message.text || isAnswered(message, next) || i === all.length - 1;
+  });
+  const parts = kept.map((message, i) => apiMessage(message, isAnswered(message, kept[i + 1])));
+  return [...(system ? [{ role: "system", content: system }] : []), ...joined(parts)];
 }
 
-/** @param {Message} message */
-function apiMessage(message) {
+/**
+ * @param {Message} message
+ * @param {Message | undefined} next
+ */
+const isAnswered = (message, next) => message.calls.length > 0 && next?.role === "tool";
+
+/**
+ * Joins texts of the user that follow each other (the response between them was stopped before its first
+ * token), because many templates refuse two turns of the user in a row.
+ * @param {any[]} messages
+ */
+function joined(messages) {
+  /** @type {any[]} */
+  const list = [];
+  for (const message of messages) {
+    const last = list.at(-1);
+    if (last?.role === "user" && message.role === "user") last.content = bothContents(last.content, message.content);
+    else list.push(message);
+  }
+  return list;
+}
+
+/**
+ * @param {string | Part[]} first
+ * @param {string | Part[]} second
+ */
+function bothContents(first, second) {
+  if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
+  const parts = (/** @type {string | Part[]} */ content) =>
+    typeof content === "string" ? [/** @type {Part} */ ({ type: "text", text: content })] : content;
+  return [...parts(first), ...parts(second)];
+}
+
+/**
+ * @param {Message} message
+ * @param {boolean} withCalls
+ */
+function apiMessage(message, withCalls) {
   if (message.role === "tool") {
     return { role: "tool", tool_call_id: message.callId, content: message.text };
   }
   if (message.role === "assistant") {
-    const calls = message.calls.length ? { tool_calls: message.calls } : {};
+    const calls = withCalls ? { tool_calls: message.calls } : {};
     const thought = message.thought ? { reasoning: message.thought } : {};
     return { role: "assistant", content: message.text, ...thought, ...calls };
   }

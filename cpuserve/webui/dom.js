@@ -123,4 +123,6 @@ const ICONS = {
   sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M15 4v6M9 14v6",
   tool: "M14 6a4 4 0 0 0 5 5l-9 9a2.5 2.5 0 0 1-4-4l9-9M14 6l3-2.5",
   branch: "M6 4v16M6 12c8 0 10-2 10-6M16 3l-3 3M16 3l3 3",
+  more: "M5 12h.01M12 12h.01M19 12h.01",
+  down: "M12 5v14M5 12l7 7 7-7",
 };

@@ -1,4 +1,7 @@
-/** Stores conversations in this browser (IndexedDB), and exports and imports them as JSON files. */
+/** Stores conversations in this browser (IndexedDB). */
+
+import { merge } from "./conversation.js";
+import { checked } from "./transfer.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 
@@ -20,90 +23,59 @@ function open() {
 }
 
 /**
- * Runs one request on the store and returns its result when the transaction has been committed.
+ * Runs requests on the store and returns the first one's result when the transaction has been committed.
  * @template T
  * @param {IDBTransactionMode} mode
- * @param {(store: IDBObjectStore) => IDBRequest<T>} use
- * @returns {Promise<T>}
+ * @param {(store: IDBObjectStore) => IDBRequest<T> | undefined} use
+ * @returns {Promise<T | undefined>}
  */
 async function run(mode, use) {
   const transaction = (await open()).transaction(STORE, mode);
   const asked = use(transaction.objectStore(STORE));
   return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve(asked.result);
-    transaction.onabort = transaction.onerror = () => reject(transaction.error ?? asked.error);
+    transaction.oncomplete = () => resolve(asked?.result);
+    transaction.onabort = transaction.onerror = () => reject(transaction.error ?? asked?.error);
   });
 }
 
-/** @returns {Promise<Conversation[]>} all conversations, the newest first */
+/** @returns {Promise<Conversation[]>} all conversations that can be shown */
 export async function loadAll() {
-  const all = /** @type {Conversation[]} */ (await run("readonly", (store) => store.getAll()));
-  return all.sort((a, b) => b.updated - a.updated);
+  const all = (await run("readonly", (store) => store.getAll())) ?? [];
+  return all.map(checked).filter((one) => one !== null);
 }
 
-/** @param {Conversation} conversation */
-export async function save(conversation) {
-  await run("readwrite", (store) => store.put(conversation));
+/**
+ * @param {string} id
+ * @returns {Promise<Conversation | null>}
+ */
+export async function load(id) {
+  return checked(await run("readonly", (store) => store.get(id)));
+}
+
+/**
+ * Stores conversations in one transaction. Each is first merged with the stored one, because another tab
+ * may have changed it since.
+ * @param {Conversation[]} conversations
+ * @returns {Promise<Conversation[]>} those that the merge has changed
+ */
+export async function save(conversations) {
+  /** @type {Conversation[]} */
+  const changed = [];
+  await run("readwrite", (store) => {
+    for (const conversation of conversations) {
+      const asked = store.get(conversation.id);
+      asked.onsuccess = () => {
+        const stored = checked(asked.result);
+        if (stored && merge(conversation, stored)) changed.push(conversation);
+        store.put(conversation);
+      };
+    }
+    return undefined;
+  });
+  return changed;
 }
 
 /** @param {string} id */
 export async function remove(id) {
   await run("readwrite", (store) => store.delete(id));
 }
-
-/**
- * Returns the text of an export file.
- * @param {Conversation[]} conversations
- */
-export function exported(conversations) {
-  return JSON.stringify({ format: "cpuserve-conversations", version: 1, conversations }, null, 1);
-}
-
-/**
- * Returns the conversations of an export file.
- * @param {string} text
- * @returns {Conversation[]}
- */
-export function imported(text) {
-  const wrong = new Error("This file is no export of conversations: choose one that this page wrote.");
-  /** @type {any} */
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw wrong;
-  }
-  if (file?.format !== "cpuserve-conversations" || !Array.isArray(file.conversations)) throw wrong;
-  if (!file.conversations.every(isConversation)) throw wrong;
-  return file.conversations;
-}
-
-/** @param {any} value */
-function isConversation(value) {
-  if (typeof value?.id !== "string" || typeof value.messages !== "object") return false;
-  if (typeof value.system !== "string" || typeof value.updated !== "number") return false;
-  const known = (/** @type {unknown} */ id) => id === null || Object.hasOwn(value.messages, String(id));
-  const messages = Object.entries(value.messages ?? {});
-  /** @type {Set<unknown>} */
-  const seen = new Set([null]);
-  return known(value.head) && messages.every(([id, message]) => isMessage(id, message, seen));
-}
-
-/**
- * Checks a message, and that its parent comes before it, because a cycle of parents would never end.
- * @param {string} id
- * @param {any} message
- * @param {Set<unknown>} seen
- */
-function isMessage(id, message, seen) {
-  const texts = [message?.id, message?.text, message?.thought].every((t) => typeof t === "string");
-  const lists = [message?.images, message?.files, message?.calls].every(Array.isArray);
-  const role = ["user", "assistant", "tool"].includes(message?.role);
-  const local = lists && message.images.every((/** @type {unknown} */ url) => isPicture(url));
-  const valid = texts && local && role && message.id === id && seen.has(message.parent);
-  seen.add(id);
-  return valid;
-}
-
-/** @param {unknown} url */
-const isPicture = (url) => typeof url === "string" && url.startsWith("data:image/");

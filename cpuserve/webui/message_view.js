@@ -1,14 +1,20 @@
 /** The DOM of one message: text, thoughts, pictures, tool calls, timing figures and buttons. */
 
+import { isEmptyFailure } from "./conversation.js";
+import { copyText } from "./copy.js";
 import { h, icon, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
-/** @typedef {import("./conversation.js").Message} Message */
+/**
+ * @typedef {import("./conversation.js").Message} Message
+ * @typedef {import("./generation.js").Progress} Progress
+ */
 
 /**
  * The functions that the buttons of a message call.
  * @typedef {object} Actions
  * @property {(message: Message, text: string) => void} edit
+ * @property {(message: Message, text: string, more: boolean) => void} editReply
  * @property {(message: Message) => void} retry
  * @property {(message: Message) => void} resume
  * @property {(message: Message) => void} remove
@@ -20,35 +26,56 @@ const ROLES = { user: "You", assistant: "Model", tool: "Tool" };
 
 export class MessageView {
   /**
+   * Makes the element of a message with its text only; `draw` adds everything else. So a long
+   * conversation is shown at once, and most of it is drawn when it comes near the screen.
    * @param {Message} message
-   * @param {Message[]} siblings the branches at this place, with the message
    * @param {Actions} actions
    */
-  constructor(message, siblings, actions) {
+  constructor(message, actions) {
     this.message = message;
-    this.siblings = siblings;
+    /** @type {Message[]} the branches at this place, with the message */
+    this.siblings = [message];
     this.actions = actions;
+    this.drawn = false;
+    this.stamp = 0;
+    this.shownCalls = "[[],[]]";
+    /** @type {Map<string, HTMLElement>} the forms for results, by call */
+    this.forms = new Map();
+    const { role } = message;
+    const name = role === "assistant" ? (message.model ?? ROLES.assistant) : ROLES[role];
+    this.text = h("div", { class: "prose" }, message.text);
+    this.element = h(
+      "article",
+      { class: `message ${role} far`, id: `m-${message.id}`, "aria-label": name, tabindex: "-1" },
+      h("header", {}, role === "tool" ? this.toolTitle() : h("bdi", {}, name), timeOf(message.created)),
+      this.text,
+    );
+  }
+
+  /** @param {Message[]} siblings */
+  place(siblings) {
+    const same = siblings.length === this.siblings.length && siblings.every((one, i) => one === this.siblings[i]);
+    this.siblings = siblings;
+    if (this.drawn && (!same || this.stamp !== this.message.changed)) this.update();
+  }
+
+  /** Draws the whole message, once. */
+  draw() {
+    if (this.drawn) return;
+    this.drawn = true;
     this.thoughtText = h("div", { class: "prose" });
     this.thought = /** @type {HTMLDetailsElement} */ (
       h("details", { class: "thought" }, h("summary", {}, "Thoughts"), this.thoughtText)
     );
-    this.text = h("div", { class: "prose" });
     this.calls = h("div", { class: "calls" });
+    this.progress = h("div", { class: "progress", hidden: true });
     this.trouble = h("div");
     this.foot = h("footer", {});
-    const name = message.role === "assistant" ? (message.model ?? ROLES.assistant) : ROLES[message.role];
-    this.element = h(
-      "article",
-      { class: `message ${message.role}`, id: `m-${message.id}`, "aria-label": name, tabindex: "-1" },
-      h("header", {}, message.role === "tool" ? this.toolTitle() : name),
-      ...this.attachments(),
-      this.thought,
-      this.text,
-      this.calls,
-      this.trouble,
-      this.foot,
-    );
-    this.update(false);
+    this.text.replaceChildren();
+    this.text.before(...this.attachments(), this.thought);
+    this.text.after(this.calls, this.progress, this.trouble, this.foot);
+    this.element.classList.remove("far");
+    this.update();
   }
 
   toolTitle() {
@@ -66,32 +93,55 @@ export class MessageView {
 
   /**
    * Updates the page to the current state of the message.
-   * @param {boolean} running whether more of it will come
    * @param {Set<string>} [open] the calls that wait for a result of the user
+   * @param {Progress | null} [progress] how much of the prompt the server has computed
    */
-  update(running, open = new Set()) {
-    const { message } = this;
+  update(open = new Set(), progress = null) {
+    const { message, thought, thoughtText } = this;
+    if (!this.drawn || !thought || !thoughtText) return;
+    this.stamp = message.changed;
+    const running = message.state === "streaming";
     this.element.classList.toggle("running", running);
     this.element.setAttribute("aria-busy", String(running));
-    this.thought.hidden = !message.thought;
+    thought.hidden = !message.thought;
     if (message.thought) {
       const thinking = running && !message.text && !message.calls.length;
-      this.thought.classList.toggle("thinking", thinking);
-      this.thought.firstElementChild?.replaceChildren(thinking ? "Thinking…" : "Thoughts");
-      showMarkdown(this.thoughtText, message.thought);
+      thought.classList.toggle("thinking", thinking);
+      thought.firstElementChild?.replaceChildren(thinking ? "Thinking…" : "Thoughts");
+      showMarkdown(thoughtText, message.thought);
     }
     if (message.role === "assistant") showMarkdown(this.text, message.text);
-    else this.text.replaceChildren(h("p", { class: "plain" }, message.text));
+    else this.text.replaceChildren(h("p", { class: "plain", dir: "auto" }, message.text));
     this.text.hidden = !message.text;
     this.showCalls(open);
-    this.showTrouble(running);
+    this.showProgress(running ? progress : null);
+    this.showTrouble();
     this.showFoot(running);
+  }
+
+  /** @param {Progress | null} progress */
+  showProgress(progress) {
+    const place = /** @type {HTMLElement} */ (this.progress);
+    place.hidden = !progress || progress.processed >= progress.total;
+    if (!progress || place.hidden) return;
+    const { total, processed } = progress;
+    const text = `Reading the prompt: ${count(processed)} of ${count(total)} tokens${remaining(progress)}`;
+    if (!place.firstChild) place.append(h("progress", { "aria-label": "Prompt" }), h("span", {}));
+    const bar = /** @type {HTMLProgressElement} */ (place.firstChild);
+    bar.max = total;
+    bar.value = processed;
+    place.lastElementChild?.replaceChildren(text);
   }
 
   /** @param {Set<string>} open */
   showCalls(open) {
+    const place = /** @type {HTMLElement} */ (this.calls);
+    // Keep the form while the user writes in it: rebuild it only if the calls have changed.
+    const state = JSON.stringify([this.message.calls, [...open]]);
+    if (this.shownCalls === state) return;
+    this.shownCalls = state;
     const shown = this.message.calls.map((call) => {
-      const given = h("pre", { tabindex: "0" }, pretty(call.function.arguments));
+      const given = h("pre", { tabindex: "0", dir: "ltr" }, pretty(call.function.arguments));
       const title = h("summary", {}, icon("tool"), ` ${call.function.name}`);
       return h(
         "details",
@@ -101,14 +151,13 @@ export class MessageView {
         open.has(call.id) && this.resultForm(call.id),
       );
     });
-    // Keep the form while the user writes in it: rebuild it only if the calls have changed.
-    const state = JSON.stringify([this.message.calls, [...open]]);
-    if (this.calls.dataset.state !== state) this.calls.replaceChildren(...shown);
-    this.calls.dataset.state = state;
+    place.replaceChildren(...shown);
   }
 
   /** @param {string} id */
   resultForm(id) {
+    const known = this.forms.get(id);
+    if (known) return known;
     const text = /** @type {HTMLTextAreaElement} */ (
       h("textarea", { rows: 3, "aria-label": "Result of the call", placeholder: "Result of the call" })
     );
@@ -116,37 +165,42 @@ export class MessageView {
       event.preventDefault();
       this.actions.result(this.message, id, text.value);
     };
-    return h("form", { class: "result", onsubmit: send }, text, h("button", { class: "primary" }, "Return"));
+    const form = h("form", { class: "result", onsubmit: send }, text, h("button", { class: "primary" }, "Return"));
+    this.forms.set(id, form);
+    return form;
   }
 
-  /** @param {boolean} running */
-  showTrouble(running) {
-    const { error, finish, role } = this.message;
-    const cut = finish === "length" ? "The response reached its maximum of tokens." : "";
-    const text = running || role !== "assistant" ? "" : (error ?? cut);
-    this.trouble.replaceChildren();
+  showTrouble() {
+    const { message, actions, trouble } = this;
+    const text = troubleOf(message);
+    trouble?.replaceChildren();
     if (!text) return;
-    const resume = h("button", { type: "button", onclick: () => this.actions.resume(this.message) }, "Continue");
-    const retry = h("button", { type: "button", onclick: () => this.actions.retry(this.message) }, "Retry");
-    const note = h("p", { class: error ? "wrong" : "note", role: error ? "alert" : null }, text);
-    this.trouble.append(h("div", { class: "trouble" }, note, this.message.text && resume, error && retry));
+    const failed = message.state === "failed";
+    const resume = h("button", { type: "button", onclick: () => actions.resume(message) }, "Continue");
+    const retry = h("button", { type: "button", onclick: () => actions.retry(message) }, "Retry");
+    const note = h("p", { class: failed ? "wrong" : "note", role: failed ? "alert" : null }, text);
+    const again = failed || !message.text;
+    trouble?.append(h("div", { class: "trouble" }, note, message.text && resume, again && retry));
   }
 
   /** @param {boolean} running */
   showFoot(running) {
     const { message, actions } = this;
+    const foot = /** @type {HTMLElement} */ (this.foot);
     const figures = h("span", { class: "figures" }, figureText(message));
     if (running) {
-      this.foot.replaceChildren(figures);
+      foot.replaceChildren(figures);
       return;
     }
+    const reply = message.role === "assistant";
     const buttons = [
-      iconButton("copy", "Copy the message", () => navigator.clipboard.writeText(message.text)),
+      iconButton("copy", "Copy the message", () => copyText(message.text)),
       message.role === "user" && iconButton("edit", "Edit the message", () => this.startEdit()),
-      message.role === "assistant" && iconButton("retry", "Regenerate", () => actions.retry(message)),
+      reply && iconButton("edit", "Edit the response", () => this.startEdit()),
+      reply && iconButton("retry", "Regenerate", () => actions.retry(message)),
       message.role !== "tool" && iconButton("trash", "Delete from here", () => actions.remove(message)),
     ];
-    this.foot.replaceChildren(this.branches(), h("span", { class: "buttons" }, ...buttons), figures);
+    foot.replaceChildren(this.branches(), h("span", { class: "buttons" }, ...buttons), figures);
   }
 
   branches() {
@@ -164,31 +218,89 @@ export class MessageView {
   }
 
   startEdit() {
-    const area = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "Edited message" }));
+    const reply = this.message.role === "assistant";
+    const label = reply ? "Edited response" : "Edited message";
+    const area = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": label, dir: "auto" }));
     area.value = this.message.text;
     area.rows = Math.min(16, area.value.split("\n").length + 1);
     const stop = () => {
       form.replaceWith(this.text);
       this.element.focus();
     };
-    const send = () => this.actions.edit(this.message, area.value);
+    const send = (more = false) => {
+      form.replaceWith(this.text);
+      if (reply) this.actions.editReply(this.message, area.value, more);
+      else this.actions.edit(this.message, area.value);
+    };
+    const button = (/** @type {string} */ text, /** @type {() => void} */ onclick) =>
+      h("button", { type: "button", onclick }, text);
     const form = h(
       "form",
       { class: "edit", onsubmit: (/** @type {Event} */ e) => (e.preventDefault(), send()) },
       area,
-      h("span", {}, h("button", { class: "primary" }, "Send"), h("button", { type: "button", onclick: stop }, "Cancel")),
+      h(
+        "span",
+        {},
+        h("button", { class: "primary" }, reply ? "Save" : "Send"),
+        reply && button("Save and continue", () => send(true)),
+        button("Cancel", stop),
+      ),
     );
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") stop();
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      // In a response, Enter is a new line: responses have many.
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !reply) {
         event.preventDefault();
         send();
       }
       event.stopPropagation();
     });
     this.text.replaceWith(form);
+    this.text.hidden = false;
     area.focus();
   }
+}
+
+/**
+ * Returns why a response is not complete; "" if it is.
+ * @param {Message} message
+ */
+function troubleOf(message) {
+  if (message.role !== "assistant") return "";
+  if (message.state === "stopped") return "Stopped before the end.";
+  if (message.state === "failed") {
+    const left = isEmptyFailure(message) ? " This turn is not sent with the next message." : "";
+    return `${message.error ?? "The response failed."}${left}`;
+  }
+  const cut = message.state === "done" && message.finish === "length";
+  return cut ? "The response reached its maximum of tokens." : "";
+}
+
+/** @param {number} created */
+function timeOf(created) {
+  const date = new Date(created);
+  if (Number.isNaN(date.getTime())) return "";
+  const today = date.toDateString() === new Date().toDateString();
+  const shown = today ? TIME.format(date) : DATE.format(date);
+  return h("time", { datetime: date.toISOString(), title: date.toLocaleString() }, shown);
+}
+
+const TIME = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+/** @param {number} value */
+const count = (value) => value.toLocaleString("en");
+
+/**
+ * Returns how long the rest of the prompt takes if it goes on as before.
+ * @param {Progress} progress
+ */
+function remaining({ total, cache, processed, time_ms }) {
+  const computed = processed - cache;
+  if (computed <= 0 || time_ms <= 0) return "";
+  const seconds = Math.ceil(((total - processed) / computed) * (time_ms / 1000));
+  const left = seconds < 90 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+  return `, about ${left} left`;
 }
 
 /** @param {string} text */
@@ -203,8 +315,9 @@ function pretty(text) {
 /** @param {Message} message */
 function figureText(message) {
   const figures = message.figures;
-  if (!figures?.tokens) return "";
-  const parts = [`${figures.tokens} tokens`];
+  const edited = message.edited ? ["edited"] : [];
+  if (!figures?.tokens) return edited.join("");
+  const parts = [...edited, `${figures.tokens} tokens`];
   if (figures.seconds > 0) parts.push(`${rate((figures.tokens - 1) / figures.seconds)} tokens/s`);
   parts.push(`first after ${figures.first < 10 ? figures.first.toFixed(2) : Math.round(figures.first)} s`);
   if (figures.prompt) {

@@ -1,11 +1,17 @@
-/** The settings that this browser stores: sampling, tools and appearance. Each number is a row of NUMBERS. */
+/**
+ * The settings that this browser stores: sampling, tools and appearance. Each number is a row of NUMBERS.
+ *
+ * The model, the system prompt and the sampling belong to a conversation; the settings have the values with
+ * which the next conversation begins.
+ */
 
 import { byId, h } from "./dom.js";
+import { local } from "./storage.js";
 import { BUILT_IN, parseTools } from "./tools.js";
 
 /**
  * @typedef {object} Settings
- * @property {string} model
+ * @property {string} model the model of new conversations; "" means the server's first one
  * @property {string} system the system prompt of new conversations
  * @property {string} temperature "" leaves the server's default
  * @property {string} top_p
@@ -46,7 +52,7 @@ const DEFAULTS = {
 /** @returns {Settings} */
 export function loadSettings() {
   try {
-    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(KEY) ?? "{}") };
+    return { ...DEFAULTS, ...JSON.parse(local.get(KEY) ?? "{}") };
   } catch {
     return { ...DEFAULTS };
   }
@@ -54,7 +60,7 @@ export function loadSettings() {
 
 /** @param {Settings} settings */
 export function saveSettings(settings) {
-  localStorage.setItem(KEY, JSON.stringify(settings));
+  local.set(KEY, JSON.stringify(settings));
 }
 
 const NUMBERS = /** @type {const} */ ([
@@ -67,22 +73,39 @@ const NUMBERS = /** @type {const} */ ([
   ["seed", "Seed", "the same seed samples the same text", 0, 2 ** 31, 1],
 ]);
 
+/** @typedef {(typeof NUMBERS)[number][0] | "stop" | "reasoning_effort" | "model"} Option */
+
+/** @type {Option[]} what each conversation has for itself, besides its system prompt */
+const OPTIONS = [...NUMBERS.map(([name]) => name), "stop", "reasoning_effort", "model"];
+
 /**
- * Returns the members of a request that the settings set.
+ * Returns the options with which a new conversation begins.
  * @param {Settings} settings
+ * @returns {Record<string, string>}
+ */
+export function firstOptions(settings) {
+  return Object.fromEntries(OPTIONS.map((name) => [name, settings[name]]));
+}
+
+/**
+ * Returns the members of a request that the settings and the options of its conversation set.
+ * @param {Settings} settings
+ * @param {Record<string, string>} options
  * @returns {Record<string, unknown>}
  */
-export function requestFields(settings) {
+export function requestFields(settings, options) {
+  const all = { ...settings, ...options };
   /** @type {Record<string, unknown>} */
   const fields = {};
   for (const [name] of NUMBERS) {
-    if (settings[name] !== "") fields[name] = Number(settings[name]);
+    if (all[name] !== "") fields[name] = Number(all[name]);
   }
-  const stops = settings.stop.split("\n").filter(Boolean);
+  const stops = all.stop.split("\n").filter(Boolean);
   if (stops.length) fields.stop = stops;
-  if (settings.reasoning_effort) fields.reasoning_effort = settings.reasoning_effort;
+  if (all.reasoning_effort) fields.reasoning_effort = all.reasoning_effort;
   const own = parseTools(settings.ownTools);
-  const builtIn = BUILT_IN.filter((tool) => settings.tools.includes(tool.name));
+  const names = new Set(own.map((tool) => tool.name));
+  const builtIn = BUILT_IN.filter((tool) => settings.tools.includes(tool.name) && !names.has(tool.name));
   const tools = [...builtIn, ...own].map(({ name, description, parameters }) => ({
     type: "function",
     function: { name, description, parameters },
@@ -92,28 +115,73 @@ export function requestFields(settings) {
 }
 
 /**
+ * Returns the names of the tools whose results the user writes.
+ * @param {Settings} settings
+ * @returns {Set<string>}
+ */
+export function ownTools(settings) {
+  try {
+    return new Set(parseTools(settings.ownTools).map((tool) => tool.name));
+  } catch {
+    return new Set();
+  }
+}
+
+/**
+ * The conversation whose options the form shows.
+ * @typedef {object} Shown
+ * @property {string} system
+ * @property {(text: string) => void} setSystem
+ * @property {Record<string, string>} options
+ * @property {(name: Option, value: string) => void} setOption
+ */
+
+/**
  * Builds the form of the settings and keeps them up to date.
  * @param {Settings} settings
- * @param {{system: () => string, setSystem: (text: string) => void, changed: () => void}} page
+ * @param {Shown} shown
  */
-export function showSettings(settings, page) {
+export function showSettings(settings, shown) {
   const changed = () => {
     saveSettings(settings);
     applyTheme(settings);
-    page.changed();
   };
-  const system = h("textarea", { rows: 4, id: "system" }, page.system());
-  system.addEventListener("input", () => page.setSystem(/** @type {any} */ (system).value));
+  /** @type {Values} */
+  const own = {
+    get: (name) => shown.options[name] ?? settings[/** @type {Option} */ (name)],
+    set: (name, value) => {
+      settings[/** @type {Option} */ (name)] = value;
+      changed();
+      shown.setOption(/** @type {Option} */ (name), value);
+    },
+  };
+  /** @type {Values} */
+  const common = {
+    get: (name) => settings[/** @type {"theme"} */ (name)],
+    set: (name, value) => {
+      settings[/** @type {"theme"} */ (name)] = value;
+      changed();
+    },
+  };
+  const system = h("textarea", { rows: 4, id: "system", dir: "auto" }, shown.system);
+  system.addEventListener("input", () => shown.setSystem(/** @type {any} */ (system).value));
   byId("settings-form").replaceChildren(
     h("h2", {}, "Settings"),
+    h("p", { class: "note" }, "The model, the system prompt, sampling and thoughts belong to this conversation. ",
+      "A new one begins with the last values."),
     field("System prompt", "how the model should behave in this conversation", system),
-    group("Sampling", ...NUMBERS.map((row) => numberField(settings, row, changed)), stops(settings, changed)),
-    group("Thoughts", effort(settings, changed)),
-    group("Tools", ...BUILT_IN.map((tool) => toolField(settings, tool, changed)), ownTools(settings, changed)),
-    group("Appearance", theme(settings, changed)),
-    group("Request", extra(settings, changed)),
+    group("Sampling", ...NUMBERS.map((row) => numberField(own, row)), stops(own)),
+    group("Thoughts", effort(own)),
+    group("Tools", ...BUILT_IN.map((tool) => toolField(settings, tool, changed)), ownToolsField(common)),
+    group("Appearance", theme(common)),
+    group("Request", extra(common)),
   );
 }
+
+/**
+ * Where the fields of the form read and write their values.
+ * @typedef {{get: (name: string) => string, set: (name: string, value: string) => void}} Values
+ */
 
 /** @param {Settings} settings */
 export function applyTheme(settings) {
@@ -138,33 +206,30 @@ function group(title, ...children) {
 }
 
 /**
- * @param {Settings} settings
+ * @param {Values} values
  * @param {(typeof NUMBERS)[number]} row
- * @param {() => void} changed
  */
-function numberField(settings, [name, label, help, min, max, step], changed) {
+function numberField(values, [name, label, help, min, max, step]) {
   const input = /** @type {HTMLInputElement} */ (
-    h("input", { type: "number", min, max, step, placeholder: "default", value: settings[name] })
+    h("input", { type: "number", min, max, step, placeholder: "default", value: values.get(name) })
   );
   input.addEventListener("change", () => {
-    if (!input.reportValidity()) return;
-    settings[name] = input.value;
-    changed();
+    if (input.reportValidity()) values.set(name, input.value);
   });
   return field(label, help, input);
 }
 
 /**
  * Returns a field for a text, which `check` must accept.
- * @param {Settings} settings
- * @param {"stop" | "ownTools" | "extra"} name
+ * @param {Values} values
+ * @param {string} name
  * @param {string} label
  * @param {string} help
- * @param {(text: string) => void} check
- * @param {() => void} changed
+ * @param {(text: string) => void} [check]
  */
-function textField(settings, name, label, help, check, changed) {
-  const input = /** @type {HTMLTextAreaElement} */ (h("textarea", { rows: 2, spellcheck: "false" }, settings[name]));
+function textField(values, name, label, help, check = () => {}) {
+  const given = { rows: 2, spellcheck: "false" };
+  const input = /** @type {HTMLTextAreaElement} */ (h("textarea", given, values.get(name)));
   input.addEventListener("change", () => {
     try {
       check(input.value);
@@ -174,75 +239,55 @@ function textField(settings, name, label, help, check, changed) {
       input.reportValidity();
       return;
     }
-    settings[name] = input.value;
-    changed();
+    values.set(name, input.value);
   });
   return field(label, help, input);
 }
 
-/**
- * @param {Settings} settings
- * @param {() => void} changed
- */
-function stops(settings, changed) {
-  return textField(settings, "stop", "Stop strings", "one in each line", () => {}, changed);
+/** @param {Values} values */
+function stops(values) {
+  return textField(values, "stop", "Stop strings", "one in each line");
 }
 
-/**
- * @param {Settings} settings
- * @param {() => void} changed
- */
-function ownTools(settings, changed) {
+/** @param {Values} values */
+function ownToolsField(values) {
   const help = "a JSON list of functions; you write the result of each call";
-  return textField(settings, "ownTools", "Your tools", help, (text) => parseTools(text), changed);
+  return textField(values, "ownTools", "Your tools", help, parseTools);
 }
 
-/**
- * @param {Settings} settings
- * @param {() => void} changed
- */
-function extra(settings, changed) {
+/** @param {Values} values */
+function extra(values) {
   const check = (/** @type {string} */ text) => {
     const value = text.trim() ? JSON.parse(text) : {};
     if (typeof value !== "object" || Array.isArray(value)) throw new Error("It must be an object: {...}");
   };
-  return textField(settings, "extra", "More fields", "a JSON object that is added to each request", check, changed);
+  return textField(values, "extra", "More fields", "a JSON object that is added to each request", check);
 }
 
 /**
- * @param {Settings} settings
- * @param {"theme" | "reasoning_effort"} name
+ * @param {Values} values
+ * @param {string} name
  * @param {[string, string][]} options
- * @param {() => void} changed
  */
-function select(settings, name, options, changed) {
-  const list = options.map(([value, text]) => h("option", { value, selected: settings[name] === value }, text));
+function select(values, name, options) {
+  const list = options.map(([value, text]) => h("option", { value, selected: values.get(name) === value }, text));
   const element = /** @type {HTMLSelectElement} */ (h("select", {}, ...list));
-  element.addEventListener("change", () => {
-    settings[name] = element.value;
-    changed();
-  });
+  element.addEventListener("change", () => values.set(name, element.value));
   return element;
 }
 
-/**
- * @param {Settings} settings
- * @param {() => void} changed
- */
-function theme(settings, changed) {
+/** @param {Values} values */
+function theme(values) {
   /** @type {[string, string][]} */
   const options = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
-  return field("Colors", "light, dark, or what the system uses", select(settings, "theme", options, changed));
+  return field("Colors", "light, dark, or what the system uses", select(values, "theme", options));
 }
 
-/**
- * @param {Settings} settings
- * @param {() => void} changed
- */
-function effort(settings, changed) {
+/** @param {Values} values */
+function effort(values) {
   /** @type {[string, string][]} */
   const options = [["", "default"], ["none", "none"], ["low", "low"], ["medium", "medium"], ["high", "high"]];
-  const control = select(settings, "reasoning_effort", options, changed);
+  const control = select(values, "reasoning_effort", options);
   return field("Reasoning effort", "how long a thinking model thinks", control);
 }
 

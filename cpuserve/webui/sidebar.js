@@ -1,18 +1,38 @@
-/** The list of conversations: search, selection, deletion, export and import. */
+/** The list of conversations: search, selection, names, pins, deletion, export and import. */
 
 import { byId, h, iconButton } from "./dom.js";
-import * as history from "./history.js";
+import { notify } from "./notice.js";
+import { asMarkdown, exported, fileName, imported } from "./transfer.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 
+const DAY_MS = 86_400_000;
+const MONTH = new Intl.DateTimeFormat(undefined, { month: "long", year: "numeric" });
+const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
 export class Sidebar {
-  /** @param {{select: (conversation: Conversation) => void, create: () => void}} page */
-  constructor(page) {
+  /**
+   * @param {import("./library.js").Library} library
+   * @param {{
+   *   select: (conversation: Conversation) => void,
+   *   create: () => void,
+   *   running: (conversation: Conversation) => boolean,
+   *   rename: (conversation: Conversation, title: string) => void,
+   *   pin: (conversation: Conversation, pinned: boolean) => void,
+   *   remove: (conversation: Conversation) => void,
+   * }} page
+   */
+  constructor(library, page) {
+    this.library = library;
     this.page = page;
-    /** @type {Conversation[]} */
-    this.all = [];
     /** @type {string | undefined} */
     this.current = undefined;
+    /** @type {string | null} the conversation whose buttons are shown */
+    this.open = null;
+    /** @type {Set<string>} conversations with a response that the user has not seen */
+    this.unread = new Set();
+    this.drawn = "";
+    this.renaming = false;
     this.search = /** @type {HTMLInputElement} */ (byId("search"));
     this.search.addEventListener("input", () => this.draw());
     byId("new").addEventListener("click", () => page.create());
@@ -22,63 +42,130 @@ export class Sidebar {
     file.addEventListener("change", () => this.import(file));
   }
 
-  async load() {
-    const stored = await history.loadAll();
-    // The user may have begun a conversation while the stored ones were loading.
-    const begun = this.all.filter((one) => !stored.some((other) => other.id === one.id));
-    this.all = [...begun, ...stored];
-    this.draw();
-  }
-
-  /**
-   * Keeps a conversation, and shows it first in the list.
-   * @param {Conversation} conversation
-   */
-  async keep(conversation) {
-    this.all = [conversation, ...this.all.filter((other) => other.id !== conversation.id)];
-    this.draw();
-    await history.save(conversation);
-  }
-
   /** @param {Conversation} conversation */
   select(conversation) {
     this.current = conversation.id;
+    this.unread.delete(conversation.id);
     this.draw();
   }
 
+  /** Draws the list, unless nothing in it has changed since: a stream stores its conversation every second. */
   draw() {
+    if (this.renaming) return;
     const wanted = this.search.value.trim().toLowerCase();
-    const shown = this.all.filter((conversation) => !wanted || contains(conversation, wanted));
-    byId("conversations").replaceChildren(...shown.map((conversation) => this.row(conversation)));
+    const all = [...this.library.all.values()].sort((a, b) => b.updated - a.updated);
+    const shown = all.filter((one) => !wanted || contains(one, wanted));
+    const now = new Date().setHours(0, 0, 0, 0);
+    /** @type {Map<string, Conversation[]>} */
+    const groups = new Map();
+    for (const one of [...shown.filter((each) => each.pinned), ...shown.filter((each) => !each.pinned)]) {
+      const name = one.pinned ? "Pinned" : dayOf(one.updated, now);
+      groups.set(name, [...(groups.get(name) ?? []), one]);
+    }
+    const state = shown.map((one) => [one.id, one.title, one.pinned, this.markOf(one)]);
+    const drawn = JSON.stringify([state, this.current, this.open, now, [...groups.keys()]]);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    const sections = [...groups].map(([name, list]) =>
+      h("section", {}, h("h2", {}, name), h("ul", {}, ...list.map((one) => this.row(one)))),
+    );
+    byId("conversations").replaceChildren(...sections);
+  }
+
+  /**
+   * Draws the list again, with the focus on a control of a conversation's row.
+   * @param {Conversation} conversation
+   * @param {string} selector
+   */
+  drawAndFocus(conversation, selector) {
+    this.draw();
+    const row = document.getElementById(`c-${conversation.id}`);
+    /** @type {HTMLElement | null | undefined} */ (row?.querySelector(selector))?.focus();
+  }
+
+  /** @param {Conversation} conversation */
+  markOf(conversation) {
+    if (this.page.running(conversation)) return "running";
+    return this.unread.has(conversation.id) ? "unread" : "";
   }
 
   /** @param {Conversation} conversation */
   row(conversation) {
     const current = conversation.id === this.current ? "true" : null;
     const title = conversation.title || "New conversation";
-    const open = h(
+    const mark = this.markOf(conversation);
+    const open = this.open === conversation.id;
+    const tip = `${title}\n${FULL.format(new Date(conversation.updated))}`;
+    const select = h(
       "button",
-      { type: "button", class: "open", "aria-current": current, onclick: () => this.page.select(conversation) },
-      title,
+      { type: "button", class: "open", "aria-current": current, title: tip, onclick: () => this.page.select(conversation) },
+      mark && h("span", { class: `mark ${mark}`, role: "img", "aria-label": mark === "running" ? "Writing" : "New" }),
+      h("span", { class: "title", dir: "auto" }, title),
     );
-    const remove = iconButton("trash", `Delete ${title}`, () => this.remove(conversation));
-    return h("li", {}, open, remove);
+    const toggle = () => {
+      this.open = open ? null : conversation.id;
+      this.drawAndFocus(conversation, open ? ".more" : ".row-actions button");
+    };
+    const more = iconButton("more", `More for ${title}`, toggle, { class: "icon-button more", "aria-expanded": String(open) });
+    return h("li", { id: `c-${conversation.id}` }, h("div", { class: "row" }, select, more), open && this.actions(conversation));
   }
 
   /** @param {Conversation} conversation */
-  async remove(conversation) {
-    if (!confirm(`Delete the conversation "${conversation.title}"?`)) return;
-    this.all = this.all.filter((other) => other !== conversation);
-    await history.remove(conversation.id);
-    this.draw();
-    if (conversation.id === this.current) this.page.create();
+  actions(conversation) {
+    const button = (/** @type {string} */ text, /** @type {() => void} */ act) =>
+      h("button", { type: "button", onclick: act }, text);
+    const close = (/** @type {() => void} */ act) => () => {
+      this.open = null;
+      act();
+      this.drawAndFocus(conversation, ".more");
+    };
+    const { pinned } = conversation;
+    return h(
+      "div",
+      { class: "row-actions", role: "group", "aria-label": `Actions for ${conversation.title || "New conversation"}` },
+      button("Rename", () => this.rename(conversation)),
+      button(pinned ? "Unpin" : "Pin", close(() => this.page.pin(conversation, !pinned))),
+      button("Markdown", close(() => this.exportMarkdown(conversation))),
+      button("Delete", close(() => this.page.remove(conversation))),
+    );
+  }
+
+  /** @param {Conversation} conversation */
+  rename(conversation) {
+    const row = document.getElementById(`c-${conversation.id}`);
+    const field = /** @type {HTMLInputElement} */ (
+      h("input", { class: "rename", "aria-label": "Name of the conversation", dir: "auto", maxlength: 200 })
+    );
+    field.value = conversation.title;
+    let ended = false;
+    const end = (/** @type {boolean} */ keep) => {
+      if (ended) return;
+      ended = true;
+      const title = field.value.trim();
+      this.open = null;
+      this.drawn = "";
+      this.renaming = false;
+      if (keep && title) this.page.rename(conversation, title);
+      this.drawAndFocus(conversation, ".more");
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.isComposing) end(true);
+      if (event.key === "Escape") end(false);
+      event.stopPropagation();
+    });
+    field.addEventListener("blur", () => end(true));
+    this.renaming = true;
+    row?.replaceChildren(field);
+    field.select();
   }
 
   export() {
-    const blob = new Blob([history.exported(this.all)], { type: "application/json" });
-    const link = h("a", { href: URL.createObjectURL(blob), download: "cpuserve-conversations.json" });
-    link.click();
-    URL.revokeObjectURL(link.getAttribute("href") ?? "");
+    download("cpuserve-conversations.json", exported([...this.library.all.values()]), "application/json");
+  }
+
+  /** @param {Conversation} conversation */
+  exportMarkdown(conversation) {
+    download(`${fileName(conversation.title)}.md`, asMarkdown(conversation), "text/markdown");
   }
 
   /** @param {HTMLInputElement} input */
@@ -87,11 +174,38 @@ export class Sidebar {
     input.value = "";
     if (!file) return;
     try {
-      for (const conversation of history.imported(await file.text())) await this.keep(conversation);
+      const { conversations, damaged } = imported(await file.text());
+      await this.library.add(conversations);
+      const left = damaged ? ` ${damaged} of the file's conversations are damaged and were left out.` : "";
+      notify(`${conversations.length} conversations are imported.${left}`);
     } catch (error) {
-      alert(error instanceof Error ? error.message : error);
+      notify(error instanceof Error ? error.message : String(error));
     }
   }
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {string} type
+ */
+function download(name, text, type) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.getAttribute("href") ?? "");
+}
+
+/**
+ * Returns the name of the group of a time.
+ * @param {number} time
+ * @param {number} today the beginning of the day
+ */
+function dayOf(time, today) {
+  if (time >= today) return "Today";
+  if (time >= today - DAY_MS) return "Yesterday";
+  if (time >= today - 7 * DAY_MS) return "Last 7 days";
+  const date = new Date(time);
+  return Number.isNaN(date.getTime()) ? "Earlier" : MONTH.format(date);
 }
 
 /**
@@ -99,6 +213,6 @@ export class Sidebar {
  * @param {string} wanted
  */
 function contains(conversation, wanted) {
-  const texts = Object.values(conversation.messages).map((message) => message.text);
-  return [conversation.title, ...texts].some((text) => text.toLowerCase().includes(wanted));
+  if (conversation.title.toLowerCase().includes(wanted)) return true;
+  return Object.values(conversation.messages).some((message) => message.text.toLowerCase().includes(wanted));
 }

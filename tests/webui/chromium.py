@@ -21,8 +21,11 @@ def executable() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
+LAN_NAME = "server.lan"
+
+
 class Browser:
-    """One Chromium with one page; all methods wait until what they start has happened.
+    """One Chromium with one or more tabs; all methods wait until what they start has happened.
 
     `console` has the errors that the page logged, and `urls` each URL that it requested.
     """
@@ -46,6 +49,8 @@ class Browser:
             "--disable-sync",
             "--no-first-run",
             "--hide-scrollbars",
+            # A name that is not this machine's, as a page has on a network without https.
+            f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1",
             f"--user-data-dir={self._home}",
             f"--window-size={width},{height}",
             "about:blank",
@@ -68,12 +73,42 @@ class Browser:
         self.console: list[str] = []
         self.urls: list[str] = []
         self.events: list[dict] = []
+        self._tabs = [self._attach(self._pages()[0])]
+
+    def _pages(self) -> list[str]:
         targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(info["targetId"] for info in targets if info["type"] == "page")
+        return [info["targetId"] for info in targets if info["type"] == "page"]
+
+    def _attach(self, target: str) -> str:
+        self._session = None
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+        return attached["sessionId"]
+
+    def new_tab(self) -> None:
+        """Open a tab, which all methods use until `use_tab` or `close_tab`."""
+        before = self._pages()
+        # The page opens it, because the protocol would open it in another profile.
+        self.run("void window.open('about:blank', '_blank', 'noopener')")
+        end = time.monotonic() + PATIENCE_S
+        while not (new := [page for page in self._pages() if page not in before]):
+            assert time.monotonic() < end, "no tab was opened"
+        self._tabs.append(self._attach(new[0]))
+
+    def use_tab(self, number: int) -> None:
+        """Show and use the tab with this number, in the order in which the tabs were opened."""
+        self._session = self._tabs[number]
+        self.call("Page.bringToFront")
+
+    def close_tab(self) -> None:
+        """Close the last tab, and use the first one."""
+        self._session = self._tabs.pop()
+        target = self.call("Target.getTargetInfo")["targetInfo"]["targetId"]
+        self._session = None
+        self.call("Target.closeTarget", targetId=target)
+        self.use_tab(0)
 
     def close(self) -> None:
         """End the browser."""

@@ -2,6 +2,7 @@
 
 import base64
 import struct
+from contextlib import contextmanager
 
 import pytest
 
@@ -46,12 +47,39 @@ def page(browser, server):
     assert {url.split(":")[0] for url in browser.urls if not url.startswith(server.url)} <= {"data"}
 
 
-def open_page(browser, url):
+def open_page(browser, url, *, clear=True):
     browser.console.clear()
-    browser.open(url + "/")
-    browser.run("localStorage.clear(); sessionStorage.clear()")
+    if clear:
+        # A file without scripts, so that nothing stores anything after this.
+        browser.open(url + "/webui/icon.svg")
+        browser.run("localStorage.clear(); sessionStorage.clear()")
     browser.open(url + "/?" + base64.urlsafe_b64encode(struct.pack("d", id(url))).decode())
     browser.until("document.querySelector('#model').options.length > 0")
+
+
+@contextmanager
+def before_scripts(browser, script):
+    """Run a script in each document before those of the page."""
+    added = browser.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    yield
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+
+
+def open_again(page, url):
+    """Load the page again, as a user who comes back to the same tab."""
+    page.open("about:blank#")
+    page.call("Page.navigate", url=url + "/")
+    page.until("document.querySelector('#model')?.options.length > 0")
+
+
+def stored(page):
+    """Return the conversations that the browser has stored."""
+    return page.run("import('/webui/history.js').then(history => history.loadAll())")
+
+
+def conversation_id(page):
+    """Return the id of the conversation that the tab shows."""
+    return page.run("sessionStorage.getItem('cpuserve.open')")
 
 
 def say(page, text):
