@@ -206,6 +206,7 @@ function say(text, button) {
 
 /** Lists the models, and waits for the server while it starts. */
 async function connect() {
+  let waited = false;
   for (;;) {
     try {
       await loadModels();
@@ -217,13 +218,16 @@ async function connect() {
       if (error instanceof ServerError && error.status === 401) return sayKeyIsMissing();
       say(error instanceof ServerError ? error.message : String(error));
     }
+    waited = true;
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
-  say("");
+  // A line that says something else stays.
+  if (waited) say("");
 }
 
 function sayKeyIsMissing() {
   const onclick = () => {
+    say("");
     askAgain();
     connect();
   };

@@ -35,6 +35,8 @@ export function showMarkdown(into, text) {
   for (const source of sources.slice(same)) {
     const node = /** @type {HTMLElement & {source?: string}} */ (block(source, 0));
     node.source = source;
+    // Each block has the direction of its first letters: Arabic and Hebrew begin at the right.
+    node.dir = "auto";
     into.append(node);
   }
 }

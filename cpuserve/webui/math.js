@@ -31,11 +31,15 @@ const map = (text) => {
   return table;
 };
 
-const LETTERS = map(
+// As in LaTeX, small Greek letters are italic and capital ones are upright.
+const SMALL_GREEK = map(
   "alpha α beta β gamma γ delta δ epsilon ϵ varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι " +
     "kappa κ lambda λ mu μ nu ν xi ξ omicron ο pi π varpi ϖ rho ρ varrho ϱ sigma σ varsigma ς " +
-    "tau τ upsilon υ phi ϕ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ " +
-    "Pi Π Sigma Σ Upsilon Υ Phi Φ Psi Ψ Omega Ω hbar ℏ ell ℓ Re ℜ Im ℑ aleph ℵ infty ∞ " +
+    "tau τ upsilon υ phi ϕ varphi φ chi χ psi ψ omega ω",
+);
+
+const LETTERS = map(
+  "Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Upsilon Υ Phi Φ Psi Ψ Omega Ω hbar ℏ ell ℓ Re ℜ Im ℑ aleph ℵ infty ∞ " +
     "emptyset ∅ varnothing ∅ partial ∂ nabla ∇ imath ı jmath ȷ wp ℘ top ⊤ bot ⊥ angle ∠ " +
     "degree ° prime ′ ldots … dots … cdots ⋯ vdots ⋮ ddots ⋱ dotsc … dotsb ⋯ square □ checkmark ✓",
 );
@@ -272,6 +276,7 @@ class Parser {
    * @returns {Element | null}
    */
   command(name) {
+    if (name in SMALL_GREEK) return m("mi", {}, SMALL_GREEK[name]);
     if (name in LETTERS) return m("mi", { mathvariant: "normal" }, LETTERS[name]);
     if (name in OPERATORS) return m("mo", {}, OPERATORS[name]);
     if (name in LARGE) return m("mo", { movablelimits: "true", largeop: "true" }, LARGE[name]);

@@ -279,7 +279,6 @@ function troubleOf(message) {
 /** @param {number} created */
 function timeOf(created) {
   const date = new Date(created);
-  if (Number.isNaN(date.getTime())) return "";
   const today = date.toDateString() === new Date().toDateString();
   const shown = today ? TIME.format(date) : DATE.format(date);
   return h("time", { datetime: date.toISOString(), title: date.toLocaleString() }, shown);

@@ -204,8 +204,7 @@ function dayOf(time, today) {
   if (time >= today) return "Today";
   if (time >= today - DAY_MS) return "Yesterday";
   if (time >= today - 7 * DAY_MS) return "Last 7 days";
-  const date = new Date(time);
-  return Number.isNaN(date.getTime()) ? "Earlier" : MONTH.format(date);
+  return MONTH.format(new Date(time));
 }
 
 /**

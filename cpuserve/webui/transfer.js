@@ -44,6 +44,8 @@ export function imported(text) {
 const isText = (value) => typeof value === "string";
 /** @type {Test} */
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+/** @type {Test} ms since 1970, as dates can show them */
+const isTime = (value) => typeof value === "number" && !Number.isNaN(new Date(value).getTime());
 /** @type {Test} */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 /** @type {(each: Test) => Test} */
@@ -78,20 +80,20 @@ const isMessage = shape({
   finish: maybe(isText),
   edited: maybe((value) => typeof value === "boolean"),
   figures: maybe(table(isNumber)),
-  created: isNumber,
-  changed: maybe(isNumber),
+  created: isTime,
+  changed: maybe(isTime),
 });
 
 const isConversation = shape({
   id: isId,
   title: isText,
   pinned: maybe((value) => typeof value === "boolean"),
-  updated: isNumber,
+  updated: isTime,
   system: isText,
   options: maybe(table(isText)),
   messages: table(isMessage),
-  stamps: maybe(table(isNumber)),
-  removed: maybe(table(isNumber)),
+  stamps: maybe(table(isTime)),
+  removed: maybe(table(isTime)),
 });
 
 /**

@@ -21,8 +21,8 @@ def page():
 
 
 def shown(page, text):
-    """Return the HTML of the nodes that `text` becomes."""
-    return page.run(
+    """Return the HTML of the nodes that `text` becomes, without the directions of its blocks."""
+    html = page.run(
         f"""(async () => {{
           const {{ showMarkdown }} = await import('/webui/markdown.js');
           const into = document.createElement('div');
@@ -30,6 +30,7 @@ def shown(page, text):
           return into.innerHTML;
         }})()"""
     )
+    return html.replace(' dir="auto"', "")
 
 
 MARKDOWN = [
