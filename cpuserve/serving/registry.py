@@ -33,8 +33,9 @@ log = get_logger("serve")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 # The longest name of a model in a request, if the first model serves every name (ANY_NAME).
 MAX_NAME = 256
-# Clients of Hugging Face send these as the model if they were given only an address.
-NO_NAMES = ("tgi", "dummy")
+# Clients of Hugging Face that were given only an address send one of these as the model,
+# or the address itself.
+_NO_NAMES, _ADDRESSES = ("tgi", "dummy"), ("http://", "https://")
 # The Ollama clients add the default tag to a model.
 DEFAULT_TAG = ":latest"
 
@@ -177,7 +178,7 @@ class ModelRegistry:
         """Return the served name that a request means; no name means the first model.
 
         If the first model serves every name, an unknown name is returned as it is.
-        A name of NO_NAMES means the only model, if this server has just one.
+        "tgi", "dummy" and addresses mean the only model, if this server has just one.
 
         Raises:
           NotFound: the name is not served (404).
@@ -190,7 +191,7 @@ class ModelRegistry:
                 return known
         if self.first.any_name and len(name) <= MAX_NAME:
             return name
-        if name in NO_NAMES and not self._by_name:
+        if not self._by_name and (name in _NO_NAMES or name.startswith(_ADDRESSES)):
             return self.first.model_names[0]
         raise NotFound(self._unknown(name), role="model", code="model_not_found")
 

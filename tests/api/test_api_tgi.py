@@ -229,7 +229,7 @@ def test_an_error_in_a_stream_is_its_last_event():
     assert last["error_type"] == "generation"
 
 
-@pytest.mark.parametrize("name", ["tgi", "dummy"])
+@pytest.mark.parametrize("name", ["tgi", "dummy", "http://127.0.0.1:1/"])
 def test_the_names_that_hugging_face_clients_send_mean_the_only_model(name):
     api = Api()
     assert api.chat(model=name).json()["model"] == "tiny"

@@ -1,5 +1,6 @@
 """Clients in JavaScript, whole loops with the scripted server: the SDKs of OpenAI and Anthropic,
-and the AI SDK of Vercel with its three providers, on which opencode and others are built.
+the AI SDK of Vercel with its three providers, on which opencode and others are built,
+and the client of Hugging Face.
 """
 
 import json
@@ -18,6 +19,7 @@ AI = (
     "@ai-sdk/openai-compatible@3.0.92",
     "@ai-sdk/anthropic@4.0.105",
 )
+HUGGING_FACE = ("@huggingface/inference@4.13.30",)
 ANN = {"name": "Ann", "age": 7}
 
 pytestmark = [pytest.mark.network, pytest.mark.deep]
@@ -42,6 +44,15 @@ def sdks(packages, server):
 @pytest.fixture(scope="module")
 def ai(packages, server):
     return json.loads(run_node(packages, FOLDER / "ai_sdk.mjs", server.url))
+
+
+def test_hugging_faces_client_generates_and_chats(server):
+    packages = npm_folder(*HUGGING_FACE)
+    found = json.loads(run_node(packages, FOLDER / "huggingface.mjs", server.url))
+    assert [found[way] for way in ("generated", "streamed", "chat", "chunks")] == ["Hi there."] * 4
+    assert "maximum context length is 16384" in found["refused"]
+    assert "audio is not supported" in found["heard"]
+    assert "messages must be a list" in found["called"]
 
 
 def test_openais_client_runs_tools_of_chat_completions(sdks):

@@ -91,6 +91,8 @@ def run_flows(python: Path, name: str, servers: dict[str, Server], tests: Path) 
     with tempfile.TemporaryDirectory() as folder:
         homes = {"HOME": folder, "DSPY_CACHEDIR": folder, "HF_HOME": folder}
         env = {**os.environ, **QUIET, **paths, **homes}
+        if ENVIRONMENTS[name].hub:
+            del env["HF_HUB_OFFLINE"]
         done = subprocess.run(
             command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S
         )

@@ -14,12 +14,14 @@ PYTEST = "pytest==9.2.0"
 class Environment:
     """packages: pinned, the client first. servers: see servers.py.
 
+    hub: the client sends its requests with huggingface_hub, which HF_HUB_OFFLINE would forbid.
     in_extra: the packages are in the extra `test`, so the flows are a part of the default suite.
     """
 
     packages: tuple[str, ...]
     servers: tuple[str, ...] = ("scripted",)
     in_extra: bool = False
+    hub: bool = False
 
     @property
     def client(self) -> str:
@@ -34,7 +36,20 @@ ENVIRONMENTS = {
     "anthropic": Environment((_ANTHROPIC,), in_extra=True),
     "ollama": Environment(("ollama==0.6.3",), VECTORS, in_extra=True),
     "huggingface_hub": Environment(
-        ("huggingface-hub==2.4.0", "aiohttp==3.14.5"), ("scripted", "tiny"), in_extra=True
+        ("huggingface-hub==2.4.0", "aiohttp==3.14.5"), ("scripted", "tiny"), in_extra=True, hub=True
+    ),
+    "langchain_huggingface": Environment(
+        ("langchain-huggingface==1.2.3", "huggingface-hub==1.33.0", "aiohttp==3.14.5"), hub=True
+    ),
+    # Newer versions of huggingface-hub lack an argument that distilabel gives.
+    "distilabel": Environment(
+        (
+            "distilabel[hf-inference-endpoints]==1.5.3",
+            "huggingface-hub==0.36.2",
+            "datasets==4.5.0",
+            "requests==2.34.2",
+        ),
+        hub=True,
     ),
     "litellm": Environment(("litellm==1.110.2",), VECTORS),
     "langchain": Environment(
