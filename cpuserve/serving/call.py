@@ -171,7 +171,7 @@ class GenerateCall(CommonFields, kw_only=True):
       "text" = one vector for each prompt, "tokens" = one for each token. "" = embeddings or scores.
     vectors: the kind of vectors, one of VECTORS of sampling/params.py.
     num_best: the response has this number of the n sequences of each prompt, those with the
-      highest mean logprob, for which `logprobs` must be set; None = all n.
+      highest mean logprob; the call sets `logprobs` as well. None = all n.
     beams: the response has the best texts that a beam search finds; None = sampled texts.
     lines: the rules for ending the response at a line; None = no rules.
     fills_cache: max_tokens may be 0, to compute the prompt for later requests.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
@@ -108,6 +111,9 @@ def _json_object(schema: Any, kind: str, field: str) -> StructuredOutputs:
     """Return the output structure of any JSON object, or of a schema that the client has added."""
     if schema is None:
         return StructuredOutputs(json_object=True)
+    if isinstance(schema, str):  # some clients of TGI encode it
+        with suppress(msgspec.DecodeError, RecursionError):
+            schema = msgspec.json.decode(schema)
     if not isinstance(schema, dict):
         msg = f"the schema of {field} {kind} must be a JSON schema, which is an object"
         raise InvalidRequest(msg, param=field)

@@ -33,14 +33,21 @@ _RERANK = PostRoute({"query": "a", "documents": ["b", "c"]}, "last")
 _SCORE = PostRoute({"text_1": "a", "text_2": ["b", "c"]}, "last")
 # All routes with a model in the body, except /infill, which needs a model with tokens for it.
 ROUTES = {
-    "/v1/chat/completions": PostRoute({"messages": HI}),
+    **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), PostRoute({"messages": HI})),
     "/v1/completions": PostRoute({"prompt": "hi"}),
     "/v1/chat/completions/batch": PostRoute({"messages": [HI]}),
     "/v1/chat/completions/render": PostRoute({"messages": HI}, runs=False),
     "/v1/completions/render": PostRoute({"prompt": "hi"}, runs=False),
     "/inference/v1/generate": PostRoute({"token_ids": [65], "sampling_params": {}}),
-    "/v1/responses": PostRoute({"input": "hi"}),
-    "/v1/responses/input_tokens": PostRoute({"input": "hi"}, runs=False),
+    **dict.fromkeys(
+        ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
+        PostRoute({"messages": HI}, runs=False),
+    ),
+    **dict.fromkeys(("/v1/responses", "/responses"), PostRoute({"input": "hi"})),
+    **dict.fromkeys(
+        ("/v1/responses/input_tokens", "/responses/input_tokens"),
+        PostRoute({"input": "hi"}, runs=False),
+    ),
     "/v1/messages": PostRoute({"messages": HI, "max_tokens": 9}),
     "/v1/messages/count_tokens": PostRoute({"messages": HI}, runs=False),
     "/v1/systemone": PostRoute({"state": "hi", "questions": {"urgent": URGENT}}),

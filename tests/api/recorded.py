@@ -169,7 +169,7 @@ _BAD: dict[str, dict[str, Any]] = {
     "structured_outputs": {"structured_outputs": {"regex": "a", "choice": ["a"]}},
     "response_format is text": {"response_format": "json"},
     "best_of": {"best_of": 3},
-    "guided": {"guided_json": {"a": 1}},
+    "guided": {"guided_json": {"a": 1}, "guided_regex": "a"},
     "stream_options": {"stream_options": {"include_usage": True}},
     "prompt_logprobs": {"prompt_logprobs": 21},
     "bad_words": {"bad_words": [""]},

@@ -37,6 +37,10 @@ HONOURED = {
     "continue_final_message": True,
     "echo": True,
     "frequency_penalty": 0.5,
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'start: "a"',
+    "guided_json": {},
+    "guided_regex": "a",
     "ignore_eos": True,
     "include": ["message.output_text.logprobs"],
     "include_stop_str_in_output": True,
@@ -164,7 +168,7 @@ NO_EFFECT = {
 # A value that sets a field which is refused.
 SETS = {
     "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "n_cmpl": 2,
-    "web_search_options": {}, "guided_json": {}, "tfs_z": 0.5, "post_sampling_probs": True,
+    "web_search_options": {}, "tfs_z": 0.5, "post_sampling_probs": True,
 }  # fmt: skip
 # The endpoints by their names in the table of fields.
 ENDPOINTS = {

@@ -17,7 +17,7 @@ from tests.api.test_api_connection import runs
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "BREW")
 ACCEPTS = (b"text/html,application/xhtml+xml", b"TEXT/HTML", b"application/json, */*", b"")
-HEALTH = {"/health", "/ping", "/live"}
+HEALTH = {"/health", "/v1/health", "/ping", "/live"}
 ASSETS = {
     f"/webui/{path.name}" for path in (Path(__file__).parents[2] / "cpuserve" / "webui").iterdir()
 } - {"/webui/index.html"}

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.api.fakes import Api, tokenizer
+from tests.api.fakes import ANSWER, Api, tokenizer
 from tests.api.live import live
 from tests.api.llamacpp import llama_error_of
 from tests.api.test_api_models import DETAILS, THINKS, described
@@ -118,3 +118,18 @@ def test_props_of_a_model_that_cannot_answer_now():
     assert api.get("/props?model=b").json()["model_alias"] == "b"
     api.engine.alive = False
     assert api.get("/props").status_code == 503
+
+
+def test_paths_without_v1_serve_chats_and_responses():
+    api = Api()
+    messages = [{"role": "user", "content": "hi there"}]
+    said = api.post("/chat/completions", messages=messages).json()
+    assert said["choices"][0]["message"]["content"] == ANSWER
+    for base in ("", "/v1"):
+        counted = api.post(f"{base}/chat/completions/input_tokens", messages=messages).json()
+        wanted = {"object": "response.input_tokens", "input_tokens": said["usage"]["prompt_tokens"]}
+        assert counted == wanted
+        again = api.post(f"{base}/responses/input_tokens", input="hi there").json()
+        assert again == wanted
+    (item,) = api.post("/responses", input="hi there", store=False).json()["output"]
+    assert item["content"][0]["text"] == ANSWER

@@ -430,3 +430,63 @@ def test_a_grammar_that_is_not_valid_is_400_with_the_place(
     assert error["param"] == "tools"
     assert place in error["message"]
     assert ("the grammar of edit" in error["message"]) == ("nests" not in place)
+
+
+COLOR = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}},
+    "required": ["color"],
+    "additionalProperties": False,
+}
+_A_COLOR = r'\{\s*"color"\s*:\s*"(red|blue)"\s*\}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_json": COLOR}, _A_COLOR),
+        ({"guided_json": json.dumps(COLOR)}, _A_COLOR),
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "a" "b"'}, "ab"),
+        ({"response_format": {"type": "json_object", "value": COLOR}}, _A_COLOR),
+        ({"response_format": {"type": "json", "value": COLOR}}, _A_COLOR),
+        ({"response_format": {"type": "json", "value": json.dumps(COLOR)}}, _A_COLOR),
+        ({"response_format": {"type": "json_schema", "value": {"schema": COLOR}}}, _A_COLOR),
+        ({"response_format": {"type": "regex", "value": "[0-9]{3}"}}, "[0-9]{3}"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_structures_of_other_servers_bind_every_endpoint(server, fields, expected):
+    asked = {"model": "tiny", "temperature": 1.0, "max_tokens": 64, **fields}
+    said = server.post("/v1/chat/completions", json={**asked, "messages": QUESTION}).json()
+    assert re.fullmatch(expected, said["choices"][0]["message"]["content"])
+    text = server.post("/v1/completions", json={**asked, "prompt": "a"}).json()
+    assert re.fullmatch(expected, text["choices"][0]["text"])
+    asked["max_output_tokens"] = asked.pop("max_tokens")
+    if (form := asked.pop("response_format", None)) is not None:
+        if form["type"] == "json_schema":  # whose schema has another place in this API
+            return
+        asked["text"] = {"format": form}
+    found = server.post("/v1/responses", json={**asked, "input": "a"})
+    assert found.status_code == 200, found.text
+    (item,) = found.json()["output"]
+    assert re.fullmatch(expected, item["content"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "json_schema": {"schema": COLOR}},
+        {"type": "json_object", "schema": COLOR, "value": COLOR},
+        {"type": "json_object", "regex": "a"},
+        {"type": "json", "value": 5},
+        {"type": "json_schema", "schema": COLOR},
+        {"type": "regex"},
+        {"type": "regex", "value": "a", "schema": COLOR},
+    ],
+    ids=str,
+)
+def test_a_structure_is_never_ignored(server, form):
+    error = chat(server, response_format=form).json()["error"]
+    assert (error["param"], error["type"]) == ("response_format", "BadRequestError")

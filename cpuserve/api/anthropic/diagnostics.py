@@ -49,7 +49,7 @@ def diagnostics_of(
 ) -> Diagnostics | None | msgspec.UnsetType:
     """Return the member `diagnostics`: UNSET if not requested.
 
-    None = the request names no earlier message, or its prompt begins with that message's prompt.
+    None = the request refers to no earlier message, or its prompt begins with the earlier prompt.
     """
     if asked is None:
         return msgspec.UNSET

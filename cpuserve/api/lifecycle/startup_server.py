@@ -25,7 +25,7 @@ HEAD_TIMEOUT_S = 15.0
 # may lose the response. So the server reads and drops further data for this many seconds.
 LINGER_S = 2.0
 _LIVE = "/live"
-_HEALTH = ("/health", "/ping")
+_HEALTH = ("/health", "/v1/health", "/ping")
 
 
 class StartupServer:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Load balancers and supervisors read these paths without a key; they show only the status.
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/ping", "/live"})
 # With --public-metrics, Prometheus and inventory tools can read these paths without a key.
 METRICS_PATHS = frozenset({"/metrics", "/version"})
 

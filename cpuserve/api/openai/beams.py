@@ -20,6 +20,10 @@ _NOT_WITH_BEAMS: Mapping[str, Collection[Any]] = {
     "stop": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
     "prompt_logprobs": (),
     "logprob_token_ids": (),
     "logit_bias": (),
@@ -73,7 +77,7 @@ def check_best_of(n: int, best_of: Any) -> None:
 
 
 def sampled_best_of(request: HasBeams, *, stream: bool) -> int | None:
-    """Return how many texts are sampled for each prompt, of which the n best are returned.
+    """Return how many texts are sampled for each prompt; the n best of them are returned.
 
     None = n texts, which are all returned.
 

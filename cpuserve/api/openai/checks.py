@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cpuserve.api.request.fields import is_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import NO_LIMIT
 from cpuserve.serving.params import check_repeat_penalty
@@ -76,9 +77,38 @@ def length_field(request: HasLength) -> str:
     return "n_predict" if only_theirs else "max_tokens"
 
 
-def form_field(request: GenerationRequest) -> str:
-    """Return the name of the request field that sets the structured output."""
-    return "structured_outputs" if request.response_format is None else "response_format"
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def _guided(request: GenerationRequest) -> list[str]:
+    """Return the fields of older versions of vLLM that set a structured output."""
+    return [name for name in _GUIDED if getattr(request, name) not in (None, "", [])]
+
+
+def structure_of(request: GenerationRequest) -> Any:
+    """Return structured_outputs, also if the request has it in a field of older versions of vLLM.
+
+    Raises:
+      InvalidRequest: several fields set a structured output.
+    """
+    found = _guided(request)
+    given = [*found, *(["structured_outputs"] if is_set(request.structured_outputs) else [])]
+    if not found:
+        return request.structured_outputs
+    if len(given) > 1:
+        msg = f"{given[0]} and {given[1]} exclude each other: set one of them"
+        raise InvalidRequest(msg, param=given[0])
+    return {found[0].removeprefix("guided_"): getattr(request, found[0])}
+
+
+def form_field(request: GenerationRequest, other: str = "response_format") -> str:
+    """Return the name of the request field that sets the structured output.
+
+    other: another field of the endpoint that sets it.
+    """
+    if found := _guided(request):
+        return found[0]
+    return other if getattr(request, other.partition(".")[0]) is not None else "structured_outputs"
 
 
 def _check_stream(request: GenerationRequest) -> None:

@@ -34,6 +34,11 @@ class GenerationRequest(CommonFields, kw_only=True):
     # The llama.cpp fields for repetition_penalty and max_tokens.
     repeat_penalty: float | None = None
     n_predict: int | None = None
+    # Fields of older versions of vLLM; each is a member of structured_outputs today.
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     best_of: Any = None
     thinking: Any = None
 

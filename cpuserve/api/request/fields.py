@@ -75,7 +75,6 @@ def _moved(where: str) -> str:
 
 
 _TRUE = "is not supported yet: omit it, or set it to true"
-_JSON = _send("structured_outputs")
 _NO_MESSAGES = "is not supported, because messages are not: omit it"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
@@ -91,10 +90,6 @@ REFUSED = (
     # Fields of vLLM
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
-    Refused("guided_choice", OPENAI, _JSON),
-    Refused("guided_grammar", OPENAI, _JSON),
-    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # {} asks for any JSON: refused
-    Refused("guided_regex", OPENAI, _JSON),
     Refused("guided_whitespace_pattern", OPENAI),
     Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),
     Refused("early_stopping", OPENAI),

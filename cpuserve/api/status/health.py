@@ -24,6 +24,7 @@ class Version(msgspec.Struct):
 
 
 @router.get("/health", openapi_extra=response_types(None))
+@router.get("/v1/health", operation_id="health_v1", openapi_extra=response_types(None))
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 

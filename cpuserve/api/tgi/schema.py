@@ -91,7 +91,7 @@ class TgiPrefillToken(msgspec.Struct):
 
 
 class TgiSequence(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How a text was generated; `seed` is that of the request."""
+    """How a text was generated; `seed` is the field of the request."""
 
     finish_reason: str
     generated_tokens: int

@@ -15,10 +15,11 @@ from cpuserve.api.openai.chat.schema import (
 from cpuserve.api.openai.chat.writer import ChatWriter
 from cpuserve.api.openai.checks import take_request_id
 from cpuserve.api.openai.render import TokenizedPrompt, refuse_offsets, rendered
+from cpuserve.api.openai.responses.response_object import InputTokens
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import generate, post, prepared
+from cpuserve.api.route import generate, post, prepared, prompt_length
 
 router = APIRouter()
 
@@ -26,6 +27,7 @@ router = APIRouter()
 @post(
     router,
     "/v1/chat/completions",
+    "/chat/completions",
     schema=ChatRequest,
     response=ChatCompletion,
     id_prefix="chatcmpl-",
@@ -36,6 +38,20 @@ async def create_chat_completion(received: RequestContext, asked: ChatRequest) -
     """Generate the next message of a conversation."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, to_call, ChatWriter)
+
+
+@post(
+    router,
+    "/v1/chat/completions/input_tokens",
+    "/chat/completions/input_tokens",
+    schema=ChatRequest,
+    response=InputTokens,
+    id_prefix="chatcmpl-",
+    words=words,
+)
+async def count_chat_tokens(received: RequestContext, asked: ChatRequest) -> Response:
+    """Return the number of prompt tokens that a conversation would have."""
+    return json_response(InputTokens(await prompt_length(received, asked, to_call)))
 
 
 @post(

@@ -14,6 +14,7 @@ from cpuserve.api.openai.checks import (
     length,
     length_field,
     repetition_penalty,
+    structure_of,
     usage_in_each,
 )
 from cpuserve.api.openai.custom_tools import Offer, custom_function
@@ -186,6 +187,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         chat_template_kwargs=_template_kwargs(request),
         reasoning_budget=thought_budget(request),
         repetition_penalty=repetition_penalty(request),
+        structured_outputs=structure_of(request),
         echo=False,
         tools=tools,
         tool_choice=choice,

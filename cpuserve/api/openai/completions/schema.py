@@ -13,6 +13,7 @@ from cpuserve.api.openai.checks import (
     length,
     length_field,
     repetition_penalty,
+    structure_of,
     usage_in_each,
 )
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
@@ -94,6 +95,7 @@ def to_call(request: CompletionRequest) -> GenerateCall:
         **chosen,
         max_tokens=length(request),
         repetition_penalty=repetition_penalty(request),
+        structured_outputs=structure_of(request),
         default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
         beams=beam_rules(request),

@@ -32,6 +32,7 @@ _ONE = "/v1/responses/{response_id}"
 @post(
     router,
     "/v1/responses",
+    "/responses",
     schema=ResponsesRequest,
     response=response_object.Response,
     id_prefix="resp_",
@@ -57,6 +58,7 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
 @post(
     router,
     "/v1/responses/input_tokens",
+    "/responses/input_tokens",
     schema=ResponsesRequest,
     response=response_object.InputTokens,
     id_prefix="resp_",

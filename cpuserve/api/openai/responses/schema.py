@@ -10,16 +10,22 @@ import msgspec
 
 from cpuserve.api.openai.beams import check_best_of
 from cpuserve.api.openai.chat.schema import thought_budget
-from cpuserve.api.openai.checks import check_fields_together, repetition_penalty
+from cpuserve.api.openai.checks import (
+    check_fields_together,
+    form_field,
+    repetition_penalty,
+    structure_of,
+)
 from cpuserve.api.openai.responses.cache_diagnostics import CacheOptions
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import offered_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.request.fields import refused_names, with_refused
+from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
+from cpuserve.serving.response_format import grammar_of
 from cpuserve.serving.tool_catalog import ToolSearch
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -118,6 +124,7 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
         logprobs=_logprobs(request, calls=calls),
         response_format=_form(request),
         repetition_penalty=repetition_penalty(request),
+        structured_outputs=structure_of(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         reasoning_budget=thought_budget(request),
         tools=tools.tools,
@@ -161,13 +168,12 @@ def _search(request: ResponsesRequest, search: ToolSearch | None) -> ToolSearch 
 
 def words(request: ResponsesRequest) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
-    form = "structured_outputs" if request.text is None else "text.format"
     return {
         "prompt": "input",
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning.effort",
-        "structured_outputs": form,
+        "structured_outputs": form_field(request, "text.format"),
     }
 
 
@@ -234,11 +240,11 @@ def _form(request: ResponsesRequest) -> StructuredOutputs | None:
     kind, schema = given.get("type"), given.get("schema")
     if kind == "text":
         return None
-    if request.structured_outputs not in (None, {}):
+    if is_set(structure_of(request)):
         msg = f"{field} and structured_outputs exclude each other: set one of them"
         raise InvalidRequest(msg, param="structured_outputs")
-    if kind == "json_object":
-        return StructuredOutputs(json_object=True)
+    if kind in ("json_object", "json", "regex"):
+        return grammar_of(given, field)
     if kind == "json_schema" and isinstance(schema, dict):
         return StructuredOutputs(json=schema)
     msg = (
