@@ -30,7 +30,7 @@ class Pauses:
 
 
 PAUSES = Pauses()
-# The tasks whose work failed, with their names and the reasons, and references to all tasks:
+# The names of failed tasks with the reasons, and references to all tasks:
 # asyncio itself has only weak references to tasks.
 _troubles: dict[asyncio.Task[None], tuple[str, str]] = {}
 _tasks: set[asyncio.Task[None]] = set()
@@ -44,7 +44,7 @@ def keep(
     An error is logged, and `troubles` returns it until the work runs again for steady_s.
     Cancelling the task cancels the work and ends both.
 
-    name: what the task does, for the log and for /health.
+    name: the work in a few words, for the log and for /health.
     """
     task = asyncio.get_running_loop().create_task(_keep(name, work, pauses or PAUSES))
     _tasks.add(task)

@@ -11,15 +11,20 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from cpuserve.api.request.owners import Owners
 from cpuserve.api.response.disk import writing
+from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.log import get_logger
 
+log = get_logger("serve")
 S = TypeVar("S", bound=msgspec.Struct)
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = "--files-dir"
@@ -38,23 +43,43 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """The description of a file on disk, with the id of the caller that owns the file."""
+    """The description of a file on disk; caller: its owner (see owners.py)."""
 
     caller: str
     file: FileObject
 
 
-class FileDirectory:
-    """The files of all clients, with limits on their total bytes and their number."""
+@dataclass(slots=True)
+class _Content:
+    """The content of a file: its owner and bytes, and whether it counts as one of the files."""
 
-    def __init__(self, place: str, max_bytes: int, max_files: int) -> None:
+    caller: str
+    bytes: int = 0
+    counts: bool = False
+
+
+class FileDirectory:
+    """The files of all clients, with limits on their total bytes and their number.
+
+    Room is reserved before anything is written, so that requests that run at the same time
+    cannot exceed the limits together.
+    """
+
+    def __init__(
+        self, place: str, max_bytes: int, max_files: int, owners: Owners | None = None
+    ) -> None:
         """`place`: the directory, which is created if it is missing.
+
+        owners: the API keys as owners, which have shares of the limits (see Quota).
 
         Raises:
           ConfigError: the directory cannot be written, or another server uses it.
         """
-        self.max_bytes = max_bytes
         self.max_files = max_files
+        self.owners = owners or Owners()
+        self._bytes = Quota(max_bytes, self.owners.ids)
+        self._count = Quota(max_files, self.owners.ids)
+        self._contents: dict[str, _Content] = {}
         self._files = Path(place) / "files"
         self._batches = Path(place) / "batches"
         try:
@@ -72,6 +97,12 @@ class FileDirectory:
             msg = f"another server uses --files-dir {place}: choose another directory"
             raise ConfigError(msg) from None
         self._known = {found.file.id: found for found in self._read(self._files, StoredFile)}
+        for found in self._known.values():
+            if (owner := self.owners.current(found.caller)) != found.caller:
+                found.caller = owner
+                self._rewrite(self._files / f"{found.file.id}.json", found)
+        for file_id, found in self._known.items():
+            self._measure(file_id, found.caller, counts=True)
         self._drop_unknown()
 
     def close(self) -> None:
@@ -84,26 +115,65 @@ class FileDirectory:
 
     def used_bytes(self) -> int:
         """Return the total size of all files in bytes, including files that are being written."""
-        return sum(path.stat().st_size for path in self._files.glob("*.data"))
+        return self._bytes.total
 
-    def check_room(self, num_bytes: int, new_files: int = 0) -> None:
-        """Raise InvalidRequest if `num_bytes` and `new_files` more would exceed the limits."""
-        if len(self._known) + new_files > self.max_files:
+    def resume(self, file_id: str, caller: str) -> None:
+        """Count the content of a batch that is on disk already, unless it is counted."""
+        if file_id not in self._contents:
+            self._measure(file_id, caller)
+
+    def room_of(self, file_id: str) -> int:
+        """Return how many more bytes the caller of a file may store now."""
+        return max(0, self._bytes.room(self._contents[file_id].caller))
+
+    def begin(self, caller: str, *, counts: bool = True) -> str:
+        """Return the id of a new file of a caller; `grow` makes room for its content.
+
+        counts: whether it is one of the files that --files-count limits.
+
+        Raises:
+          InvalidRequest: the caller has no room for another file.
+        """
+        if counts and not self._count.take(caller, 1):
             msg = (
-                f"The server stores {len(self._known)} files, and may store {self.max_files}: "
-                "delete files, or start the server with a larger --files-count"
+                f"The server stores {self._count.total} files, and may store {self.max_files} "
+                "(with a share for each caller): delete files, or start the server with a larger "
+                "--files-count"
             )
             raise InvalidRequest(msg, param="file", code="files_full")
-        if (used := self.used_bytes()) + num_bytes > self.max_bytes:
+        made = f"file-{uuid.uuid4().hex}"
+        self._contents[made] = _Content(caller, counts=counts)
+        return made
+
+    def grow(self, file_id: str, num_bytes: int) -> None:
+        """Reserve `num_bytes` more for a file, before they are written.
+
+        Raises:
+          InvalidRequest: the caller has no room for them.
+        """
+        content = self._contents[file_id]
+        if not self._bytes.take(content.caller, num_bytes):
             msg = (
-                f"The files on the server have {used} bytes, and may have {self.max_bytes}: "
-                "delete files, send a smaller one, or start the server with a larger --files-bytes"
+                f"The files on the server have {self._bytes.total} bytes, and may have "
+                f"{self._bytes.limit} (with a share for each caller): delete files, send a "
+                "smaller one, or start the server with a larger --files-bytes"
             )
             raise InvalidRequest(msg, param="file", code="files_full")
+        content.bytes += num_bytes
 
-    def new_id(self) -> str:
-        """Return a new, unique id for a file."""
-        return f"file-{uuid.uuid4().hex}"
+    def shrink(self, file_id: str, num_bytes: int) -> None:
+        """Give back `num_bytes` that were reserved for a file and not written."""
+        content = self._contents[file_id]
+        self._bytes.add(content.caller, -num_bytes)
+        content.bytes -= num_bytes
+
+    def _measure(self, file_id: str, caller: str, *, counts: bool = False) -> None:
+        """Count a file that is on disk already."""
+        path = self.path_of(file_id)
+        size = path.stat().st_size if path.exists() else 0
+        self._contents[file_id] = _Content(caller, size, counts)
+        self._bytes.add(caller, size)
+        self._count.add(caller, int(counts))
 
     def write(self, file_id: str, lines: Iterable[bytes]) -> None:
         """Write the content of a new file; DiskError if the disk does not take all of it."""
@@ -132,6 +202,10 @@ class FileDirectory:
         with writing(_PLACE):
             write_whole(self._files / f"{file_id}.json", stored)
         self._known[file_id] = stored
+        content = self._contents[file_id]
+        if not content.counts:  # results of a batch become a file, whatever the limit
+            content.counts = True
+            self._count.add(caller, 1)
         return made
 
     def files(self, caller: str) -> list[FileObject]:
@@ -157,6 +231,9 @@ class FileDirectory:
             (self._files / f"{file_id}.json").unlink(missing_ok=True)
             self.path_of(file_id).unlink(missing_ok=True)
         self._known.pop(file_id, None)
+        if (content := self._contents.pop(file_id, None)) is not None:
+            self._bytes.add(content.caller, -content.bytes)
+            self._count.add(content.caller, -int(content.counts))
 
     def save(self, name: str, record: msgspec.Struct) -> None:
         """Write the record of the batch `name` to disk, in place of an earlier record.
@@ -180,12 +257,26 @@ class FileDirectory:
         """Return the records of all batches."""
         return list(self._read(self._batches, kind))
 
-    def keep_only(self, used: Iterable[str]) -> None:
-        """Delete content that belongs to no known file and has no id in `used`."""
-        kept = {*self._known, *used}
+    def adopt(self, name: str, record: msgspec.Struct) -> None:
+        """Write the record of the batch `name` with its new owner; see Owners.current."""
+        self._rewrite(self._batches / f"{name}.json", record)
+
+    def _rewrite(self, path: Path, record: msgspec.Struct) -> None:
+        try:
+            write_whole(path, record)
+        except OSError as error:  # the disk may be full; the next start tries again
+            log.warning("the owner in %s cannot be updated: %s", path, error.strerror)
+
+    def keep_only(self, used: Mapping[str, str]) -> None:
+        """Delete content that belongs to no known file and is not in `used`.
+
+        used: the callers of the contents that belong to batches, by the ids of the contents.
+        """
         for path in self._files.glob("*.data"):
-            if path.stem not in kept:
+            if path.stem not in self._known and path.stem not in used:
                 path.unlink()
+        for file_id, caller in used.items():
+            self.resume(file_id, caller)
 
     def _drop_unknown(self) -> None:
         for folder in (self._files, self._batches):

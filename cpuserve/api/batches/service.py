@@ -24,6 +24,7 @@ from cpuserve.api.batches.lines import (
     read_lines,
 )
 from cpuserve.api.response.disk import DiskError, writing
+from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.log import get_logger
 
@@ -81,6 +82,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
 class BatchRecord(msgspec.Struct, kw_only=True):
     """The state of a batch on disk.
 
+    caller: the owner of the batch (see owners.py).
     output, errors: the ids of the files with results and with errors.
     owns_files: whether the input and result files belong to the batch:
       no list of files shows them, and they are deleted together with the batch.
@@ -125,11 +127,17 @@ class BatchService:
         self.directory = directory
         self._longest_line = longest_line
         self._records = {found.batch.id: found for found in directory.records(BatchRecord)}
+        for found in self._records.values():
+            if (owner := directory.owners.current(found.caller)) != found.caller:
+                found.caller = owner
+                directory.adopt(found.batch.id, found)
         directory.keep_only(
-            name
-            for found in self._records.values()
-            if found.owns_files or not found.ended
-            for name in found.contents
+            {
+                name: found.caller
+                for found in self._records.values()
+                if found.owns_files or not found.ended
+                for name in found.contents
+            }
         )
         self._waiting = asyncio.Event()
         self._current: tuple[str, asyncio.Task[None]] | None = None
@@ -139,7 +147,7 @@ class BatchService:
     ) -> BatchObject:
         """Add a batch to the queue; NotFound if the caller has no such input file."""
         self.directory.find(caller, input_file, "input_file_id")
-        self._make_room()
+        self._make_room(caller)
         made = self._new(FILE_BATCHES, endpoint, input_file, RequestCounts(), metadata)
         return self._add(self._record(caller, made)).batch
 
@@ -152,26 +160,34 @@ class BatchService:
           InvalidRequest: the server stores too many bytes of files, or too many batches.
           DiskError: the lines cannot be written.
         """
-        self._make_room()
-        self.directory.check_room(sum(map(len, lines)))
-        name = self.directory.new_id()
+        self._make_room(caller)
+        name = self.directory.begin(caller, counts=False)
         made = self._new(kind, endpoint, name, RequestCounts(len(lines)))
         try:
+            self.directory.grow(name, sum(map(len, lines)))
             self.directory.write(name, lines)
             return self._add(self._record(caller, made, owns_files=True))
         except BaseException:
             self.directory.remove(name)
             raise
 
-    def _make_room(self) -> None:
-        """Delete the oldest ended batch from the records, if the number of batches is at its limit.
+    def _make_room(self, caller: str) -> None:
+        """Delete an ended batch from the records if a caller has no room for another batch.
 
+        It is the oldest of the caller, or the oldest of all if the caller has its share to claim.
         A batch that owns its files is never deleted here, because its results would be lost.
         """
-        if len(self._records) < self.directory.max_files:
+        quota = Quota(self.directory.max_files, self.directory.owners.ids)
+        for record in self._records.values():
+            quota.add(record.caller, 1)
+        if quota.room(caller) > 0:
             return
         known = self._records.values()
-        oldest = next((r for r in known if r.ended and not r.owns_files), None)
+        dropped = [r for r in known if r.ended and not r.owns_files]
+        own = [r for r in dropped if r.caller == caller]
+        oldest = next(iter(own), None)
+        if oldest is None and quota.is_below_share(caller):
+            oldest = next(iter(dropped), None)
         if oldest is None:
             msg = f"{len(self._records)} batches have not ended: wait for one, or cancel one"
             if any(found.ended for found in known):
@@ -200,13 +216,18 @@ class BatchService:
         )
 
     def _record(self, caller: str, made: BatchObject, *, owns_files: bool = False) -> BatchRecord:
-        names = self.directory.new_id(), self.directory.new_id()
+        names = [self.directory.begin(caller, counts=False) for _ in range(2)]
         return BatchRecord(
             caller=caller, batch=made, output=names[0], errors=names[1], owns_files=owns_files
         )
 
     def _add(self, record: BatchRecord) -> BatchRecord:
-        self.directory.save(record.batch.id, record)
+        try:
+            self.directory.save(record.batch.id, record)
+        except BaseException:
+            for name in (record.output, record.errors):
+                self.directory.remove(name)
+            raise
         self._records[record.batch.id] = record
         self._waiting.set()
         return record
@@ -330,7 +351,8 @@ class BatchService:
             results = _Results(directory, record)
             try:
                 lines = self._left(record, source, results.done)
-                runner = LineRunner(app, record.caller, batch.id, until=batch.expires_at)
+                caller = directory.owners.caller(record.caller)
+                runner = LineRunner(app, caller, batch.id, until=batch.expires_at)
                 await runner.run(lines, results.write, most=MOST_RUNNING)
             finally:
                 results.close()
@@ -390,6 +412,8 @@ class _Results:
         self._directory = directory
         self._record = record
         record.expired = 0
+        for name in (record.output, record.errors):
+            directory.resume(name, record.caller)
         with ExitStack() as undo:
             self._outputs = self._opened(record.output, undo)
             self._errors = self._opened(record.errors, undo)
@@ -403,14 +427,16 @@ class _Results:
           DiskError: the line cannot be written.
         """
         data = msgspec.json.encode(result) + b"\n"
-        self._directory.check_room(len(data))
+        name = self._record.output if result.succeeded else self._record.errors
         handle = self._outputs if result.succeeded else self._errors
+        self._directory.grow(name, len(data))
         before = os.fstat(handle).st_size
         with writing("--files-dir"):
             try:
                 write_all(handle, data)
             except OSError:
                 os.ftruncate(handle, before)  # other workers may write lines before they end
+                self._directory.shrink(name, len(data))
                 raise
         self._count(result)
 
@@ -450,5 +476,6 @@ class _Results:
                     break
                 end += len(data)
                 self._count(result)
+        self._directory.shrink(name, os.fstat(handle).st_size - end)
         os.ftruncate(handle, end)
         return handle

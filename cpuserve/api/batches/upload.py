@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.api.batches.directory import open_plain, write_all
+from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.response.disk import writing
-from cpuserve.api.response.errors import UnsupportedMediaType
+from cpuserve.api.response.errors import PayloadTooLarge, UnsupportedMediaType
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,22 +25,30 @@ _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
 
 
 async def read_upload(
-    request: Request, path: Path, most: int, wait_s: float
+    request: Request, directory: FileDirectory, file_id: str, wait_s: float
 ) -> tuple[str, dict[str, str]]:
-    """Write the file of an upload to `path`; return its name and the other fields.
+    """Write an upload as the content of a new file; return its name and the other fields.
 
-    most: the maximum size of the body in bytes.
+    file_id: the id that directory.begin() returned.
     wait_s: how many seconds the client may pause.
 
     Raises:
       UnsupportedMediaType: the body is not multipart/form-data.
-      PayloadTooLarge: the body has more bytes than `most`.
+      PayloadTooLarge: the body has more bytes than the caller may store.
       RequestTimeout: the client paused too long.
       InvalidRequest: the body is malformed or not UTF-8, or has no file or several files.
       ClientGone: the client closed the connection.
       DiskError: the file cannot be written.
     """
-    parts = _Parts(_boundary(request), path)
+
+    def reserve(num_bytes: int) -> None:
+        try:
+            directory.grow(file_id, num_bytes)
+        except InvalidRequest as full:
+            raise PayloadTooLarge(full.message) from None
+
+    path, most = directory.path_of(file_id), directory.room_of(file_id)
+    parts = _Parts(_boundary(request), path, reserve)
     try:
         with writing("--files-dir"):
             await receive_body(
@@ -81,10 +89,12 @@ def _boundary(request: Request) -> bytes:
 class _Parts:
     """The parts of an upload: writes the file to disk, and stores the other fields in memory."""
 
-    def __init__(self, boundary: bytes, path: Path) -> None:
+    def __init__(self, boundary: bytes, path: Path, reserve: Callable[[int], None]) -> None:
+        """reserve: makes room for a number of bytes, before they are written to `path`."""
         from python_multipart.multipart import MultipartParser
 
         self._path = path
+        self._reserve = reserve
         self._out: int | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._ended = False
@@ -181,6 +191,7 @@ class _Parts:
         if self._field == _FILE:
             self._decode(piece)
             assert self._out is not None
+            self._reserve(len(piece))
             write_all(self._out, piece)
             return
         self._data += piece

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
+from cpuserve.api.request.owners import Owners
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.store import MakeLoader
@@ -35,5 +36,7 @@ def stored_models(
       ConfigError: the directory cannot be used.
     """
     assert options.models_dir is not None
-    directory = ModelDirectory(options.models_dir, options.models_bytes, options.models_count)
+    directory = ModelDirectory(
+        options.models_dir, options.models_bytes, options.models_count, Owners(options.api_key)
+    )
     return CreatedModels(directory, models, creation.make_loader, creation.sources)

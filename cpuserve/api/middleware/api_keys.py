@@ -6,7 +6,8 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING
 
-from cpuserve.api.request.headers import CALLER, READS, header
+from cpuserve.api.request.headers import CALLER, OWNER, READS, header
+from cpuserve.api.request.owners import owner_of
 from cpuserve.api.response.errors import Unauthorized, error_response
 from cpuserve.api.webui.page import asks_for_page
 
@@ -42,6 +43,7 @@ class ApiKeys:
         self._public = public
         self._webui = webui
         self._digests = [_digest(key.encode()) for key in keys]
+        self._owners = [owner_of(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app, or respond with 401 if the request needs a key and has none."""
@@ -67,7 +69,8 @@ class ApiKeys:
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if any(matches):
-            scope[CALLER] = f"key-{1 + matches.index(True)}"
+            place = matches.index(True)
+            scope[CALLER], scope[OWNER] = f"key-{1 + place}", self._owners[place]
             return None
         return Unauthorized("Wrong API key: send a key that this server was started with")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.dialect import ID_HEADERS
 from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS
-from cpuserve.api.request.headers import CALLER, address_of, header
+from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
 from cpuserve.api.request.log import RECORD, RequestRecord
 from cpuserve.api.response.errors import REQUEST_ID, HeadersTooLarge, error_response
 
@@ -74,7 +74,7 @@ class RequestIds:
         given = header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
-        scope[CALLER] = address_of(scope)
+        scope[CALLER] = scope[OWNER] = address_of(scope)
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id = request_id
         scope["path"] = scope["path"].rstrip("/") or "/"

@@ -6,18 +6,20 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Response
 
+from cpuserve.api.ollama.created.directory import MOST_FILES
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.created.modelfile import ROLES, read_modelfile
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.api.ollama.parameters import sampling_of
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
-from cpuserve.api.ollama.pull import download
+from cpuserve.api.ollama.pull import create_downloaded
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import is_set
 from cpuserve.api.response.openapi import LINES
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 router = APIRouter()
 _FILE = re.compile(r"(?=.{1,200}$)\w[\w.-]*\.(gguf|safetensors|json|jinja|txt|model)")
-_MOST_FILES = 1000
 # Fields of newer Ollama versions that would change the responses of a model.
 _REFUSED = ("renderer", "parser", "remote_host", "draft", "draft_files", "path")
 _GGUF = "model.gguf"
@@ -92,7 +93,7 @@ async def create(received: RequestContext, asked: OllamaCreate) -> Response:
         if is_set(getattr(asked, field)):
             msg = f"{field} is not supported: omit it"
             raise unsupported(msg, field)
-    created.check_name(name)
+    created.check_name(name, received.owner)
     if asked.modelfile:
         text, given = asked.modelfile, asked
         asked = await run_sized(len(text), lambda: _with_modelfile(given, text))
@@ -103,15 +104,13 @@ async def create(received: RequestContext, asked: OllamaCreate) -> Response:
 
 async def _create(created: CreatedModels, made: Manifest) -> Steps:
     if made.model and not made.base and created.find(made.parent) is None:
-        size = 0
-        async with created.pulling:
-            async for step in download(created, made.model):
-                size = max(size, step.total)
+        async with aclosing(create_downloaded(created, made)) as steps:
+            async for step in steps:
                 yield step
-        made.size = size
-    await created.create(made)
-    yield OllamaProgress("using existing layer")
-    yield OllamaProgress("writing manifest")
+    else:
+        await created.create(made)
+        yield OllamaProgress("using existing layer")
+        yield OllamaProgress("writing manifest")
     log.info("model %s was created from %s, as a client asked", made.name, made.parent or "files")
     yield DONE
 
@@ -130,7 +129,7 @@ async def _manifest(
         msg = "from or files must be sent, and not both: name a model, or its files"
         raise InvalidRequest(msg, param="from")
     made = _beginning(created, received, asked.from_ or "", files)
-    made.name, made.created = name, int(time.time())
+    made.name, made.owner, made.created = name, received.owner, int(time.time())
     if adapters:
         if made.adapters:
             msg = f"adapters is not possible, because {made.parent} has an adapter: omit it"
@@ -189,8 +188,8 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
 
 def _files(param: str, given: Mapping[str, str] | None) -> dict[str, str]:
     """Return the SHA-256 of each file by its name; a name is checked to be a safe file name."""
-    if given and len(given) > _MOST_FILES:
-        msg = f"{param} has {len(given)} files: at most {_MOST_FILES} are allowed"
+    if given and len(given) > MOST_FILES:
+        msg = f"{param} has {len(given)} files: at most {MOST_FILES} are allowed"
         raise InvalidRequest(msg, param=param)
     found = {}
     for name, digest in (given or {}).items():

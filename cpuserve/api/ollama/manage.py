@@ -15,7 +15,9 @@ from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, check
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
+from cpuserve.api.request.headers import OWNER
 from cpuserve.api.response.disk import writing
+from cpuserve.api.response.errors import PayloadTooLarge
 from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.route import post
 from cpuserve.api.state import created_models, get_state
@@ -24,7 +26,7 @@ from cpuserve.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpuserve.api.ollama.created.store import CreatedModels
+    from cpuserve.api.ollama.created.directory import Room
 
 router = APIRouter()
 _BLOB = "/api/blobs/{digest}"
@@ -64,7 +66,7 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
     created = created_models(received.state)
     source = checked_name(asked.source, "source")
     name = checked_name(asked.destination, "destination")
-    created.check_name(name, "destination")
+    created.check_name(name, received.owner, "destination")
     found = created.find(source)
     if found is None:
         if source not in received.models.names:
@@ -77,7 +79,7 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
             parent=source,
             created=received.created,
         )
-    await created.copy(found, name)
+    await created.copy(found, name, received.owner)
     return Response(status_code=200)
 
 
@@ -88,7 +90,7 @@ async def delete(request: Request) -> Response:
     async with read_call(request, lambda _: form) as (received, asked):
         name = checked_name(asked.model or asked.name)
         received.note_model(name)
-        created_models(received.state).delete(name)
+        created_models(received.state).delete(name, received.owner)
     return Response(status_code=200)
 
 
@@ -118,20 +120,20 @@ async def send_blob(request: Request) -> Response:
     """Store a file of a model if its SHA-256 is the digest in the path."""
     created = created_models(get_state(request))
     wanted = checked_digest(request.path_params["digest"])
-    part = created.directory.part()
-    try:
-        got = await _receive(request, created, part)
+    owner = request.scope[OWNER]
+    with created.directory.receiving(owner) as (part, room):
+        got = await _receive(request, part, room)
         if got != wanted:
             msg = f"digest is sha256:{wanted}, but the body has sha256:{got}: send the file again"
             raise InvalidRequest(msg, param="digest")
-        created.directory.keep_blob(part, wanted)
-    finally:
-        part.unlink(missing_ok=True)
+        created.directory.keep_blob(part, wanted, owner, room)
     return Response(status_code=201)
 
 
-async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
+async def _receive(request: Request, part: Path, room: Room) -> str:
     """Write the body to `part` as it arrives, and return its SHA-256 in hexadecimal.
+
+    room: reserves the bytes before they are written.
 
     Raises:
       PayloadTooLarge: the files on the server would exceed --models-bytes.
@@ -139,24 +141,27 @@ async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
       ClientGone: the client closed the connection.
       DiskError: the file cannot be written.
     """
-    room, wait_s = created.directory.room(), get_state(request).limits.body_timeout_s
+    left, wait_s = room.left, get_state(request).limits.body_timeout_s
     found = hashlib.sha256()
+    too_large = (
+        f"The file is larger than {left} bytes, the room that was left: delete models, or start "
+        "the server with a larger --models-bytes"
+    )
     with writing("--models-dir"), os.fdopen(open_new(part), "wb") as out:
 
         def write(data: bytes) -> None:
+            if not room.grow_to(room.bytes + len(data)):
+                raise PayloadTooLarge(too_large)
             found.update(data)
             out.write(data)
 
         await receive_body(
             request,
             write,
-            most=room,
+            most=left,
             wait_s=wait_s,
             paused=f"The client sent nothing for {wait_s:g} s: send the file again",
-            too_large=(
-                f"The file is larger than {room} bytes, the room that is left: delete models, "
-                "or start the server with a larger --models-bytes"
-            ),
+            too_large=too_large,
         )
         out.flush()
         await asyncio.to_thread(os.fsync, out.fileno())

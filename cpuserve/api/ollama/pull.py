@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +29,7 @@ from cpuserve.serving.call import unsupported
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cpuserve.api.ollama.created.directory import Room
     from cpuserve.api.ollama.created.store import CreatedModels
 
 log = get_logger("serve")
@@ -69,8 +71,9 @@ async def pull(received: RequestContext, asked: OllamaPull) -> Response:
     if name in received.models.names:
         return progress_response(received, _there(), stream=stream)
     created = created_models(received.state)
-    created.check_name(name)
-    return progress_response(received, _pull(created, name), stream=stream)
+    created.check_name(name, received.owner)
+    steps = _pull(created, name, received.owner)
+    return progress_response(received, steps, stream=stream)
 
 
 @post(
@@ -94,30 +97,46 @@ async def _there() -> Steps:
     yield DONE
 
 
-async def _pull(created: CreatedModels, name: str) -> Steps:
-    size = 0
-    async with created.pulling:
-        async for step in download(created, name):
-            size = max(size, step.total)
+async def _pull(created: CreatedModels, name: str, owner: str) -> Steps:
+    made = Manifest(name=name, owner=owner, model=name, parent=name, created=int(time.time()))
+    async with aclosing(create_downloaded(created, made)) as steps:
+        async for step in steps:
             yield step
-    yield OllamaProgress("writing manifest")
-    made = Manifest(name=name, model=name, parent=name, size=size, created=int(time.time()))
-    await created.create(made)
     log.info("model %s was pulled, as a client asked", name)
     yield DONE
 
 
-async def download(created: CreatedModels, name: str) -> Steps:
+async def create_downloaded(created: CreatedModels, made: Manifest) -> Steps:
+    """Download the model `made.model`, yield the progress, and create the model `made`.
+
+    Its place and its bytes are reserved from the start. For further errors,
+    see `_download` and `CreatedModels.create`.
+    """
+    directory = created.directory
+    with directory.creating(made):
+        async with created.pulling:
+            with directory.reserving(made.owner) as room:
+                async with aclosing(_download(made.model, room)) as steps:
+                    async for step in steps:
+                        yield step
+                made.size = room.bytes
+                yield OllamaProgress("writing manifest")
+                await created.create(made)
+
+
+async def _download(name: str, room: Room) -> Steps:
     """Download a model of the Hugging Face hub or a built-in model, and yield the progress.
 
     The first progress is yielded after the model has been found.
+
+    room: reserves the bytes as soon as their number is known.
 
     Raises:
       NotFound: the model does not exist, cannot be downloaded, or is too large.
       DiskError: the disk of the cache is full or read-only.
     """
     loop, reports = asyncio.get_running_loop(), asyncio.Queue[OllamaProgress | None]()
-    stop, room, digest = threading.Event(), created.directory.room(), digest_of(name)
+    stop, digest = threading.Event(), digest_of(name)
     told = 0.0
 
     def report(_what: str, done: int, total: int) -> None:
@@ -125,12 +144,7 @@ async def download(created: CreatedModels, name: str) -> Steps:
         if stop.is_set():
             msg = "the client has left"
             raise ModelError(msg)
-        if max(done, total) > room:
-            msg = (
-                f"it has {format_bytes(max(done, total))}, and {format_bytes(room)} are left: "
-                "delete models, or start the server with a larger --models-bytes"
-            )
-            raise ModelError(msg)
+        _reserve(room, max(done, total))
         now = time.monotonic()
         if now - told >= _BETWEEN_S or done == total:
             told = now
@@ -173,3 +187,14 @@ def _refused(name: str, error: ModelError) -> RequestError:
     if (full := disk_error(error, "the cache of models")) is not None:
         return full
     return NotFound(f"model {name!r} cannot be pulled: {error}", code="model_not_found")
+
+
+def _reserve(room: Room, num_bytes: int) -> None:
+    """Reserve `num_bytes` in all for a download; ModelError if there is no room for them."""
+    if not room.grow_to(num_bytes):
+        left = room.left + room.bytes
+        msg = (
+            f"it has {format_bytes(num_bytes)}, and {format_bytes(left)} are left: delete models, "
+            "or start the server with a larger --models-bytes"
+        )
+        raise ModelError(msg)

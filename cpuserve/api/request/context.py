@@ -20,7 +20,7 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
-from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
+from cpuserve.api.request.headers import CALLER, LOW_PRIORITY, OWNER
 from cpuserve.api.request.log import RECORD
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
@@ -50,6 +50,7 @@ class RequestContext:
     path: the parameters in the path of the request.
     low_priority: whether the scheduler should run the request after all others.
     caller: "key-1" for the first API key of the server, or the address of the client.
+    owner: the owner of files, batches and models that the request stores (owners.py).
     body_bytes: the size of the body in bytes, with the stored items that it refers to;
       0 until the body has been read.
     held: the memory that is reserved for the body and for the thoughts that are sealed in it.
@@ -63,6 +64,7 @@ class RequestContext:
     id: str
     held: Reservation
     caller: str = ""
+    owner: str = ""
     body_bytes: int = 0
     record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -169,6 +171,7 @@ async def read_call(
         number,
         held,
         caller=caller,
+        owner=request.scope.get(OWNER, ""),
         record=record,
         path=request.path_params,
         low_priority=request.scope.get(LOW_PRIORITY, False),

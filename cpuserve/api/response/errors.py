@@ -44,7 +44,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The Host header has a name that this server does not accept (403)."""
+    """The Host header has a name that this server does not accept, or a key another owner (403)."""
 
     status = 403
     kind = "PermissionDeniedError"

@@ -22,7 +22,7 @@ from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.batches.service import MESSAGE_BATCHES
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.headers import OWNER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
@@ -65,7 +65,7 @@ async def create_message_batch(received: RequestContext, asked: CreateMessageBat
         + b"\n"
         for each in asked.requests
     ]
-    made = batches.create_of_lines(MESSAGE_BATCHES, received.caller, "/v1/messages", lines)
+    made = batches.create_of_lines(MESSAGE_BATCHES, received.owner, "/v1/messages", lines)
     return json_response(message_batch(made, ""))
 
 
@@ -95,7 +95,7 @@ def _check_ids(asked: CreateMessageBatch) -> None:
 )
 async def list_message_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
-    found = _batches(request).batches(request.scope[CALLER], MESSAGE_BATCHES)
+    found = _batches(request).batches(request.scope[OWNER], MESSAGE_BATCHES)
     known = {record.batch.id: record for record in reversed(found)}
     ids, more = page_of_ids(list(known), request.query_params)
     shown = [_shown(request, known[each]) for each in ids]
@@ -129,7 +129,7 @@ async def get_message_batch_results(request: Request) -> Response:
 )
 async def cancel_message_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of requests that have finished."""
-    caller, name = request.scope[CALLER], request.path_params["message_batch_id"]
+    caller, name = request.scope[OWNER], request.path_params["message_batch_id"]
     found = _batches(request).cancel(caller, name, MESSAGE_BATCHES)
     return json_response(_shown(request, found))
 
@@ -141,7 +141,7 @@ async def cancel_message_batch(request: Request) -> Response:
 async def delete_message_batch(request: Request) -> Response:
     """Delete a batch that has ended, and its results."""
     name = request.path_params["message_batch_id"]
-    _batches(request).delete(request.scope[CALLER], name, MESSAGE_BATCHES)
+    _batches(request).delete(request.scope[OWNER], name, MESSAGE_BATCHES)
     return json_response(DeletedMessageBatch(name))
 
 
@@ -151,7 +151,7 @@ def _batches(request: Request) -> BatchService:
 
 def _find(request: Request) -> BatchRecord:
     name = request.path_params["message_batch_id"]
-    return _batches(request).find(request.scope[CALLER], name, MESSAGE_BATCHES)
+    return _batches(request).find(request.scope[OWNER], name, MESSAGE_BATCHES)
 
 
 def _shown(request: Request, record: BatchRecord) -> MessageBatch:

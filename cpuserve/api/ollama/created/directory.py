@@ -14,13 +14,16 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from cpuserve.api.batches.directory import open_plain, write_whole
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
+from cpuserve.api.request.owners import Owners
 from cpuserve.api.response.disk import writing
+from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.log import get_logger
 
@@ -31,17 +34,61 @@ _UNUSED_S = 3600.0
 _PLACE = "--models-dir"
 
 
-class ModelDirectory:
-    """The created models of a server, with limits on their total bytes and their number."""
+# The most files of one model, and how many more blobs are stored for each model that is allowed.
+MOST_FILES = 1000
+_BLOBS_A_MODEL = 20
 
-    def __init__(self, place: str, max_bytes: int, max_models: int) -> None:
+
+class Room:
+    """Bytes that are reserved for one blob or download; they are given back by `free`."""
+
+    def __init__(self, quota: Quota, owner: str) -> None:
+        self.bytes = 0
+        self._quota = quota
+        self._owner = owner
+
+    @property
+    def left(self) -> int:
+        """How many more bytes the owner may store now."""
+        return max(0, self._quota.room(self._owner))
+
+    def grow_to(self, num_bytes: int) -> bool:
+        """Reserve `num_bytes` in all; return False, without a change, if there is no room."""
+        more = num_bytes - self.bytes
+        if more > 0 and not self._quota.take(self._owner, more):
+            return False
+        self.bytes += max(0, more)
+        return True
+
+    def free(self) -> None:
+        """Give the bytes back."""
+        self._quota.add(self._owner, -self.bytes)
+        self.bytes = 0
+
+
+class ModelDirectory:
+    """The created models of a server, with limits on their total bytes and their number.
+
+    Room is reserved before anything is written or downloaded, so that requests that run
+    at the same time cannot exceed the limits together.
+    """
+
+    def __init__(
+        self, place: str, max_bytes: int, max_models: int, owners: Owners | None = None
+    ) -> None:
         """`place`: the directory, which is created if it is missing.
+
+        owners: the API keys as owners, which have shares of the limits (see Quota).
 
         Raises:
           ConfigError: the directory cannot be written, or another server uses it.
         """
-        self.max_bytes = max_bytes
         self.max_models = max_models
+        self._owners = owners or Owners()
+        self._bytes = Quota(max_bytes, self._owners.ids)
+        self._num_blobs = Quota(MOST_FILES + _BLOBS_A_MODEL * max_models, self._owners.ids)
+        self._stored: dict[str, tuple[str, int]] = {}  # the owner and bytes of each blob
+        self._creating: list[Manifest] = []
         root = Path(place).expanduser().absolute()
         self._blobs, self._models, self._weights = (
             root / name for name in ("blobs", "models", "weights")
@@ -64,6 +111,7 @@ class ModelDirectory:
             raise ConfigError(msg) from None
         self.manifests = {found.name: found for found in self._read()}
         self._drop_parts()
+        self._measure()
         self.drop_unused()
 
     def close(self) -> None:
@@ -73,7 +121,9 @@ class ModelDirectory:
     def _read(self) -> Iterator[Manifest]:
         for path in sorted(self._models.glob("*.json")):
             try:
-                yield msgspec.json.decode(path.read_bytes(), type=Manifest)
+                found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+                found.owner = self._owners.current(found.owner)
+                yield found
             except (OSError, msgspec.DecodeError) as error:
                 log.error("%s is damaged (%s): delete it, and create the model again", path, error)
 
@@ -81,6 +131,8 @@ class ModelDirectory:
         for folder in (self._blobs, self._models):
             for path in folder.glob("*.part"):
                 path.unlink()
+        for path in self._weights.glob("*.part"):
+            shutil.rmtree(path, ignore_errors=True)
 
     # --- blobs: files of models, stored under their SHA-256 ------------------------------------
 
@@ -91,45 +143,95 @@ class ModelDirectory:
     def _blob(self, digest: str) -> Path:
         return self._blobs / f"sha256-{digest}"
 
-    def part(self) -> Path:
-        """Return a new path for a file that is being received."""
-        return self._blobs / f"{uuid.uuid4().hex}.part"
+    @contextmanager
+    def receiving(self, owner: str) -> Iterator[tuple[Path, Room]]:
+        """Return a path for a file that is being received, and room for its bytes.
 
-    def keep_blob(self, part: Path, digest: str) -> None:
+        At the end of the `with` block, both are given back unless `keep_blob` has kept them.
+
+        Raises:
+          InvalidRequest: the owner has no room for another file.
+        """
+        if not self._num_blobs.take(owner, 1):
+            self.drop_unused()
+            if not self._num_blobs.take(owner, 1):
+                msg = (
+                    f"The server keeps {self._num_blobs.total} files of models (with a share for "
+                    "each caller): create a model of them, or delete models"
+                )
+                raise InvalidRequest(msg, code="models_full")
+        part, room = self._blobs / f"{uuid.uuid4().hex}.part", self.room(owner)
+        try:
+            yield part, room
+        finally:
+            part.unlink(missing_ok=True)
+            room.free()
+            self._num_blobs.add(owner, -1)
+
+    def keep_blob(self, part: Path, digest: str, owner: str, room: Room) -> None:
         """Move a completely received file to its final path, which contains its SHA-256."""
         with writing(_PLACE):
             part.replace(self._blob(digest))
+        self._forget(digest)
+        self._count(digest, owner, room.bytes)
 
-    def room(self) -> int:
-        """Return how many more bytes may be stored; if none, first delete unused files.
+    def room(self, owner: str) -> Room:
+        """Return room for more bytes of an owner; if nothing is left, first delete unused files.
 
         Downloads from the Hugging Face hub, which are in its own cache, count as well.
         """
-        left = self.max_bytes - self._used()
-        if left <= 0:
+        room = Room(self._bytes, owner)
+        if room.left <= 0:
             self.drop_unused()
-            left = self.max_bytes - self._used()
-        return max(0, left)
+        return room
 
-    def _used(self) -> int:
-        blobs = sum(path.stat().st_size for path in self._blobs.iterdir() if path.is_file())
-        return blobs + sum(found.size for found in self.manifests.values())
+    @contextmanager
+    def reserving(self, owner: str) -> Iterator[Room]:
+        """Return room for more bytes of an owner until the end of the `with` block."""
+        room = self.room(owner)
+        try:
+            yield room
+        finally:
+            room.free()
+
+    def _measure(self) -> None:
+        """Count the blobs and downloads that are here at the start."""
+        owners = {
+            digest: found.owner for found in self.manifests.values() for digest in found.digests
+        }
+        for path in self._blobs.glob("sha256-*"):
+            digest = path.name.removeprefix("sha256-")
+            self._count(digest, owners.get(digest, ""), path.stat().st_size)
+        for found in self.manifests.values():
+            self._bytes.add(found.owner, found.size)
+
+    def _count(self, digest: str, owner: str, size: int) -> None:
+        self._stored[digest] = owner, size
+        self._bytes.add(owner, size)
+        self._num_blobs.add(owner, 1)
+
+    def _forget(self, digest: str) -> None:
+        """Count a blob no longer; nothing happens if it was not counted."""
+        if (stored := self._stored.pop(digest, None)) is not None:
+            self._bytes.add(stored[0], -stored[1])
+            self._num_blobs.add(stored[0], -1)
 
     def drop_unused(self, *, older_than_s: float = _UNUSED_S) -> None:
-        """Delete blobs and folders that belong to no model and are older than `older_than_s`."""
-        used = {digest for found in self.manifests.values() for digest in found.digests}
-        folders = {
-            key_of(files)
-            for found in self.manifests.values()
-            for files in (found.files, found.adapters)
-        }
+        """Delete blobs and folders that belong to no model and are older than `older_than_s`.
+
+        The files of models that are being created stay, whatever their age.
+        """
+        needed = [*self.manifests.values(), *self._creating]
+        used = {digest for found in needed for digest in found.digests}
+        folders = {key_of(files) for found in needed for files in (found.files, found.adapters)}
         now = time.time()
         for path in self._blobs.glob("sha256-*"):
-            is_old = now - path.stat().st_mtime >= older_than_s
-            if path.name.removeprefix("sha256-") not in used and is_old:
+            digest = path.name.removeprefix("sha256-")
+            if digest not in used and now - path.stat().st_mtime >= older_than_s:
                 path.unlink()
+                self._forget(digest)
         for path in self._weights.iterdir():
-            if path.name not in folders:
+            if path.name not in folders and not path.name.endswith(".part"):
                 shutil.rmtree(path, ignore_errors=True)
 
     # --- models: manifests, and folders of files -----------------------------------------------
@@ -163,25 +265,60 @@ class ModelDirectory:
             raise
         return folder
 
-    def check_room(self, name: str) -> None:
-        """Raise InvalidRequest if the number of models is at its limit and `name` is a new one."""
-        if name not in self.manifests and len(self.manifests) >= self.max_models:
+    def may_change(self, name: str, owner: str) -> bool:
+        """Return whether `owner` may replace or delete a model: it is new or its own.
+
+        Everyone may, on a server without API keys; and with keys, the models that were made
+        by earlier versions or while the server had none, because these owners are gone.
+        """
+        found = self.manifests.get(name)
+        if found is None or not self._owners.ids or found.owner == owner:
+            return True
+        return not found.owner.startswith("key-")
+
+    def check_room(self, name: str, owner: str) -> None:
+        """Raise InvalidRequest if `owner` has no room for a model and `name` is a new one.
+
+        Models that are being created count as well.
+        """
+        known = {made.name: made.owner for made in self._creating}
+        known |= {made.name: made.owner for made in self.manifests.values()}
+        quota = Quota(self.max_models, self._owners.ids)
+        for each in known.values():
+            quota.add(each, 1)
+        if name not in known and quota.room(owner) < 1:
             msg = (
-                f"The server keeps {len(self.manifests)} models of clients, and may keep "
-                f"{self.max_models}: delete one, or start it with a larger --models-count"
+                f"The server keeps {len(known)} models of clients, and may keep {self.max_models} "
+                "(with a share for each caller): delete one, or start it with a larger "
+                "--models-count"
             )
             raise InvalidRequest(msg, param="model", code="models_full")
+
+    @contextmanager
+    def creating(self, made: Manifest) -> Iterator[None]:
+        """Keep a place for a model, and its files, until the end of the `with` block.
+
+        Raises:
+          InvalidRequest: the number of models is at its limit.
+        """
+        self.check_room(made.name, made.owner)
+        self._creating.append(made)
+        try:
+            yield
+        finally:
+            self._creating = [other for other in self._creating if other is not made]
 
     def save(self, made: Manifest) -> None:
         """Write a manifest to disk, in place of an earlier manifest with the same name.
 
         Raises:
-          InvalidRequest: the number of models is at its limit.
           DiskError: the manifest cannot be written; the earlier one is still there.
         """
-        self.check_room(made.name)
         with writing(_PLACE):
             write_whole(self._path(made.name), made)
+        if (earlier := self.manifests.get(made.name)) is not None:
+            self._bytes.add(earlier.owner, -earlier.size)
+        self._bytes.add(made.owner, made.size)
         self.manifests[made.name] = made
 
     def remove(self, name: str) -> None:
@@ -193,9 +330,11 @@ class ModelDirectory:
         with writing(_PLACE):
             self._path(name).unlink(missing_ok=True)
         found = self.manifests.pop(name)
-        used = {digest for other in self.manifests.values() for digest in other.digests}
-        for digest in found.digests - used:
+        self._bytes.add(found.owner, -found.size)
+        needed = [*self.manifests.values(), *self._creating]
+        for digest in found.digests - {digest for other in needed for digest in other.digests}:
             self._blob(digest).unlink(missing_ok=True)
+            self._forget(digest)
         self.drop_unused()
 
     def _path(self, name: str) -> Path:

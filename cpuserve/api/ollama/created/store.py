@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.ollama.parameters import sampling_of
+from cpuserve.api.response.errors import Forbidden
 from cpuserve.errors import InvalidRequest, NotFound, RequestError, StartupError
 from cpuserve.log import get_logger
 from cpuserve.serving.preset import Preset
@@ -58,10 +59,21 @@ class CreatedModels:
         """Return the manifest of a created model; None if there is no such model."""
         return self.directory.manifests.get(name)
 
-    def check_name(self, name: str, param: str = "model") -> None:
-        """Raise InvalidRequest if a model with this name cannot be created."""
+    def check_name(self, name: str, owner: str, param: str = "model") -> None:
+        """Raise an error if `owner` cannot create a model with this name.
+
+        Raises:
+          InvalidRequest: the name belongs to the server's start, or there is no room.
+          Forbidden: another API key has a model of this name.
+        """
         self._check_new(name, param)
-        self.directory.check_room(name)
+        self._check_owner(name, owner, param)
+        self.directory.check_room(name, owner)
+
+    def _check_owner(self, name: str, owner: str, param: str = "model") -> None:
+        if not self.directory.may_change(name, owner):
+            msg = f"{param} {name!r} belongs to another API key: choose another name"
+            raise Forbidden(msg, param=param, code="not_owner")
 
     def _check_new(self, name: str, param: str = "model") -> None:
         if name in self._models.names and not self._models.is_created(name):
@@ -72,26 +84,32 @@ class CreatedModels:
         """Check a new model, save its manifest and serve it; replace a created model of its name.
 
         Raises:
-          InvalidRequest: its files are not a model, or its adapter does not fit the model.
+          InvalidRequest: its files are not a model, or its adapter does not fit the model;
+            or the number of models is at its limit.
           NotFound: a file has not been sent.
+          Forbidden: another API key has created a model of this name in the meantime.
+          DiskError: the manifest cannot be written.
         """
-        if made.files or made.adapters or made.quantization:
-            await asyncio.to_thread(self._check_files, made)
-        preset = preset_of(made)
-        self.directory.save(made)
-        self._serve(made, preset)
+        with self.directory.creating(made):
+            if made.files or made.adapters or made.quantization:
+                await asyncio.to_thread(self._check_files, made)
+            preset = preset_of(made)
+            self._check_owner(made.name, made.owner)
+            self.directory.save(made)
+            self._serve(made, preset)
 
-    async def copy(self, source: Manifest, name: str) -> None:
-        """Serve a copy of a created model under another name."""
+    async def copy(self, source: Manifest, name: str, owner: str) -> None:
+        """Serve a copy of a created model under another name, for another owner."""
         import msgspec
 
-        await self.create(msgspec.structs.replace(source, name=name))
+        await self.create(msgspec.structs.replace(source, name=name, owner=owner))
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, owner: str) -> None:
         """Delete a created model; running requests to it may finish.
 
         Raises:
           NotFound: there is no such model.
+          Forbidden: it is the model of another API key.
           InvalidRequest: the model comes from the command line of the server.
           DiskError: the directory cannot be written; the model is still served.
         """
@@ -100,6 +118,7 @@ class CreatedModels:
             self._check_start(name)
             msg = f"model {name[:200]!r} was not found: /api/tags lists the models"
             raise NotFound(msg, code="model_not_found")
+        self._check_owner(name, owner)
         self.directory.remove(name)
         if self._models.is_created(name):
             self._models.drop(name)

@@ -12,7 +12,7 @@ from cpuserve.api.batches.service import BatchObject
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.headers import OWNER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
@@ -55,7 +55,7 @@ async def create_batch(received: RequestContext, asked: CreateBatch) -> Response
         msg = "output_expires_after is not supported: omit it, and delete the file"
         raise InvalidRequest(msg, param="output_expires_after", code="unsupported_parameter")
     check_metadata(asked.metadata or {})
-    made = batches.create(received.caller, asked.endpoint, asked.input_file_id, asked.metadata)
+    made = batches.create(received.owner, asked.endpoint, asked.input_file_id, asked.metadata)
     return json_response(made)
 
 
@@ -65,7 +65,7 @@ async def create_batch(received: RequestContext, asked: CreateBatch) -> Response
 )
 async def list_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
-    found = batches_of(get_state(request)).batches(request.scope[CALLER])
+    found = batches_of(get_state(request)).batches(request.scope[OWNER])
     page = page_of(
         request.query_params,
         [record.batch for record in found],
@@ -79,11 +79,11 @@ async def list_batches(request: Request) -> Response:
 async def get_batch(request: Request) -> Response:
     """Return a batch: its status, the number of finished lines, and the ids of result files."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
-    return json_response(batches.find(request.scope[CALLER], name).batch)
+    return json_response(batches.find(request.scope[OWNER], name).batch)
 
 
 @router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
 async def cancel_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of lines that have finished."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
-    return json_response(batches.cancel(request.scope[CALLER], name).batch)
+    return json_response(batches.cancel(request.scope[OWNER], name).batch)

@@ -10,7 +10,7 @@ from cpuserve.api.batches.directory import FileObject
 from cpuserve.api.batches.service import BatchService
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
-from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.headers import OWNER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
@@ -51,7 +51,7 @@ def _batches(request: Request) -> BatchService:
 
 def _named(request: Request) -> FileObject:
     directory = _batches(request).directory
-    return directory.find(request.scope[CALLER], request.path_params["file_id"])
+    return directory.find(request.scope[OWNER], request.path_params["file_id"])
 
 
 @router.post(
@@ -61,19 +61,17 @@ def _named(request: Request) -> FileObject:
 async def upload_file(request: Request) -> Response:
     """Store an uploaded file of JSON lines as the input of a batch."""
     directory, limits = _batches(request).directory, get_state(request).limits
-    directory.check_room(0, new_files=1)
-    made = directory.new_id()
-    path = directory.path_of(made)
-    most = directory.max_bytes - directory.used_bytes()
+    caller = request.scope[OWNER]
+    made = directory.begin(caller)
     try:
-        name, fields = await read_upload(request, path, most, limits.body_timeout_s)
+        name, fields = await read_upload(request, directory, made, limits.body_timeout_s)
         if (purpose := fields.pop("purpose", None)) != "batch":
             msg = f"purpose must be batch, got {str(purpose)[:80]!r}"
             raise InvalidRequest(msg, param="purpose")
         for field in fields:
             msg = f"{field[:80]} is not supported: send purpose and file"
             raise InvalidRequest(msg, param=field[:80], code="unsupported_parameter")
-        return json_response(directory.add(request.scope[CALLER], made, name, purpose))
+        return json_response(directory.add(caller, made, name, purpose))
     except BaseException:
         directory.remove(made)
         raise
@@ -88,7 +86,7 @@ async def upload_file(request: Request) -> Response:
 )
 async def list_files(request: Request) -> Response:
     """List the files of the caller."""
-    found = _batches(request).directory.files(request.scope[CALLER])
+    found = _batches(request).directory.files(request.scope[OWNER])
     purpose = request.query_params.get("purpose")
     shown = [file for file in found if purpose in (None, file.purpose)]
     page = page_of(request.query_params, shown, lambda file: file.id, msgspec.json.encode)
