@@ -38,7 +38,7 @@ const drafts = new WeakMap();
 
 /** @type {Generator} */
 const generator = new Generator({
-  model: modelOf,
+  model: settleModel,
   fields: (one) => preferences.requestFields(settings, one.options),
   ownTools: () => preferences.ownTools(settings),
   keep: (one) => library.keep(one),
@@ -91,6 +91,16 @@ function createConversation() {
 /** @param {Conversation} one */
 function modelOf(one) {
   return models.first(one.options.model, settings.model);
+}
+
+/**
+ * Returns the model of a conversation, which stays with it when the user chooses another one elsewhere.
+ * @param {Conversation} one
+ */
+function settleModel(one) {
+  const model = modelOf(one);
+  if (!one.options.model && model) setField(one, "options", Object.assign(one.options, { model }));
+  return model;
 }
 
 /** @param {Conversation} one */

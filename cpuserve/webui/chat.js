@@ -50,7 +50,9 @@ export class Chat {
       root: this.scroller,
       rootMargin: `${NEAR_SCREEN} 0px`,
     });
-    new ResizeObserver(() => this.follows && this.toEnd()).observe(this.list);
+    const resized = new ResizeObserver(() => this.follows && this.toEnd());
+    resized.observe(this.list);
+    resized.observe(this.scroller);
     this.scroller.addEventListener("scroll", () => this.onScroll());
     this.list.addEventListener("click", copyCode);
   }
@@ -58,6 +60,7 @@ export class Chat {
   /** @param {Conversation} conversation */
   show(conversation) {
     this.conversation = conversation;
+    this.follows = true;
     this.views.clear();
     this.list.replaceChildren();
     this.draw();
@@ -93,6 +96,8 @@ export class Chat {
     const conversation = this.shown();
     const messages = branch(conversation);
     const children = childrenOf(conversation);
+    // An event of an earlier scroll, which the browser still holds, must not end the following.
+    if (this.follows) requestAnimationFrame(() => this.toEnd());
     byId("welcome").hidden = messages.length > 0;
     const before = this.views;
     this.views = new Map();
@@ -178,6 +183,7 @@ export class Chat {
   /** @param {Message} message */
   async resume(message) {
     this.stop();
+    this.follows = true;
     await this.generator.resume(this.shown(), message);
   }
 

@@ -149,7 +149,11 @@ export class Sidebar {
       this.drawAndFocus(conversation, ".more");
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.isComposing) end(true);
+      if (event.key === "Enter" && !event.isComposing) {
+        // Else the same key would click the button that gets the focus.
+        event.preventDefault();
+        end(true);
+      }
       if (event.key === "Escape") end(false);
       event.stopPropagation();
     });
