@@ -176,6 +176,9 @@ def test_the_settings_of_sentence_transformers_count(tmp_path, encoder):
     with running_server(path) as server:
         assert vector(server, "foxes", prompt_name="query") == queries
         assert vector(server, "foxes", prompt_name="document") == document
+        for purpose in ("query", "search_query"):
+            assert vector(server, "foxes", input_type=purpose) == queries
+        assert vector(server, "foxes", input_type="passage") == document
         assert vector(server, "foxes") == document
         error = refused(server, input="a", prompt_name="other")
         assert "this model has query, document" in error["message"]
@@ -245,3 +248,66 @@ def test_tasks_of_jina_v3_share_batches_and_each_dialect_selects_them():
         body = {"texts": ["red foxes"], "input_type": "search_document"}
         found = server.post("/v2/embed", **body, embedding_types=["float"])
         assert found["embeddings"]["float"][0] == alone["retrieval.passage"]
+
+
+def numbers(server, text=TEXTS[0], **fields):
+    """The vector of one text; a vector of floats as an array."""
+    found = server.post("/v1/embeddings", input=text, **fields)["data"][0]["embedding"]
+    return np.array(found, np.float32) if isinstance(found, list) else found
+
+
+def test_the_fields_of_other_apis_change_the_vectors(server):
+    whole = numbers(server)
+    short = numbers(server, dimensions=16)
+    assert numbers(server, output_dimension=16).tolist() == short.tolist()
+    for kind, low in (("int8", -128), ("uint8", 0)):
+        found = numbers(server, output_dtype=kind)
+        shift = 0 if kind == "int8" else 128
+        assert found.tolist() == (np.round(127 * whole.astype(np.float64)) + shift).tolist()
+        assert found.min() >= low
+    bits = np.packbits(whole > 0)
+    assert numbers(server, output_dtype="ubinary").tolist() == bits.tolist()
+    assert numbers(server, embedding_type="binary").tolist() == (bits.astype(int) - 128).tolist()
+    text = numbers(server, output_dtype="int8", encoding_format="base64")
+    decoded = np.frombuffer(base64.b64decode(text), np.int8)
+    assert decoded.tolist() == numbers(server, output_dtype="int8").tolist()
+    text = numbers(server, embedding_type="base64")
+    assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == whole.tolist()
+    assert numbers(server, normalized=False).tolist() == numbers(server, normalize=False).tolist()
+
+
+def test_long_texts_are_cut_as_the_fields_of_other_apis_say(server):
+    text = " ".join(map(str, range(300)))
+    end = numbers(server, text, truncate_prompt_tokens=-1, truncation_side="right")
+    start = numbers(server, text, truncate_prompt_tokens=-1, truncation_side="left")
+    for fields in ({"truncate": True}, {"truncate": "END"}, {"truncation": True}):
+        assert numbers(server, text, **fields).tolist() == end.tolist(), fields
+    assert numbers(server, text, truncate="START").tolist() == start.tolist()
+    for fields in ({"truncate": False}, {"truncate": "NONE"}, {"truncation": False}):
+        assert refused(server, input=text, **fields)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"late_chunking": True}, "late_chunking"),
+        ({"return_multivector": True}, "return_multivector"),
+        ({"prompt": "query: "}, "prompt"),
+        ({"output_dtype": "int4"}, "output_dtype"),
+        ({"output_dtype": "base64"}, "output_dtype"),
+        ({"embedding_type": "float16"}, "embedding_type"),
+        ({"output_dtype": "int8", "embedding_type": "uint8"}, "output_dtype"),
+        ({"output_dtype": "int8", "normalize": False}, "output_dtype"),
+        ({"output_dtype": "binary", "dimensions": 9}, "output_dtype"),
+        ({"output_dimension": 9999}, "output_dimension"),
+        ({"output_dimension": 8, "dimensions": 8}, "output_dimension"),
+        ({"input_type": "poem"}, "input_type"),
+        ({"input_type": "query", "prompt_name": "query"}, "input_type"),
+        ({"truncate": "MIDDLE"}, "truncate"),
+        ({"truncate": True, "truncation": True}, "truncate"),
+        ({"truncation": True, "truncate_prompt_tokens": 9}, "truncation"),
+    ],
+    ids=str,
+)
+def test_fields_of_other_apis_are_refused_by_name(server, fields, param):
+    assert refused(server, input="a", **fields)["param"] == param

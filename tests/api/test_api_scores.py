@@ -216,3 +216,71 @@ def test_scores_without_the_activation_are_the_logits_of_those_with_it(server, p
     scores = [item[name] for item in server.post(path, **asked)[key]]
     logits = [item[name] for item in server.post(path, **asked, use_activation=False)[key]]
     assert logits == pytest.approx([math.log(s / (1 - s)) for s in scores], rel=1e-3, abs=1e-3)
+
+
+def test_the_form_of_voyage_has_its_fields(server):
+    every = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    ranks = [(each["index"], each["relevance_score"]) for each in every["results"]]
+    body = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS, top_k=2, truncation=True)
+    assert list(body) == ["object", "data", "model", "usage"]
+    found = [{"index": index, "relevance_score": score} for index, score in ranks[:2]]
+    assert body["data"] == found
+    asked = {"query": QUERY, "documents": DOCUMENTS, "top_k": None, "return_documents": True}
+    named = server.post("/v1/rerank", **asked)["data"]
+    assert [each["document"] for each in named] == [DOCUMENTS[index] for index, _ in ranks]
+    long = ["word " * 500]
+    assert len(server.post("/v1/rerank", query=QUERY, documents=long, truncation=True)["data"]) == 1
+    assert refused(server, "/v1/rerank", query=QUERY, documents=long, truncation=False)
+
+
+def test_the_form_of_mixedbread_has_its_fields(server):
+    every = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    body = server.post("/v1/reranking", query=QUERY, input=DOCUMENTS, top_k=2, return_input=True)
+    assert body["data"] == [
+        {
+            "index": each["index"],
+            "score": each["relevance_score"],
+            "object": "rank_result",
+            "input": DOCUMENTS[each["index"]],
+        }
+        for each in every["results"][:2]
+    ]
+    assert "input" not in server.post("/v1/reranking", query=QUERY, input=DOCUMENTS)["data"][0]
+
+
+def test_raw_scores_come_before_the_activation(server):
+    asked = {"query": QUERY, "documents": DOCUMENTS}
+    raw = server.post("/rerank", **asked, raw_scores=True)["results"]
+    assert raw == server.post("/rerank", **asked, use_activation=False)["results"]
+    assert raw != server.post("/rerank", **asked)["results"]
+
+
+def test_the_path_of_cohere_has_its_meta_and_its_errors(server):
+    body = server.post("/v2/rerank", query=QUERY, documents=DOCUMENTS)
+    assert body["meta"]["api_version"] == {"version": "2"}
+    assert body["meta"]["billed_units"]["search_units"] == 1
+    assert "meta" not in server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    for fields in ({"documents": []}, {"documents": DOCUMENTS, "rank_fields": ["a"]}, {}):
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.raw("/v2/rerank", query=QUERY, **fields)
+        with raised.value as answer:
+            error = json.loads(answer.read())
+        assert list(error) == ["id", "message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ["a"]}, "input"),
+        ({"top_n": 1, "top_k": 1}, "top_k"),
+        ({"return_documents": True, "return_input": True}, "return_input"),
+        ({"truncation": True, "truncate_prompt_tokens": 9}, "truncation"),
+        ({"top_k": -1}, "top_k"),
+        ({"return_embeddings": True}, "return_embeddings"),
+        ({"max_doc_length": 9}, "max_doc_length"),
+    ],
+    ids=str,
+)
+def test_fields_of_two_forms_that_differ_are_refused(server, fields, param):
+    error = refused(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS, **fields)
+    assert error["param"] == param

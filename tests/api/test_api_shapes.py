@@ -66,7 +66,7 @@ def dialect_of(path, headers=()):
         return "anthropic"
     if path.startswith("/api/") or path == "/api":
         return "ollama"
-    if f"{path}/".startswith(("/v1/embed/", "/v2/embed/")):
+    if f"{path}/".startswith(("/v1/embed/", "/v2/embed/", "/v2/rerank/")):
         return "cohere"
     if path.split("/")[1] in TEI:
         return "tei"

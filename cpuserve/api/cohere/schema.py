@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from cpuserve.api.openai.embeddings.schema import check_dimensions
+from cpuserve.api.openai.embeddings.input_types import INPUT_TYPES, prompt_for
+from cpuserve.api.openai.embeddings.schema import check_dimensions, check_kind
 from cpuserve.api.request.fields import COHERE, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
@@ -14,16 +15,7 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# For each input_type, the possible keys of its prompt in the configuration of a checkpoint.
-# The first key that the checkpoint has is used.
-INPUT_TYPES = {
-    "search_query": ("search_query", "query", "retrieval.query"),
-    "search_document": ("search_document", "document", "passage", "retrieval.passage"),
-    "classification": ("classification", "Classification"),
-    "clustering": ("clustering", "Clustering", "separation"),
-}
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-_PACKED = ("binary", "ubinary")
 
 
 class CohereContent(msgspec.Struct, kw_only=True):
@@ -91,10 +83,14 @@ class CohereVersion(msgspec.Struct):
     version: str
 
 
-class CohereUnits(msgspec.Struct):
-    """The number of tokens of all inputs, in the members that Cohere clients read."""
+class CohereUnits(msgspec.Struct, omit_defaults=True):
+    """The number of tokens of all inputs, in the members that Cohere clients read.
+
+    search_units: 1 for a ranking, which Cohere counts instead of tokens.
+    """
 
     input_tokens: int
+    search_units: int | None = None
 
 
 class CohereMeta(msgspec.Struct):
@@ -145,15 +141,14 @@ def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
         check_dimensions(request.output_dimension, context, "output_dimension")
         more = {"truncate_prompt_tokens": _most(request, context), "priority": request.priority}
         width = request.output_dimension or width
-    if width % 8 and any(kind in _PACKED for kind in request.embedding_types or ()):
-        msg = f"embedding_types: bits need vectors of a multiple of 8 values, not of {width}"
-        raise InvalidRequest(msg, param="embedding_types")
+    for kind in request.embedding_types or ():
+        check_kind(kind, width, "embedding_types")
     if request.truncate == "NONE":
         more["truncate_prompt_tokens"] = None
     return GenerateCall(
         model=request.model,
         prompt=[*texts_of(request)],
-        prompt_name=_prompt_name(request.input_type, context),
+        prompt_name=prompt_for(request.input_type, context, INPUT_TYPES),
         truncation_side="left" if request.truncate == "START" else "right",
         max_tokens=0,
         timeout=request.timeout,
@@ -173,19 +168,3 @@ def _most(request: CohereEmbedRequest, context: ModelContext) -> int:
         msg = 'max_tokens cuts texts, and truncate "NONE" forbids it: omit one of them'
         raise InvalidRequest(msg, param="max_tokens")
     return min(request.max_tokens, context.max_model_len)
-
-
-def _prompt_name(input_type: str | None, context: ModelContext) -> str | None:
-    """Return the checkpoint's prompt name for an input_type; None = its default prompt, if any."""
-    if input_type is None:
-        return None
-    if input_type not in INPUT_TYPES:
-        msg = f"input_type must be one of {', '.join(INPUT_TYPES)}, got {input_type[:40]!r}"
-        raise InvalidRequest(msg, param="input_type")
-    prompts = context.get_tokenizer().prompts
-    found = next((name for name in INPUT_TYPES[input_type] if name in prompts), None)
-    if found is None and any(prompts):
-        known = ", ".join(name for name in prompts if name)
-        msg = f"input_type {input_type}: this model has prompts for {known}"
-        raise InvalidRequest(msg, param="input_type")
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,12 +15,10 @@ from cpuserve.api.cohere.schema import (
     CohereVersion,
     texts_of,
 )
-from cpuserve.api.openai.embeddings.writer import base64_of, shortened
+from cpuserve.api.openai.embeddings.writer import converted, shortened
 from cpuserve.serving.events import floats_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cpuserve.api.cohere.schema import CohereFields
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import WholeResponse
@@ -50,26 +47,8 @@ class CohereWriter:
         if types:
             found = CohereVectors()
             for kind in types:
-                value = [_converted(vector, kind) for vector in vectors]
+                value = [converted(vector, kind) for vector in vectors]
                 setattr(found, "floats" if kind == "float" else kind, value)
         meta = CohereMeta(CohereVersion(version), CohereUnits(response.usage.prompt))
         named = _BY_TYPE if types else _FLOATS
         return msgspec.json.encode(CohereEmbeddings(self._id, found, texts_of(asked), meta, named))
-
-
-def _converted(vector: array[float], kind: str) -> list[float] | list[int] | str:
-    """Return a vector of unit length converted to the embedding type `kind`."""
-    if kind == "float":
-        return vector.tolist()
-    if kind == "base64":
-        return base64_of(vector)
-    if kind in ("int8", "uint8"):
-        shift = 128 if kind == "uint8" else 0
-        return [max(-128, min(127, round(127 * x))) + shift for x in vector]
-    shift = 0 if kind == "ubinary" else 128
-    return [_byte(vector[at : at + 8]) - shift for at in range(0, len(vector), 8)]
-
-
-def _byte(values: Sequence[float]) -> int:
-    """Return 8 values as the bits of a byte, first value highest: 1 if the value is above 0."""
-    return sum((value > 0) << (7 - place) for place, value in enumerate(values))

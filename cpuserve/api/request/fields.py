@@ -177,6 +177,17 @@ REFUSED = (
     Refused("add_generation_prompt", (EMBEDDINGS, POOLING), _NO_MESSAGES),
     Refused("continue_final_message", (EMBEDDINGS, POOLING), _NO_MESSAGES),
     Refused("data", (POOLING,)),
+    # Fields of Jina and mixedbread
+    Refused("late_chunking", (EMBEDDINGS,)),
+    Refused(
+        "return_multivector", (EMBEDDINGS,), 'is not supported: use /pooling with "token_embed"'
+    ),
+    Refused(
+        "prompt", (EMBEDDINGS,), "is not supported: put it before the input, or send prompt_name"
+    ),
+    Refused("return_embeddings", (RERANK,)),
+    Refused("max_doc_length", (RERANK,), _send("truncate_prompt_tokens")),
+    Refused("max_query_length", (RERANK,)),
     Refused("encoding_format", (TEI,), "is not supported: omit it", off=("float",)),
     # Fields of TGI, and of the pipelines of transformers
     Refused("watermark", (TGI_PARAMETERS,)),

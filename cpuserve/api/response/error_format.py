@@ -78,7 +78,7 @@ TEI = ErrorFormat(
     ),
 )
 TGI = ErrorFormat(tgi_error, tgi_status, ("/generate", "/generate_stream"))
-COHERE = ErrorFormat(cohere_error, beginnings=("/v1/embed", "/v2/embed"))
+COHERE = ErrorFormat(cohere_error, beginnings=("/v1/embed", "/v2/embed", "/v2/rerank"))
 _FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI, TGI, COHERE)
 
 

@@ -6,14 +6,17 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from cpuserve.api.cohere.errors import CohereError
 from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
 from cpuserve.api.scores.schema import (
+    MixedbreadRanks,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
     ScoreRequest,
+    VoyageRanks,
     rerank_call,
     score_call,
 )
@@ -23,25 +26,48 @@ from cpuserve.serving.similarity import PairScores
 router = APIRouter()
 
 
+def _words(asked: RerankRequest) -> dict[str, str]:
+    return {"prompt": "input" if asked.form == "mixedbread" else "documents"}
+
+
 @post(
     router,
     "/v2/rerank",
+    schema=RerankRequest,
+    response=RerankAnswer,
+    error=CohereError,
+    id_prefix="rerank-",
+    words=_words,
+)
+async def cohere_rerank(received: RequestContext, asked: RerankRequest) -> Response:
+    """Rank documents by their relevance for a query, in the format of Cohere."""
+    return await _ranked(received, asked, meta=True)
+
+
+@post(
+    router,
     "/v1/rerank",
     "/v1/reranking",
     "/reranking",
     schema=RerankRequest,
-    response=RerankAnswer,
+    response=(RerankAnswer, VoyageRanks, MixedbreadRanks),
     id_prefix="rerank-",
-    words=lambda _: {"prompt": "documents"},
+    words=_words,
 )
 async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
     """Rank documents by their relevance for a query."""
+    return await _ranked(received, asked)
+
+
+async def _ranked(
+    received: RequestContext, asked: RerankRequest, *, meta: bool = False
+) -> Response:
     scores = PairScores()
     return await generate(
         received,
         asked,
         lambda asked: scores.call(received.context, rerank_call(asked)),
-        partial(RerankWriter, scores=scores),
+        partial(RerankWriter, scores=scores, meta=meta),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.cohere.schema import CohereMeta
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
@@ -44,12 +45,52 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
 
 @with_refused("rerank")
 class RerankRequest(ScoringRequest, kw_only=True):
-    """The body of POST /rerank: documents to rank by their relevance for the query."""
+    """The body of POST /rerank: documents to rank by their relevance for the query.
+
+    top_k, truncation: fields of Voyage, which mean top_n and whether long pairs are cut.
+    input, top_k, return_input: fields of mixedbread for documents, top_n and return_documents.
+    raw_scores: return the scores before the activation (Infinity).
+    """
 
     query: str | Document
-    documents: Texts
+    documents: Texts | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    input: Texts | None = None
+    top_k: int | None | msgspec.UnsetType = msgspec.UNSET
+    return_input: bool | None = None
+    truncation: bool | None | msgspec.UnsetType = msgspec.UNSET
+    raw_scores: bool | None = None
+
+    @property
+    def form(self) -> str:
+        """Whose response the client reads: "mixedbread", "voyage", or "" for the others."""
+        if self.documents is None and self.input is not None:
+            return "mixedbread"
+        # The client of Voyage always sends its fields, if only as null.
+        unset = self.top_k is msgspec.UNSET and self.truncation is msgspec.UNSET
+        return "" if unset else "voyage"
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of documents in the response; None or 0 = all."""
+        return self.top_k or None if self.top_n is None else self.top_n
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents; InvalidRequest if there are none or too many."""
+        name = "input" if self.documents is None and self.input is not None else "documents"
+        given = getattr(self, name)
+        if given is None:
+            msg = "documents is missing"
+            raise InvalidRequest(msg, param="documents", code="missing_required_parameter")
+        return texts_of(given, name)
+
+    @property
+    def shows_texts(self) -> bool:
+        """Whether the response has the documents; the default depends on the form."""
+        asked = self.return_documents if self.return_input is None else self.return_input
+        return self.form == "" if asked is None else asked
 
 
 @with_refused("rerank")
@@ -91,12 +132,51 @@ class RerankResult(msgspec.Struct, omit_defaults=True):
 
 
 class RerankAnswer(msgspec.Struct):
-    """The response of POST /rerank: the most relevant documents, best one first."""
+    """The response of POST /rerank: the most relevant documents, best one first.
+
+    meta: as in the API of Cohere; only at its path, /v2/rerank.
+    """
 
     id: str
     model: str
     usage: ScoringUsage
     results: list[RerankResult]
+    meta: CohereMeta | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    """A document in the form of Voyage."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class RankedInput(msgspec.Struct):
+    """A document in the form of mixedbread."""
+
+    index: int
+    score: float
+    object: str
+    input: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoyageRanks(msgspec.Struct):
+    """The response in the form of Voyage."""
+
+    object: str
+    data: list[RankedDocument]
+    model: str
+    usage: ScoringUsage
+
+
+class MixedbreadRanks(msgspec.Struct):
+    """The response in the form of mixedbread."""
+
+    object: str
+    data: list[RankedInput]
+    model: str
+    usage: ScoringUsage
 
 
 class ScoreItem(msgspec.Struct):
@@ -120,15 +200,40 @@ class ScoreAnswer(msgspec.Struct):
 
 def rerank_call(request: RerankRequest) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest for a field that is out of range or unsupported."""
-    if request.top_n is not None and request.top_n < 0:
-        msg = f"top_n must be at least 0, got {request.top_n}; 0 returns all documents"
-        raise InvalidRequest(msg, param="top_n")
-    documents = texts_of(request.documents, "documents")
+    name = "top_k" if request.top_n is None else "top_n"
+    if request.most is not None and request.most < 0:
+        msg = f"{name} must be at least 0, got {request.most}; 0 returns all documents"
+        raise InvalidRequest(msg, param=name)
+    _check_forms(request)
+    documents = request.texts
     (query,) = texts_of(request.query, "query")
     if not query:
         msg = "query is empty: give the text that the documents should answer"
         raise InvalidRequest(msg, param="query")
-    return _call(request, [(query, document) for document in documents])
+    call = _call(request, [(query, document) for document in documents])
+    if request.truncation is True:
+        call.truncate_prompt_tokens = -1
+    if request.raw_scores:
+        call.vectors = "raw"
+    return call
+
+
+# Pairs of fields that mean the same in two APIs.
+_SAME = (
+    ("documents", "input"),
+    ("top_n", "top_k"),
+    ("return_documents", "return_input"),
+    ("truncate_prompt_tokens", "truncation"),
+)
+
+
+def _check_forms(request: RerankRequest) -> None:
+    """Raise InvalidRequest if two fields say the same."""
+    for first, second in _SAME:
+        values = (getattr(request, first), getattr(request, second))
+        if not any(value is None or value is msgspec.UNSET for value in values):
+            msg = f"{first} and {second} mean the same: set one of them"
+            raise InvalidRequest(msg, param=second)
 
 
 def score_call(request: ScoreRequest) -> GenerateCall:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.cohere.schema import CohereMeta, CohereUnits, CohereVersion
 from cpuserve.api.scores.schema import (
     Document,
+    MixedbreadRanks,
+    RankedDocument,
+    RankedInput,
     RerankAnswer,
     RerankResult,
     ScoreAnswer,
     ScoreItem,
     ScoringUsage,
-    texts_of,
+    VoyageRanks,
 )
 
 if TYPE_CHECKING:
@@ -33,23 +37,42 @@ class RerankWriter:
         asked: RerankRequest,
         _generation: Generation,
         scores: PairScores,
+        *,
+        meta: bool = False,
     ) -> None:
+        """meta: whether the response has the member `meta` of Cohere."""
         self._received = received
         self._asked = asked
         self._scores = scores
+        self._meta = meta
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         asked, received = self._asked, self._received
-        texts = texts_of(asked.documents, "documents")
-        shown = asked.return_documents is not False
+        texts = asked.texts
         ranked = sorted(enumerate(self._scores.of(_vectors(response))), key=lambda item: -item[1])
+        ranked = ranked[: asked.most or None]
+        shown = [texts[index] if asked.shows_texts else None for index, _ in ranked]
+        model, usage = received.served.name, _usage(response)
+        form = "" if self._meta else asked.form
+        if form == "voyage":
+            data = [RankedDocument(*each, text) for each, text in zip(ranked, shown, strict=True)]
+            return msgspec.json.encode(VoyageRanks("list", data, model, usage))
+        if form == "mixedbread":
+            items = [
+                RankedInput(*each, "rank_result", msgspec.UNSET if text is None else text)
+                for each, text in zip(ranked, shown, strict=True)
+            ]
+            return msgspec.json.encode(MixedbreadRanks("list", items, model, usage))
         results = [
-            RerankResult(index, score, Document(texts[index]) if shown else None)
-            for index, score in ranked[: asked.top_n or None]
+            RerankResult(index, score, None if text is None else Document(text))
+            for (index, score), text in zip(ranked, shown, strict=True)
         ]
-        model = received.served.name
-        return msgspec.json.encode(RerankAnswer(received.id, model, _usage(response), results))
+        answer = RerankAnswer(received.id, model, usage, results)
+        if self._meta:
+            units = CohereUnits(usage.prompt_tokens, search_units=1)
+            answer.meta = CohereMeta(CohereVersion("2"), units)
+        return msgspec.json.encode(answer)
 
 
 class ScoreWriter:

@@ -51,6 +51,7 @@ ENVIRONMENTS = {
         ),
         hub=True,
     ),
+    "voyageai": Environment(("voyageai==0.5.0", "mixedbread==0.54.0"), VECTORS),
     "litellm": Environment(("litellm==1.110.2",), VECTORS),
     "langchain": Environment(
         (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.openai.embeddings.input_types import ANY_INPUT_TYPES, prompt_for
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 FORMATS = ("float", "base64")
+# The types of the numbers of a vector. The last two pack eight bits into a number.
+KINDS = ("float", "int8", "uint8", "binary", "ubinary")
+_PACKED = KINDS[3:]
+# The values of `truncate` that other servers have besides true and false, and the side they cut.
+_SIDES = {"END": "right", "START": "left", "NONE": None}
 
 
 @with_refused("embeddings")
@@ -23,7 +30,12 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     prompt_name: the checkpoint's prompt that is put before each text (a field of TEI).
     task: a task of the checkpoint, such as "retrieval.query" (a field of the Jina API).
-    normalize, use_activation: false = vectors are not scaled to length 1 (fields of TEI and vLLM).
+    normalize, normalized, use_activation: false = vectors are not scaled to length 1
+      (fields of TEI, Jina and vLLM).
+    output_dimension: the same as dimensions (Voyage, Mistral).
+    output_dtype, embedding_type: the type of the numbers, one of KINDS (Voyage, Mistral and Jina).
+    input_type: the purpose, which selects a prompt of the checkpoint (Voyage, NVIDIA).
+    truncate, truncation: whether longer texts are cut to the context (Jina, NVIDIA, Voyage).
     """
 
     input: str | list[str | int | list[int]]
@@ -40,20 +52,43 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     prompt_name: str | None = None
     task: str | None = None
     normalize: bool | None = None
+    normalized: bool | None = None
     use_activation: bool | None = None
+    output_dimension: int | None = None
+    output_dtype: str | None = None
+    embedding_type: str | None = None
+    input_type: str | None = None
+    truncate: bool | str | None = None
+    truncation: bool | None = None
 
     @property
     def unit(self) -> bool:
         """Whether vectors are scaled to Euclidean length 1."""
-        return False not in (self.normalize, self.use_activation)
+        return False not in (self.normalize, self.normalized, self.use_activation)
+
+    @property
+    def length(self) -> int | None:
+        """The number of leading values of each vector that are returned; None = all."""
+        return self.output_dimension if self.dimensions is None else self.dimensions
+
+    @property
+    def kind(self) -> str:
+        """The type of the numbers, one of KINDS; `embedding_type` base64 has floats."""
+        found = self.output_dtype or self.embedding_type or "float"
+        return "float" if found == "base64" else found
+
+    @property
+    def as_text(self) -> bool:
+        """Whether vectors are base64 texts."""
+        return "base64" in (self.encoding_format, self.embedding_type)
 
 
 class EmbeddingItem(msgspec.Struct):
-    """The vector of one input, as numbers or as the base64 text of its little-endian fp32."""
+    """The vector of one input, as numbers or as base64 text of its little-endian numbers."""
 
     object: str
     index: int
-    embedding: list[float] | str
+    embedding: Sequence[float] | str
 
 
 class EmbeddingUsage(msgspec.Struct):
@@ -77,8 +112,14 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
-    check_dimensions(request.dimensions, context)
-    adapter, prompt_name = select_task(request.task, request.prompt_name, context.tasks)
+    _check_types(request, context)
+    prompt_name = request.prompt_name
+    if request.input_type is not None:
+        if request.prompt_name is not None or request.task is not None:
+            msg = "input_type selects a prompt, as prompt_name and task do: set one of them"
+            raise InvalidRequest(msg, param="input_type")
+        prompt_name = prompt_for(request.input_type, context, ANY_INPUT_TYPES)
+    adapter, prompt_name = select_task(request.task, prompt_name, context.tasks)
     if adapter is not None and request.model in context.adapters and request.model != adapter:
         msg = f"model is the adapter {request.model!r}, but task selects {adapter!r}: omit one"
         raise InvalidRequest(msg, param="task")
@@ -88,8 +129,7 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         add_special_tokens=request.add_special_tokens,
         prompt_name=prompt_name,
         adapter=adapter,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
+        **_cut(request),
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -97,6 +137,66 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         embed=True,
         vectors="" if request.unit else "plain",
     )
+
+
+def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
+    """Raise InvalidRequest for lengths and types of vectors that are not possible."""
+    if None not in (request.dimensions, request.output_dimension):
+        msg = "dimensions and output_dimension mean the same: set one of them"
+        raise InvalidRequest(msg, param="output_dimension")
+    named = "dimensions" if request.output_dimension is None else "output_dimension"
+    check_dimensions(request.length, context, named)
+    given = {"output_dtype": request.output_dtype, "embedding_type": request.embedding_type}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len({*asked.values()}) > 1:
+        msg = "output_dtype and embedding_type mean the same: set one of them"
+        raise InvalidRequest(msg, param="output_dtype")
+    for name, value in asked.items():
+        known = (*KINDS, "base64") if name == "embedding_type" else KINDS
+        if value not in known:
+            msg = f"{name} must be one of {', '.join(known)}, got {value[:40]!r}"
+            raise InvalidRequest(msg, param=name)
+        check_kind(value, request.length or context.vector_width, name)
+        if value in ("int8", "uint8") and not request.unit:
+            msg = (
+                f"{name} {value} needs vectors of length 1: omit the field that leaves them longer"
+            )
+            raise InvalidRequest(msg, param=name)
+
+
+def check_kind(kind: str, width: int, field: str) -> None:
+    """Raise InvalidRequest if vectors of `width` values cannot be packed into bits; see KINDS."""
+    if kind in _PACKED and width % 8:
+        msg = f"{field}: bits need vectors of a multiple of 8 values, not of {width}"
+        raise InvalidRequest(msg, param=field)
+
+
+def _cut(request: EmbeddingRequest) -> dict[str, Any]:
+    """Return the truncation fields of a GenerateCall.
+
+    Raises:
+      InvalidRequest: a field is invalid, or several fields say how texts are cut.
+    """
+    own = {
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+        "truncation_side": request.truncation_side,
+    }
+    given = {"truncate": request.truncate, "truncation": request.truncation}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not asked:
+        return own
+    (name, value), *others = asked.items()
+    if others or request.truncate_prompt_tokens is not None:
+        other = others[0][0] if others else "truncate_prompt_tokens"
+        msg = f"{name} and {other} mean the same: set one of them"
+        raise InvalidRequest(msg, param=name)
+    if isinstance(value, bool):
+        return {**own, "truncate_prompt_tokens": -1 if value else None}
+    if value not in _SIDES:
+        msg = f"{name} must be true, false or one of {', '.join(_SIDES)}, got {value[:40]!r}"
+        raise InvalidRequest(msg, param=name)
+    side = _SIDES[value]
+    return {"truncate_prompt_tokens": None if side is None else -1, "truncation_side": side}
 
 
 def check_dimensions(
