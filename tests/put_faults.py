@@ -841,8 +841,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/tools/use.py",
-        "if tools is None or form.grammar is not None or not tools.format.forces:",
-        "if tools is None or not tools.format.forces:",
+        "if tools is None or form.grammar is not None or not tools.kept:",
+        "if tools is None or not tools.kept:",
         "tests/serving/test_tool_forms.py -k grammar_forms_the_whole",
     ),
     Fault(

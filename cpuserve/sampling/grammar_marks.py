@@ -19,6 +19,10 @@ IF_POSSIBLE = " // if possible"
 # with this text match the rule as well. Only the process for grammars knows the special tokens.
 OTHER_TOKENS = " // and special tokens other than "
 
+# If the first line of a Lark grammar of tool calls is this comment and a text in JSON,
+# a structured output in place of the calls begins with this text (the header of a message).
+FORM_BEGINS = "// a structured output begins with "
+
 # A client may send a grammar for the text that a custom tool takes.
 # Only the process for grammars reads this grammar. The grammar is sent in one of two ways:
 # - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT

@@ -19,10 +19,17 @@ from cpuserve.serving.text import NextTurn, TextProcessor
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
+    from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.events import Event
     from cpuserve.serving.fan_out import SequenceRequest
     from cpuserve.serving.tools.use import ToolUse
+
+
+def _begins_itself(params: SamplingParams | None) -> bool:
+    """Whether the grammar covers the header of the message: it may be a call's or a text's."""
+    form = None if params is None else params.structured_outputs
+    return form is not None and form.calls is not None
 
 
 class SequenceRun:
@@ -124,7 +131,7 @@ class SequenceRun:
             return [], 0
         end = tools.learned_format.thought_end
         text = tools.thoughts.last_words + end.closed if why is NextTurn.OPEN else end.gap
-        if not opening:
+        if not (opening or _begins_itself(sequence.after_thought)):
             text += end.begin
         given = self._encoded(text + opening)
         self._tokens += given

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cpuserve.tokenizer.chat import ChatTemplate
-from tests.api.fakes import error_of, events_of, tokenizer
+from tests.api.fakes import events_of, tokenizer
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 from tests.helpers.call_templates import GPT_OSS, XML, chatml
 from tests.helpers.family_templates import template as family_template
@@ -169,14 +169,23 @@ def test_a_form_of_gpt_oss_goes_on_with_the_text_that_is_continued():
     assert prompt_of(api).endswith('<|message|>{"a":')
 
 
-def test_what_gpt_oss_cannot_be_forced_to_is_refused_by_name():
-    api = tool_api(says("hi"), source=GPT_OSS)
-    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    for fields, param in (({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
-                          ({"tools": [strict]}, "tools")):  # fmt: skip
-        error = error_of(api.chat(**fields))
-        assert error["param"] == param
-        assert "(harmony)" in error["message"]
+def test_a_call_of_gpt_oss_is_forced_behind_its_thought():
+    thought = "<|channel|>analysis<|message|>I need it.<|end|>"
+    call = 'weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>'
+
+    def script(engine, number, prompt, params):
+        return says(call if params.masks_tokens else thought)(engine, number, prompt, params)
+
+    api = tool_api(script, source=GPT_OSS)
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        head = "" if choice == "required" else "weather<|channel|>commentary json<|message|>"
+        call = 'weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>'[len(head) :]
+        (told,) = api.chat(tools=[WEATHER], tool_choice=choice).json()["choices"]
+        assert told["message"]["reasoning"] == "I need it."
+        (found,) = told["message"]["tool_calls"]
+        assert found["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+        assert told["finish_reason"] == "tool_calls"
+        assert prompt_of(api).endswith(f"<|end|><|start|>assistant to=functions.{head}")
 
 
 def test_a_model_of_gpt_oss_that_continues_a_text_is_on_its_final_channel():

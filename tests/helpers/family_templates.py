@@ -53,7 +53,8 @@ def braces(begin, end, mark):
     value = (
         "{%- macro value(v) %}{%- if v is string %}{{- 'M' + v + 'M' }}{%- elif v is boolean %}"
         "{{- v | tojson }}{%- elif v is mapping %}{{- '{' }}{%- for k, w in v.items() %}"
-        "{{- k + ':' + value(w) }}{%- endfor %}{{- '}' }}{%- elif v is sequence %}{{- '[' }}"
+        "{{- k + ':' + value(w) }}{{- ',' if not loop.last }}{%- endfor %}{{- '}' }}"
+        "{%- elif v is sequence %}{{- '[' }}"
         "{%- for w in v %}{{- value(w) }}{{- ',' if not loop.last }}{%- endfor %}{{- ']' }}"
         "{%- else %}{{- v }}{%- endif %}{%- endmacro %}"
     ).replace("'M'", f"'{mark}'")

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text, Thought, ToolCallDelta
-from cpuserve.serving.tools.base import UnforcedCalls
 from cpuserve.serving.tools.custom import InputText, as_function
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.harmony import HARMONY
@@ -79,6 +77,7 @@ def edit(grammar=ANY):
 def read(found, pieces, **fields):
     """The (kind, text) of the pieces that a parser finds."""
     call = edit()
+    call.tools += [{"type": "function", "function": {"name": name}} for name in "fg"]
     for name, value in fields.items():
         setattr(call, name, value)
     parser = tool_use(call, LearnedFormat(found)).parser(0, _Prompt, "")
@@ -177,14 +176,21 @@ def test_a_custom_call_is_whole_when_the_parser_is_full(per_piece):
     assert "".join(piece.arguments for piece in told) == "a"
 
 
-def test_a_format_without_grammars_offers_custom_tools_that_are_not_forced():
-    assert isinstance(HARMONY, UnforcedCalls)
-    use = tool_use(edit(InputGrammar("regex", "a")), LearnedFormat(HARMONY))
-    assert use.form is None
-    forced = edit(InputGrammar("regex", "a"))
-    forced.tool_choice, forced.tool_name = "required", "edit"
-    with pytest.raises(InvalidRequest, match="not supported in this model's format of calls"):
-        tool_use(forced, LearnedFormat(HARMONY))
+def test_the_grammar_of_a_custom_tool_is_kept_on_channels_and_in_braces(allows):
+    grammar = InputGrammar("regex", "ab+")
+    for found, good in (
+        (HARMONY, ("abb", '{"input": "abb"}')),
+        (family("gemma4"), ('input:<|"|>abb<|"|>}<tool_call|>',)),
+    ):
+        forced = edit(grammar)
+        forced.tool_choice, forced.tool_name = "required", "edit"
+        used = tool_use(forced, LearnedFormat(found))
+        for text in good:
+            assert allows(used.form, text), text
+            assert not allows(used.form, text.replace("abb", "c")), text
+            pieces = used.parser(0, _Prompt, used.opening).push(text)
+            assert "".join(p.arguments for p in pieces if isinstance(p, ToolCallDelta)) == "abb"
+        assert tool_use(edit(grammar), LearnedFormat(found)).form is not None
 
 
 def test_a_grammar_is_shown_to_the_model_and_kept():

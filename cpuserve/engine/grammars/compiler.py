@@ -23,6 +23,7 @@ from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import TYPES, convert
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.grammar_marks import (
+    FORM_BEGINS,
     IF_POSSIBLE,
     OF_FUNCTION,
     OF_GRAMMAR,
@@ -72,6 +73,9 @@ _NOTHING_FOLLOWS = "NoExtensionBias"
 _JSON_RULE = re.compile(r"(\w+: %json )(.*)")
 # A string literal in a Lark grammar, except after "=": the suffix of a rule must be a literal.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
+
+# A rule in a Lark grammar of tool calls that ends at the first place where the suffix is.
+_SUFFIXED = re.compile(r'(\w+)\[suffix=("(?:[^"\\]|\\.)*")\]: (.*)')
 
 # Up to this number of rows, one thread is as fast as several threads.
 FEW_ROWS = 3
@@ -155,6 +159,7 @@ class Compiler:
         # The grammar is compiled without tool calls first, so that its error messages do not depend
         # on tools. Filling one bitmask finds grammars that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
+        begin = _begin_of_form(calls)
         calls = self._with_tokens(calls)
         self.compile(calls)  # compiled alone: an error then refers to its function
         if kind in (JSON, OPEN_JSON):
@@ -162,7 +167,7 @@ class Compiler:
         else:
             grammar = {"lark_grammar": form}
         parts = [
-            {"lark_grammar": "start: @form | @calls"},
+            {"lark_grammar": with_special(f"start: {begin} @form | @calls", self._special)},
             {**grammar, "name": "form"},
             {"lark_grammar": calls, "name": "calls"},
         ]
@@ -171,7 +176,7 @@ class Compiler:
     def _with_tokens(self, calls: str) -> str:
         """Return a grammar of tool calls with schemas and special tokens for llguidance."""
         calls = with_other_tokens(with_special(calls, self._special), self._special)
-        return with_schemas(with_inputs(calls))
+        return with_schemas(with_special_ends(with_inputs(calls), self._special))
 
     def compile(self, prepared: str) -> Any:
         """Return a matcher at the beginning of the grammar; GrammarError if it is invalid."""
@@ -255,6 +260,12 @@ class Compiler:
         for i in ends:
             mask[i // 32] &= ~_BITS[i % 32]
         return not ends
+
+
+def _begin_of_form(calls: str) -> str:
+    """Return the Lark expression of the text before a structured output (FORM_BEGINS)."""
+    first = calls.partition("\n")[0]
+    return first.removeprefix(FORM_BEGINS) if first.startswith(FORM_BEGINS) else ""
 
 
 def is_json(kind: str, text: str) -> bool:
@@ -379,6 +390,34 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
         else _LITERAL.sub(spelled, line)
         for line in grammar.split("\n")
     )
+
+
+def with_special_ends(grammar: str, special: Mapping[str, int]) -> str:
+    """Return a Lark grammar where texts up to a suffix may end with a special token in it.
+
+    The text of a special token is no suffix for llguidance if the model writes the token itself.
+    """
+    if not special:
+        return grammar
+    return "\n".join(_with_special_end(line, special) for line in grammar.split("\n"))
+
+
+def _with_special_end(line: str, special: Mapping[str, int]) -> str:
+    found = _SUFFIXED.match(line)
+    if found is None:
+        return line
+    name, suffix, body = found[1], json.loads(found[2]), found[3]
+    inside = [(at, -len(text), text) for text in special if (at := suffix.find(text)) >= 0]
+    if not inside:
+        return line
+    at, _, text = min(inside)
+    more = suffix[at + len(text) :]
+    token = f"<[{special[text]}]> {json.dumps(more) if more else ''}"
+    return "\n".join([
+        f"{name}: {name}_text | {name}_inside? {token}",
+        f"{name}_text[suffix={found[2]}]: {body}",
+        f"{name}_inside: {body}",
+    ])  # fmt: skip
 
 
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:

@@ -11,24 +11,29 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import NoReturn
 
 from cpuserve.serving.tools.base import OptionalSchemas, Schemas
-from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout import LayoutFormat, chunks, lark
 from cpuserve.serving.tools.layout_parser import LayoutParser
 from cpuserve.serving.tools.python_values import json_of_python
 from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.value_rules import ValueSyntax, call_rules
 
 _BARE_KEY = re.compile(r"(?<=[{,])\s*([^\s\"{}\[\],:]+)\s*:")
 
 
 @dataclass(frozen=True)
 class Braces:
-    """The `Writing` (layout.py) of arguments in braces. mark: the text around each string."""
+    """The `Writing` (layout.py) of arguments in braces.
+
+    mark: the text around each string.
+    sorts: whether arguments are written in alphabetical order.
+    """
 
     mark: str
+    sorts: bool = False
     reads_schemas = False
-    forces = False
+    forces = True
 
     @property
     def markers(self) -> frozenset[str]:
@@ -39,9 +44,26 @@ class Braces:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
 
-    def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:
-        """Raise NotImplementedError: this way of writing has no grammar."""
-        raise NotImplementedError
+    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
+        mark = json.dumps(self.mark)
+        syntax = ValueSyntax(
+            name="br",
+            text=f"( {mark} br_text )",
+            words={True: '"true"', False: '"false"', None: '( "null" | "None" )'},
+            comma='","',
+            colon='":"',
+            key="BR_KEY",
+            key_quotes=("",),
+            terminals=(
+                rf"br_text[suffix={mark}]: /(.|\n)*/",
+                r"BR_KEY: /[A-Za-z_][^\s\"<>{}\[\],:]{0,127}/",
+            ),
+            quotes=(self.mark,),
+            raw_mark=self.mark,
+            sorts=self.sorts,
+        )
+        return call_rules(syntax, schemas, ":", "BR_KEY", f'"}}" {lark(end)}')
 
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None

@@ -77,7 +77,7 @@ def _minimax() -> tuple[CallLayout, Writing]:
 def _seed() -> tuple[CallLayout, Writing]:
     begin, end = "<seed:tool_call>\n<function=", "</function>\n</seed:tool_call>"
     layout = CallLayout("", begin, ">\n", end, "\n")
-    return layout, Tags("<parameter=", (("", ">"),), "</parameter>\n")
+    return layout, Tags("<parameter=", (("", ">"),), "</parameter>\n", python=True)
 
 
 def _dsml(tag: str) -> tuple[CallLayout, Writing]:
@@ -113,7 +113,7 @@ def _mistral(list_of: bool) -> tuple[CallLayout, Writing]:
 
 
 def _gemma(open_: str, close: str, mark: str) -> tuple[CallLayout, Writing]:
-    return CallLayout("", f"{open_}call:", "{", close), Braces(mark)
+    return CallLayout("", f"{open_}call:", "{", close), Braces(mark, sorts=True)
 
 
 _LAYOUTS: dict[str, Callable[[], tuple[CallLayout, Writing]]] = {

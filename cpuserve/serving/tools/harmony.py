@@ -13,15 +13,25 @@ All headers, and messages to built-in tools, are left out.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
+from cpuserve.sampling.grammar_marks import (
+    FORM_BEGINS,
+    INPUT,
+    INPUT_GRAMMAR,
+    PARAMETERS_OF,
+    RAW_TEXT,
+)
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    JsonSchema,
+    OptionalSchemas,
     Schemas,
-    UnforcedCalls,
     new_call_id,
 )
+from cpuserve.serving.tools.json_call import arguments_rule, arguments_rules
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser, overlap
 from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
@@ -29,6 +39,8 @@ from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _FINAL = f"{CHANNEL}final{MESSAGE}"
+_TO = " to=functions."
+_END = f"( {' | '.join(map(json.dumps, ('<|call|>', '<|end|>')))} )?"
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
 _RECIPIENT = re.compile(r"\bto=")
@@ -36,11 +48,12 @@ _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # how headers begin; START may b
 _LONGEST_HEADER = 1024
 
 
-class Harmony(UnforcedCalls):
+class Harmony:
     """The format of gpt-oss. calls: False = the request has no tools, and calls are left out."""
 
     name = "harmony"
     reads_schemas = False
+    forces = True
     form_opening = _FINAL
     thought_end = ThoughtEnd(f"<|end|>{START}assistant", f"{START}assistant", _FINAL)
     markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
@@ -60,6 +73,48 @@ class Harmony(UnforcedCalls):
         """Return whether `instructions` are the instructions of gpt-oss."""
         return "namespace functions" in instructions and "commentary" in instructions
 
+    def opening(self, function: str | None) -> str:
+        """Return the beginning of a call after `<|start|>assistant`, as the template writes it."""
+        if function is None:
+            return _TO
+        return f"{_TO}{function}{CHANNEL}commentary json{MESSAGE}"
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
+        if function is not None and not whole:
+            raw = _raw_rules(0, function, schemas[function])
+            inside = arguments_rule(0, schemas[function]) + " | raw_0" * bool(raw)
+            return "\n".join([f"start: ( {inside} ) {_END}", *raw, *arguments_rules(schemas)])
+        more = f"( {_lark(START)} {_lark('assistant')} before named )*" if several else ""
+        start = f"start: {'before' if whole else ''} named {more}"
+        form = FORM_BEGINS + json.dumps(_FINAL)
+        return "\n".join([*([form] if whole else []), start, *_call_rules(schemas)])
+
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of messages on channels; calls are of functions in `schemas`.
+
+        A message without a call has a text up to the next special token.
+        """
+        constrain = _lark("<|constrain|>")
+        return "\n".join([
+            f"start: message ( {_lark(START)} {_lark('assistant')} message )* {_lark(START)}?",
+            f"message: text_header? {_lark(MESSAGE)} TEXT? said_end? | before named",
+            f"text_header: {_lark(CHANNEL)} CHANNEL ( BUILT_IN ( {constrain} WORD )? )?",
+            r"CHANNEL: /[ ]?[a-z]{1,24}/",
+            r"BUILT_IN: /[ ]to=[a-z][a-z._]{0,40}([ ][a-z]{0,16})?/ & ~/[ ]to=functions(.|\n)*/",
+            r"WORD: /[a-z]{1,16}/",
+            r"TEXT: /(.|\n)+/ & ~/(.|\n)*<\|(start|end|return|call|channel|message)\|>(.|\n)*/",
+            f"said_end: {' | '.join(map(_lark, ENDS))}",
+            *_call_rules(schemas),
+        ])  # fmt: skip
+
     def parser(
         self,
         index: int,
@@ -72,6 +127,39 @@ class Harmony(UnforcedCalls):
 
 
 HARMONY = Harmony()
+
+
+def _raw_rules(index: int, function: str, schema: JsonSchema | None) -> list[str]:
+    """Return the rule of a custom tool's text as it is, if the tool has a grammar."""
+    member = ((schema or {}).get("properties") or {}).get(INPUT)
+    if not isinstance(member, dict) or INPUT_GRAMMAR not in member:
+        return []
+    asked = {**member[INPUT_GRAMMAR], "end": ""}
+    return [f"raw_{index}: {RAW_TEXT} {json.dumps(asked)}{PARAMETERS_OF}{function}"]
+
+
+def _lark(text: str) -> str:
+    return json.dumps(text)
+
+
+def _call_rules(schemas: OptionalSchemas) -> list[str]:
+    """Return the Lark rules of a call: `before` its function's name, and `named` from there on.
+
+    The recipient comes before the channel or after it, and the type of the arguments may follow.
+    """
+    calls = []
+    for i, (name, schema) in enumerate(schemas.items()):
+        raw = _raw_rules(i, name, schema)
+        inside = f"( {arguments_rule(i, schema)} | raw_{i} )" if raw else arguments_rule(i, schema)
+        calls += [f"call_{i}: {_lark(name)} header_end {inside} {_END}", *raw]
+    channel = f"{_lark(CHANNEL)} ( {_lark('commentary')} | {_lark('analysis')} )"
+    return [
+        f"before: ( {channel} )? {_lark(_TO)}",
+        f'header_end: ( {channel} )? " "? {_lark("<|constrain|>")}? "json"? {_lark(MESSAGE)}',
+        "named: " + " | ".join(f"call_{i}" for i in range(len(schemas))),
+        *calls,
+        *arguments_rules(schemas),
+    ]
 
 
 class HarmonyParser(CallParser):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+from cpuserve.sampling.grammar_marks import FORM_BEGINS, OTHER_TOKENS
 from cpuserve.serving.tools.atoms import BRACKETED, TAG
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
@@ -224,15 +225,23 @@ class LayoutFormat:
             before = lark(layout.middle[layout.middle.index(ID) :])
         more = f"( {lark(layout.between + layout.begin)} named )*" if several else ""
         first = "named" if function is None or whole else "one"
-        start = f"start: {before} {first} {more} {_optional(layout.close)}"
-        return "\n".join([start, *self._rules(schemas)])
+        start = (
+            f"start: {before} {first} {more} {_optional(layout.close)} {_turn_end(layout.turns)}"
+        )
+        header = "" if layout.turns is None else layout.turns.text
+        form = [FORM_BEGINS + json.dumps(header)] if whole and header else []
+        return "\n".join([*form, start, *self._rules(schemas)])
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only."""
         layout, marker = self.layout, self.opens[0]
         more = lark(layout.between + layout.begin)
-        again = f"( {more} named )*" if self.again else ""
-        calls = f"named {again} {lark(_until_end(layout.close))}"
+        again = f"( {more} named )*" if layout.section.strip() and more else ""
+        close = lark(_until_end(layout.close))
+        calls = f"named {again} {close}"
+        if marker == "[":
+            rules = _bare_rules(schemas, f"first {again} {close}")
+            return "\n".join([*rules, *self._rules(schemas)])
         if layout.turns is None or not layout.turns.begun:
             text = text_rules(1, marker, "( text | opened many )*").rpartition("\n")[0]
             many = f"many: {lark(layout.opening.removeprefix(marker))} {calls}"
@@ -257,6 +266,10 @@ class LayoutFormat:
         ones = [f"{space} {one}" for one in dict.fromkeys(arguments)]
         named = "named: " + " | ".join(f"call_{i}" for i in range(len(schemas)))
         found = [named, "one: " + " | ".join(ones), *calls, *rules]
+        if self.opens == ["["]:
+            texts = (json.dumps(f"[{name}{middles[i]}") for i, name in enumerate(schemas))
+            heads = " | ".join(f"{text} {of}" for text, of in zip(texts, arguments, strict=True))
+            found.append(f"first: {heads}")
         if any(" ID" in rule for rule in found) or ID in self.layout.opening + self.layout.between:
             found.append("ID: /[A-Za-z0-9]{1,32}/")
         return found
@@ -270,6 +283,29 @@ class LayoutFormat:
     ) -> ToolParser:
         """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return self.writing.parser(self, index, opening, schemas, around)
+
+
+def _bare_rules(schemas: OptionalSchemas, calls: str) -> list[str]:
+    """Return the Lark rules of calls or free text, where "[" begins calls, or begins a text.
+
+    Calls come first in a response; "[", the name and what follows it are one lexeme (`first`),
+    because the lexer takes the longest one. A text does not begin with "[" and the name
+    of an offered function, not even after a special token (`other`; no model writes its character).
+    """
+    names = "|".join(map(re.escape, schemas))
+    return [
+        "start: ( many text? | BARE )? ( other BARE? )*",
+        f"many: {calls}",
+        f'other: "\\u0000"{OTHER_TOKENS}',
+        r"text: /(.|\n)+/",
+        rf"BARE: /(.|\n)+/ & ~/[ \t\r\n]*\[[ \t\r\n]*({names})\((.|\n)*/",
+    ]
+
+
+def _turn_end(turns: Turns | None) -> str:
+    """Return the Lark expression of the end of a message, which may follow the last call."""
+    ends = [] if turns is None else [json.dumps(end.strip()) for end in turns.ends]
+    return f"( {' | '.join(ends)} )?" if ends else ""
 
 
 def _optional(text: str) -> str:

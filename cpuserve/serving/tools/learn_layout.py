@@ -190,7 +190,7 @@ def _tagged(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
     heads: dict[str, str] = {}
     gaps: list[str] = []
     tails: dict[str, str] = {}
-    place, kind = begin, ""
+    place, kind, is_python = begin, "", False
     rest = dict(probe.arguments)
     while rest:
         ahead = {key: found.start() for key in rest if (found := _key(key).search(text, place))}
@@ -205,6 +205,7 @@ def _tagged(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
             tails[kind] = text[place : ahead[key]]
         kind = next(iter(types_of({"const": rest.pop(key)}, {})))
         heads[kind] = text[ahead[key] + len(key) : value[0]]
+        is_python |= kind != "string" and not _is_json(text[value[0] : value[1]])
         place = value[1]
     open_ = gaps[0]
     for gap in gaps[1:]:
@@ -217,6 +218,7 @@ def _tagged(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
         return None
     first = begin + len(gaps[0]) - len(open_)
     writing = _tags(open_, heads, plain, tails.get("string", plain))
+    writing = replace(writing, python=is_python)
     return FoundArguments(first, place + len(plain), writing)
 
 
@@ -230,6 +232,14 @@ def _tags(open_: str, heads: dict[str, str], tail: str, text_tail: str) -> Tags:
     if len(set(heads.values())) == 1:
         heads = {"": plain}
     return Tags(open_, tuple(heads.items()), tail, quote)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _key(key: str) -> re.Pattern[str]:
@@ -279,7 +289,9 @@ def _braces(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
         place = begin + part.end()
         if not depth:
             break
-    return FoundArguments(begin + 1, place, Braces(mark)) if mark.strip() else None
+    order = [text.find(f"{key}:", begin) for key in sorted(probe.arguments)]
+    writing = Braces(mark, sorts=order == sorted(order))
+    return FoundArguments(begin + 1, place, writing) if mark.strip() else None
 
 
 # The ways of writing arguments, each with its name and its reader.

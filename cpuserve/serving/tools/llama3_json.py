@@ -139,7 +139,9 @@ class Llama3JsonParser(JsonCallParser):
         begins = TAG in self._lead or (
             call is not None and not call.closed and self._begins(written)
         )
-        if not (begins or (call is not None and call.told)):
+        if begins:
+            self._is_at_call = False
+        elif call is None or not call.told:
             self._say_lead(written + self._held)
 
     def _begins(self, written: str) -> bool:

@@ -160,8 +160,9 @@ class CallParser(ABC):
         if whole:  # a longer marker, or the header of a text, might have followed
             before, rest = held[: min(whole)], held[min(whole) :]
             turns = self._around.turns
-            is_header = turns is not None and turns.begun and rest.startswith(turns.begun)
-            return held if is_header and not cut and rest != turns.begun else before
+            begun = "" if turns is None else turns.begun
+            is_text = begun and rest.startswith(begun) and rest != begun and not cut
+            return held if is_text else before
         if not cut:
             return held
         kept = overlap(held, (*self.markers, *self._drops))

@@ -62,12 +62,24 @@ _CALLS: list[dict[str, Any]] = [
 ]
 _END = re.compile(rf"({SHORT_TAG}|\s)+$")
 _TAG = re.compile(rf"{SHORT_TAG}|\[/?[A-Z_]{{1,40}}\]")
+_NAMED_TAG = re.compile(rf"{SHORT_TAG}\w{{1,20}}$")
 _TAGS = re.compile(rf"((?:{_TAG.pattern})\w{{0,20}})+")
 
 
 def _behind_question(text: str) -> str:
     """Return the text after the question; text before it may differ, like the time of day."""
     return text.rpartition(_QUESTION)[2]
+
+
+def _common_turn_end(one: str, other: str) -> str:
+    """Return the common end of two texts, without a tag that ends a named tag before it.
+
+    In `<|close|>call<|sep|>` and `<|close|>response<|sep|>`, the last tag belongs to the first one.
+    """
+    end = common_end(one, other)
+    if end and all(_NAMED_TAG.search(text.removesuffix(end)) for text in (one, other)):
+        return re.sub(f"^{SHORT_TAG}", "", end)
+    return end
 
 
 class ProbeConversations:
@@ -227,7 +239,7 @@ class ProbeConversations:
         answer = rendered[begin:]
         if not all(name in answer for name in NAMES[:num_calls]):
             return None
-        after = common_end(answer.rstrip(), self._after.rstrip())
+        after = _common_turn_end(answer.rstrip(), self._after.rstrip())
         if after.strip():  # `after` ends the turn
             answer = answer.rstrip().removesuffix(after)
             self._ended.add(answer)

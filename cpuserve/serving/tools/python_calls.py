@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NoReturn
 
 from cpuserve.serving.tools.base import OptionalSchemas, Schemas
 from cpuserve.serving.tools.layout import LayoutFormat, chunks
 from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.python_rules import python_rules
 from cpuserve.serving.tools.python_values import json_of_python, text_of_python
 from cpuserve.serving.tools.thoughts import Around
 from cpuserve.serving.tools.values import as_json, types_of
@@ -27,16 +27,16 @@ class Python:
     """The `Writing` (layout.py) of arguments as key=value in parentheses."""
 
     reads_schemas = True
-    forces = False
+    forces = True
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
 
-    def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:
-        """Raise NotImplementedError: this way of writing has no grammar."""
-        raise NotImplementedError
+    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
+        return python_rules(schemas, end)
 
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None

@@ -13,7 +13,9 @@ from cpuserve.serving.tools.element_values import (
     nested_rule,
 )
 from cpuserve.serving.tools.layout import lark
+from cpuserve.serving.tools.python_rules import PYTHON_VALUES
 from cpuserve.serving.tools.tag_texts import KEY, TagTexts, escaped
+from cpuserve.serving.tools.value_rules import ValueRules
 from cpuserve.serving.tools.values import Types, parts_of, types_of
 
 
@@ -34,6 +36,8 @@ def tag_rules(tags: TagTexts, schemas: OptionalSchemas, end: str) -> tuple[list[
         found.append(f"arguments_{i} {lark(end)}")
         rules += [_marked(rule, name) for rule in of_values]
         rules.append(f"arguments_{i}: {members}")
+    if tags.python:
+        rules += PYTHON_VALUES.shared()
     if any("]: TEXT" in rule or " TEXT " in rule for rule in rules):
         rules.append(_text(tags))
     if None in schemas.values():
@@ -79,6 +83,9 @@ def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> st
         return rf"{rule}[suffix={end}]: /(.|\n)*/"
     if tags.item and types & {"array", "object"}:
         return nested_rule(tags, rule, schema, of_all, value_rule)
+    if tags.python and "string" not in types:
+        values = ValueRules(PYTHON_VALUES, f"{rule}_v", of_all)
+        return "\n".join([f"{rule}: {values.value(schema)} {end}", *values.lines])
     if "string" not in types:
         options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
         json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"

@@ -24,6 +24,7 @@ class TagTexts:
     item: the tag of a list's items, if lists and objects are written as tags inside of tags;
       "" = they are JSON.
     prefix: the beginning of a tag inside of a value, such as "<".
+    python: whether lists, objects and words are written as Python writes them.
     """
 
     open: str
@@ -32,6 +33,7 @@ class TagTexts:
     quote: tuple[str, str] = ("", "")
     item: str = ""
     prefix: str = ""
+    python: bool = False
 
     def of_key(self, key: str) -> TagTexts:
         """Return the texts around the argument with this key."""

@@ -97,7 +97,7 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
     form = structured_outputs(call)
     if form is None:
         return None if tools is None else tools.form
-    if tools is None or form.grammar is not None or not tools.format.forces:
+    if tools is None or form.grammar is not None or not tools.kept:
         return form
     return msgspec.structs.replace(form, calls=tools.grammar())
 

@@ -59,7 +59,7 @@ def parts_of(schema: Any, root: JsonSchema) -> Iterator[JsonSchema]:
         reference = one.get("$ref")
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
-            waiting.append(_referred(reference, root))
+            waiting.append(referred(reference, root))
 
 
 def _type_of(value: Any) -> str:
@@ -79,8 +79,8 @@ def _type_of(value: Any) -> str:
     return "object"
 
 
-def _referred(reference: str, root: JsonSchema) -> Any:
-    """Return the target of a JSON pointer like #/$defs/City, or None."""
+def referred(reference: str, root: JsonSchema) -> Any:
+    """Return the target in `root` of a JSON pointer like #/$defs/City, or None."""
     found: Any = root
     if not reference.startswith("#"):
         return None
