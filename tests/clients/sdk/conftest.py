@@ -5,12 +5,14 @@ In an environment of its own, a client finds here nothing of cpuserve and of the
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.clients.sdk.blocking import Blocking
 from tests.clients.sdk.environments import ENVIRONMENTS
 from tests.clients.sdk.server import Server, given
 
@@ -49,6 +51,32 @@ def _server(name: str) -> Iterator[Server]:
 
     with SERVERS[name]() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The event loop of async clients: one for all, because some keep connections between calls."""
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+# Takes both halves of a client (or one object with the methods of both, and the async names of its
+# sync methods), and returns one that blocks.
+Half = Callable[..., Any]
+
+
+@pytest.fixture(params=["sync", "async"])
+def half(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Half:
+    """Chooses a half of a client: each flow runs with both."""
+
+    def choose(sync: Any, other: Any = None, **names: str) -> Any:
+        if request.param == "sync":
+            return sync() if other is not None else sync
+        return Blocking(sync if other is None else other(), loop, names)
+
+    choose.is_async = request.param == "async"  # type: ignore[attr-defined]
+    return choose
 
 
 @pytest.fixture(scope="session")

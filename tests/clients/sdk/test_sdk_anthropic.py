@@ -1,4 +1,9 @@
-"""anthropic: messages, whole and in streams, its runner of tools, and its errors."""
+"""anthropic: messages, whole and in streams, its runner of tools, and its errors.
+
+Of its sync and its async client.
+"""
+
+from functools import partial, wraps
 
 import anthropic
 import pydantic
@@ -34,8 +39,10 @@ TOOL = {"name": "get_weather", "description": "Weather.", "input_schema": PARAME
 
 
 @pytest.fixture
-def client(server):
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as found:
+def client(server, half):
+    where = {"base_url": server.url, "api_key": "none", "max_retries": 0}
+    kinds = (partial(kind, **where) for kind in (anthropic.Anthropic, anthropic.AsyncAnthropic))
+    with half(*kinds) as found:
         yield found
 
 
@@ -90,8 +97,15 @@ def test_a_forced_call(client, server, stream, choice):
     assert (block.name, block.input) == ("get_weather", {"city": "Paris"})
 
 
-def test_the_runner_of_tools(client, server):
+@wraps(weather_of)
+async def weather_later(city):
+    return weather_of(city)
+
+
+def test_the_runner_of_tools(client, server, half):
     tool = anthropic.beta_tool(weather_of)
+    if half.is_async:
+        tool = anthropic.beta_async_tool(weather_later)
     asked = {"model": server.model, "max_tokens": 300, "messages": user(PAIR)}
     *_, last = client.beta.messages.tool_runner(tools=[tool], **asked)
     assert last.content[0].text == BOTH

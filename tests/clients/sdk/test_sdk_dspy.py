@@ -24,12 +24,23 @@ def model_at(at, prefix, model=None):
     )  # fmt: skip
 
 
+@pytest.fixture
+def predict(half):
+    """Makes a program that runs with its sync or its async method."""
+
+    def made(signature):
+        program = dspy.Predict(signature)
+        return half(program).acall if half.is_async else program
+
+    return made
+
+
 @every_prefix
 @pytest.mark.parametrize("adapter", [dspy.JSONAdapter, dspy.ChatAdapter])
-def test_a_program(server, prefix, adapter):
+def test_a_program(predict, server, prefix, adapter):
     """The ChatAdapter cannot read this answer, and asks again for JSON."""
     with dspy.context(lm=model_at(server, prefix), adapter=adapter()):
-        assert dspy.Predict("question -> answer")(question=QUESTION).answer == SAID
+        assert predict("question -> answer")(question=QUESTION).answer == SAID
 
 
 class Counted(dspy.Signature):
@@ -40,9 +51,9 @@ class Counted(dspy.Signature):
 
 
 @every_prefix
-def test_a_typed_answer(server, prefix):
+def test_a_typed_answer(predict, server, prefix):
     with dspy.context(lm=model_at(server, prefix), adapter=dspy.JSONAdapter()):
-        assert dspy.Predict(Counted)(question='Two and two? [[say {"answer": 4}]]').answer == 4
+        assert predict(Counted)(question='Two and two? [[say {"answer": 4}]]').answer == 4
 
 
 class Called(dspy.Signature):
@@ -54,17 +65,17 @@ class Called(dspy.Signature):
 
 
 @every_prefix
-def test_parallel_calls_of_tools(server, prefix):
+def test_parallel_calls_of_tools(predict, server, prefix):
     text = 'Look. [[calls get_weather {"city": "Paris"} ;; get_weather {"city": "Rome"}]]'
     adapter = dspy.ChatAdapter(use_native_function_calling=True)
     with dspy.context(lm=model_at(server, prefix), adapter=adapter):
-        found = dspy.Predict(Called)(question=text, tools=[dspy.Tool(get_weather)])
+        found = predict(Called)(question=text, tools=[dspy.Tool(get_weather)])
     assert [call.args for call in found.calls.tool_calls] == [{"city": "Paris"}, {"city": "Rome"}]
 
 
 @every_prefix
-def test_errors_are_the_clients_own(server, prefix):
-    ask = dspy.Predict("question -> answer")
+def test_errors_are_the_clients_own(predict, server, prefix):
+    ask = predict("question -> answer")
     for model, text, error in ((NO_MODEL, QUESTION, LMUnsupportedModelError),
                                (None, TOO_LONG, ContextWindowExceededError)):  # fmt: skip
         with dspy.context(lm=model_at(server, prefix, model)), pytest.raises(error):

@@ -1,5 +1,7 @@
 """Haystack: its generators of chat completions and responses, its agent, its embedders."""
 
+from functools import partial
+
 import openai
 import pytest
 from haystack.components.agents import Agent
@@ -48,12 +50,28 @@ def generator(at, kind, model=None, **more):
     return kind(model=model or at.model, **where, **more)
 
 
+@pytest.fixture
+def halved(half):
+    """Gives a component its sync or its async method."""
+
+    return partial(half, run="run_async")
+
+
+def called_with(half, call):
+    """The callback of a stream, which is async for async methods."""
+
+    async def later(chunk):
+        call(chunk)
+
+    return later if half.is_async else call
+
+
 @every_model
 @every_way
-def test_a_text(server, kind, stream):
+def test_a_text(halved, half, server, kind, stream):
     chunks = []
-    more = {"streaming_callback": chunks.append} if stream else {}
-    (reply,) = generator(server, kind, **more).run([ChatMessage.from_user(SAY)])["replies"]
+    more = {"streaming_callback": called_with(half, chunks.append)} if stream else {}
+    (reply,) = halved(generator(server, kind, **more)).run([ChatMessage.from_user(SAY)])["replies"]
     assert reply.text == SAID
     assert bool(chunks) == stream
 
@@ -63,44 +81,44 @@ def test_a_text(server, kind, stream):
 @pytest.mark.parametrize(
     ("script", "end"), [(LOOP, SUNNY), (PAIR, BOTH), (TWICE, BOTH), (BROKEN, SUNNY)]
 )
-def test_its_agent_runs_a_loop_of_tools(server, kind, stream, script, end):
+def test_its_agent_runs_a_loop_of_tools(halved, half, server, kind, stream, script, end):
     tool = create_tool_from_function(flows.get_weather)
-    more = {"streaming_callback": lambda _: None} if stream else {}
+    more = {"streaming_callback": called_with(half, lambda _: None)} if stream else {}
     agent = Agent(chat_generator=generator(server, kind), tools=[tool], **more)
-    messages = agent.run([ChatMessage.from_user(script)])["messages"]
+    messages = halved(agent).run([ChatMessage.from_user(script)])["messages"]
     assert messages[-1].text == end
 
 
 @every_model
-def test_a_structured_output(server, kind):
+def test_a_structured_output(halved, half, server, kind):
     name = "text_format" if kind is OpenAIResponsesChatGenerator else "response_format"
     model = generator(server, kind, generation_kwargs={name: Person})
-    (reply,) = model.run([ChatMessage.from_user(FORM)])["replies"]
+    (reply,) = halved(model).run([ChatMessage.from_user(FORM)])["replies"]
     assert Person.model_validate_json(reply.text) == Person(**ANN)
 
 
 @every_way
-def test_a_thought_of_responses_goes_back(server, stream):
+def test_a_thought_of_responses_goes_back(halved, half, server, stream):
     tool = create_tool_from_function(flows.get_weather)
     kind = OpenAIResponsesChatGenerator
     kwargs = {"include": ["reasoning.encrypted_content"], "store": False}
-    more = {"streaming_callback": lambda _: None} if stream else {}
+    more = {"streaming_callback": called_with(half, lambda _: None)} if stream else {}
     agent = Agent(chat_generator=generator(server, kind, generation_kwargs=kwargs), tools=[tool],
                   **more)  # fmt: skip
-    messages = agent.run([ChatMessage.from_user(THOUGHTFUL)])["messages"]
+    messages = halved(agent).run([ChatMessage.from_user(THOUGHTFUL)])["messages"]
     assert messages[-1].text == SUNNY
     assert GIVEN_BACK in server.last_prompt()
 
 
-def test_embeddings(vectors):
+def test_embeddings(halved, vectors):
     where = {"api_key": KEY, "api_base_url": f"{vectors.url}/v1"}
-    found = OpenAITextEmbedder(model=vectors.embedder, **where).run("a")
+    found = halved(OpenAITextEmbedder(model=vectors.embedder, **where)).run("a")
     assert len(found["embedding"]) > 1
 
 
 @every_model
-def test_errors_are_the_clients_own(server, kind):
+def test_errors_are_the_clients_own(halved, half, server, kind):
     for model, text, error in ((NO_MODEL, SAY, openai.NotFoundError),
                                (None, TOO_LONG, openai.BadRequestError)):  # fmt: skip
         with pytest.raises(error):
-            generator(server, kind, model).run([ChatMessage.from_user(text)])
+            halved(generator(server, kind, model)).run([ChatMessage.from_user(text)])

@@ -1,6 +1,10 @@
-"""instructor: every mode for OpenAI's and Anthropic's clients; on the built-in model as well."""
+"""instructor: every mode for the sync and async clients of OpenAI and Anthropic.
+
+On the built-in model as well.
+"""
 
 from collections.abc import Iterable
+from functools import partial
 
 import anthropic
 import instructor
@@ -21,14 +25,20 @@ class Person(BaseModel):
     age: int
 
 
-def openai_client(at, mode):
-    client = openai.OpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0)
-    return instructor.from_openai(client, mode=mode)
+def openai_client(half, at, mode):
+    def made(kind):
+        client = kind(base_url=f"{at.url}/v1", api_key="none", max_retries=0)
+        return instructor.from_openai(client, mode=mode)
+
+    return half(partial(made, openai.OpenAI), partial(made, openai.AsyncOpenAI))
 
 
-def anthropic_client(at, mode):
-    client = anthropic.Anthropic(base_url=at.url, api_key="none", max_retries=0)
-    return instructor.from_anthropic(client, mode=mode)
+def anthropic_client(half, at, mode):
+    def made(kind):
+        client = kind(base_url=at.url, api_key="none", max_retries=0)
+        return instructor.from_anthropic(client, mode=mode)
+
+    return half(partial(made, anthropic.Anthropic), partial(made, anthropic.AsyncAnthropic))
 
 
 CLIENTS = {"openai": openai_client, "anthropic": anthropic_client}
@@ -55,40 +65,40 @@ KEPT = [
 NAMES = {key: f"{key[0]}-{key[1].value}" for key in MODES}
 
 
-def ask(at, key, text, **asked):
+def ask(half, at, key, text, **asked):
     asked = {"model": at.model, "messages": user(text), "max_tokens": 300, "max_retries": 0,
              "response_model": Person, **asked}  # fmt: skip
-    return CLIENTS[key[0]](at, key[1]).chat.completions.create(**asked)
+    return CLIENTS[key[0]](half, at, key[1]).chat.completions.create(**asked)
 
 
 @pytest.mark.parametrize("key", MODES, ids=NAMES.get)
-def test_a_mode(server, key):
-    assert ask(server, key, MODES[key]).model_dump() == ANN
+def test_a_mode(half, server, key):
+    assert ask(half, server, key, MODES[key]).model_dump() == ANN
 
 
 @pytest.mark.parametrize("key", KEPT, ids=NAMES.get)
-def test_a_mode_on_the_built_in_model(smollm2, key):
-    assert isinstance(ask(smollm2, key, "Ann is 7 years old. Extract the person."), Person)
+def test_a_mode_on_the_built_in_model(half, smollm2, key):
+    assert isinstance(ask(half, smollm2, key, "Ann is 7 years old. Extract the person."), Person)
 
 
-def test_parallel_calls(server):
+def test_parallel_calls(half, server):
     text = 'Two. [[calls Person {"name": "Ann", "age": 7} ;; Person {"name": "Bob", "age": 8}]]'
-    client = openai_client(server, MODE.PARALLEL_TOOLS)
+    client = openai_client(half, server, MODE.PARALLEL_TOOLS)
     asked = {"model": server.model, "messages": user(text), "max_tokens": 300}
     found = list(client.chat.completions.create(response_model=Iterable[Person], **asked))
     assert [person.name for person in found] == ["Ann", "Bob"]
 
 
 @pytest.mark.parametrize("key", [key for key in MODES if key[1] != MODE.MD_JSON], ids=NAMES.get)
-def test_a_partial_stream(server, key):
-    client = CLIENTS[key[0]](server, key[1])
+def test_a_partial_stream(half, server, key):
+    client = CLIENTS[key[0]](half, server, key[1])
     text = MODES[key].replace("call Person", "call PartialPerson")  # the name that it asks for
     asked = {"model": server.model, "messages": user(text), "max_tokens": 300}
     *_, last = client.chat.completions.create_partial(response_model=Person, **asked)
     assert last.model_dump() == ANN
 
 
-def test_errors_are_the_clients_own(server):
+def test_errors_are_the_clients_own(half, server):
     for model, text, status in ((NO_MODEL, FORM, 404), (server.model, TOO_LONG, 400)):
         with pytest.raises(InstructorRetryException, match=f"Error code: {status}"):
-            ask(server, ("openai", MODE.TOOLS), text, model=model)
+            ask(half, server, ("openai", MODE.TOOLS), text, model=model)

@@ -1,4 +1,9 @@
-"""LangChain: its models of OpenAI (both APIs), Anthropic and Ollama, and their embeddings."""
+"""LangChain: its models of OpenAI (both APIs), Anthropic and Ollama, and their embeddings.
+
+Of each its methods and its async ones.
+"""
+
+from functools import partial
 
 import pytest
 from langchain_anthropic import ChatAnthropic
@@ -70,10 +75,16 @@ def ask(model, stream, messages):
     return message
 
 
+@pytest.fixture
+def halved(half):
+    """Gives a model its sync or its async methods."""
+    return partial(half, invoke="ainvoke", stream="astream", embed_documents="aembed_documents")
+
+
 @every_model
 @every_way
-def test_a_text(server, make, stream):
-    message = ask(make(server), stream, [HumanMessage(SAY)])
+def test_a_text(halved, server, make, stream):
+    message = ask(halved(make(server)), stream, [HumanMessage(SAY)])
     assert message.text == SAID
     assert message.usage_metadata["output_tokens"] > 0
 
@@ -81,30 +92,30 @@ def test_a_text(server, make, stream):
 @every_model
 @every_way
 @pytest.mark.parametrize(("script", "count", "end"), [(LOOP, 1, SUNNY), (PAIR, 2, BOTH)])
-def test_a_loop_of_tools(server, make, stream, script, count, end):
+def test_a_loop_of_tools(halved, server, make, stream, script, count, end):
     model, messages = make(server).bind_tools([weather]), [HumanMessage(script)]
-    message = ask(model, stream, messages)
+    message = ask(halved(model), stream, messages)
     assert [call["args"]["city"] for call in message.tool_calls] == ["Paris", "Rome"][:count]
     messages += [message, *(weather.invoke(call) for call in message.tool_calls)]
-    assert ask(model, stream, messages).text == end
+    assert ask(halved(model), stream, messages).text == end
 
 
 @every_model
 @every_way
-def test_a_loop_goes_on_after_a_broken_call(server, make, stream):
+def test_a_loop_goes_on_after_a_broken_call(halved, server, make, stream):
     model, messages = make(server).bind_tools([weather]), [HumanMessage(BROKEN)]
-    message = ask(model, stream, messages)
+    message = ask(halved(model), stream, messages)
     for call in (*message.invalid_tool_calls, *message.tool_calls):
         messages += [message, ToolMessage("This is no JSON.", tool_call_id=call["id"])]
-    message = ask(model, stream, messages)
+    message = ask(halved(model), stream, messages)
     messages += [message, *(weather.invoke(call) for call in message.tool_calls)]
-    assert ask(model, stream, messages).text == SUNNY
+    assert ask(halved(model), stream, messages).text == SUNNY
 
 
 @pytest.mark.parametrize("make", [openai, responses, anthropic])
-def test_a_forced_call(server, make):
+def test_a_forced_call(halved, server, make):
     model = make(server).bind_tools([weather], tool_choice="any")
-    (call,) = model.invoke(LOOP).tool_calls
+    (call,) = halved(model).invoke(LOOP).tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 
 
@@ -113,11 +124,11 @@ METHODS = {"json_schema": FORM, "function_calling": FORM_CALL, "json_mode": FORM
 
 @every_model
 @pytest.mark.parametrize("method", METHODS)
-def test_a_structured_output(server, make, method):
+def test_a_structured_output(halved, server, make, method):
     if (make, method) == (anthropic, "json_mode"):
         return  # LangChain has no such method for it
     model = make(server).with_structured_output(Person, method=method)
-    assert model.invoke(METHODS[method]) == Person(**ANN)
+    assert halved(model).invoke(METHODS[method]) == Person(**ANN)
 
 
 THINKING = {
@@ -130,25 +141,25 @@ THINKING = {
 
 @pytest.mark.parametrize("name", THINKING)
 @every_way
-def test_a_thought_goes_back(server, name, stream):
+def test_a_thought_goes_back(halved, server, name, stream):
     model = MODELS[name](server, **THINKING[name]).bind_tools([weather])
     messages = [HumanMessage(THOUGHTFUL)]
-    message = ask(model, stream, messages)
+    message = ask(halved(model), stream, messages)
     told = message.additional_kwargs.get("reasoning_content") or str(message.content)
     if not (name == "responses" and stream):  # of streams, it keeps summaries only
         assert THOUGHT in told
     messages += [message, *(weather.invoke(call) for call in message.tool_calls)]
-    assert ask(model, stream, messages).text == SUNNY
+    assert ask(halved(model), stream, messages).text == SUNNY
     assert GIVEN_BACK in server.last_prompt()
 
 
-def test_embeddings(vectors):
+def test_embeddings(halved, vectors):
     made = (
         OpenAIEmbeddings(model=vectors.embedder, base_url=f"{vectors.url}/v1", api_key="none",
                          check_embedding_ctx_length=False),
         OllamaEmbeddings(model=vectors.embedder, base_url=vectors.url),
     )  # fmt: skip
-    first, second = (model.embed_documents(["a", "b"]) for model in made)
+    first, second = (halved(model).embed_documents(["a", "b"]) for model in made)
     assert first[0] == pytest.approx(second[0], abs=1e-6)
     assert len(first) == len(second) == 2
 
@@ -162,10 +173,10 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_are_the_clients_own(server, name):
+def test_errors_are_the_clients_own(halved, server, name):
     library, missing, too_long = ERRORS[name]
     library = __import__(library)
     with pytest.raises(getattr(library, missing)):
-        MODELS[name](server, model=NO_MODEL).invoke(SAY)
+        halved(MODELS[name](server, model=NO_MODEL)).invoke(SAY)
     with pytest.raises(getattr(library, too_long)):
-        MODELS[name](server).invoke(TOO_LONG)
+        halved(MODELS[name](server)).invoke(TOO_LONG)

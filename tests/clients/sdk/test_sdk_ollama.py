@@ -1,6 +1,7 @@
-"""ollama: chat, generate, show, embed."""
+"""ollama: chat, generate, show, embed, of its sync and its async client."""
 
 import json
+from functools import partial
 
 import ollama
 import pytest
@@ -26,10 +27,15 @@ from tests.clients.sdk.flows import (
 )
 
 
+def connected(half, at):
+    kinds = (partial(kind, host=at.url) for kind in (ollama.Client, ollama.AsyncClient))
+    return half(*kinds)
+
+
 @pytest.fixture
-def client(server):
-    with ollama.Client(host=server.url) as connected:
-        yield connected
+def client(server, half):
+    with connected(half, server) as found:
+        yield found
 
 
 def ask(client, stream, **asked):
@@ -102,8 +108,8 @@ def test_a_thought_that_is_not_wanted(client, server):
     assert (message.thinking or "", message.content) == ("", SAID)
 
 
-def test_embeddings(vectors):
-    with ollama.Client(host=vectors.url) as client:
+def test_embeddings(vectors, half):
+    with connected(half, vectors) as client:
         found = client.embed(vectors.embedder, ["a", "b"], truncate=True, keep_alive="5m")
         again = client.embeddings(vectors.embedder, "a").embedding
         short = client.embed(vectors.embedder, "a", dimensions=8).embeddings

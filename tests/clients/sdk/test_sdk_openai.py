@@ -1,6 +1,7 @@
-"""openai: chat completions, responses, embeddings."""
+"""openai: chat completions, responses, embeddings, of its sync and its async client."""
 
 import json
+from functools import partial
 
 import openai
 import pydantic
@@ -35,9 +36,14 @@ FUNCTION = {"type": "function", "strict": True, **TOOL["function"]}
 CALLED = {"city": "Paris"}
 
 
+def connected(half, at):
+    where = {"base_url": f"{at.url}/v1", "api_key": "none", "max_retries": 0}
+    return half(partial(openai.OpenAI, **where), partial(openai.AsyncOpenAI, **where))
+
+
 @pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
+def client(server, half):
+    with connected(half, server) as found:
         yield found
 
 
@@ -179,9 +185,8 @@ def test_thoughts_of_responses_go_back_sealed(client, server):
     assert GIVEN_BACK in server.last_prompt()
 
 
-def test_embeddings(vectors):
-    url = f"{vectors.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+def test_embeddings(vectors, half):
+    with connected(half, vectors) as client:
         asked = {"model": vectors.embedder, "input": ["a", "b"]}
         packed = client.embeddings.create(**asked).data  # the client asks for base64
         plain = client.embeddings.create(**asked, encoding_format="float").data
