@@ -17,7 +17,17 @@ UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 <
 SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%), or 0 for automatic"
 BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
-_UNIT_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Go writes the micro sign, and reads the Greek letter as well.
+_UNIT_S = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "\N{MICRO SIGN}s": 1e-6,
+    "\N{GREEK SMALL LETTER MU}s": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
 # The longest duration in seconds, because a timer cannot count much longer.
 LONGEST_S = 10.0 * 365 * 24 * 3600
 MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel, so that a typo cannot create a huge list

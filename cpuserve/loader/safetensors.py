@@ -120,17 +120,23 @@ class SafetensorsStore:
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
         if only:
             check_file(directory, directory / only)
-        paths = [directory / only] if only else _files_of(directory)
+        index = {} if only else _index_of(directory)
+        paths = [directory / only] if only else _files_of(directory, index)
         self.files = [SafetensorsFile(path) for path in paths]
         for file in self.files:
-            self._add(file)
-        if not only:
-            _check_index(directory, {t.name: f.path.name for f, t in self._tensors.values()})
+            self._add(file, index)
+        if index:
+            present = {t.name: f.path.name for f, t in self._tensors.values()}
+            _check_index(directory, index, present)
 
-    def _add(self, file: SafetensorsFile) -> None:
+    def _add(self, file: SafetensorsFile, index: dict[str, str]) -> None:
+        """Add the tensors of a file, without those that the index assigns to another file.
+
+        Some shards repeat a tensor of another shard (a tied embedding, for example).
+        """
         for tensor in file.tensors.values():
             name = checkpoint_to_hf(tensor.name)
-            if is_ignored(name):
+            if is_ignored(name) or index.get(tensor.name, file.path.name) != file.path.name:
                 continue
             if name in self._tensors:
                 other = self._tensors[name][0].path.name
@@ -172,12 +178,15 @@ def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _files_of(directory: Path) -> list[Path]:
+def _index_of(directory: Path) -> dict[str, str]:
+    """Return {tensor name: file name} of the index; {} if there is no index."""
+    path = directory / INDEX
+    return _weight_map(directory) if path.exists() or path.is_symlink() else {}
+
+
+def _files_of(directory: Path, index: dict[str, str]) -> list[Path]:
     """Return the weight files; each is a regular file or a permitted link to one."""
-    if (directory / INDEX).exists() or (directory / INDEX).is_symlink():
-        names = sorted(set(_weight_map(directory).values()))
-    else:
-        names = _unindexed(directory)
+    names = sorted(set(index.values())) if index else _unindexed(directory)
     missing = [n for n in names if not (directory / n).exists()]
     if missing:
         msg = (
@@ -284,11 +293,9 @@ def _check_extra(directory: Path, names: list[str]) -> None:
         raise ModelError(msg)
 
 
-def _check_index(directory: Path, present: dict[str, str]) -> None:
+def _check_index(directory: Path, index: dict[str, str], present: dict[str, str]) -> None:
     """Raise ModelError unless every tensor is in the file that the index lists for it."""
-    if not (directory / INDEX).exists():
-        return
-    expected = {n: f for n, f in _weight_map(directory).items() if not is_ignored(n)}
+    expected = {n: f for n, f in index.items() if not is_ignored(n)}
     wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
     if wrong:
         listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")

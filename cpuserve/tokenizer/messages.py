@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import Content, ContentPart, ConversationMessage, MediaPart
+from cpuserve.tokenizer.finite_json import loads_finite
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 MAX_MESSAGES = 100_000
@@ -119,14 +120,17 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Mapping[str, Any] | str:
-    """Return the arguments as a dict, or as a text if they are not a JSON object."""
+    """Return the arguments as a dict, or as a text if they are not a JSON object.
+
+    Numbers that JSON cannot hold are None, because templates would write NaN or Infinity.
+    """
     if isinstance(given, Mapping):
         return given
     if given is None or given == "":
         return {}
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     try:
-        found = json.loads(text)
+        found = loads_finite(text)
         if isinstance(found, dict):
             # Half of a surrogate pair is no text, and values nested too deeply cannot be written.
             json.dumps(found, ensure_ascii=False).encode()

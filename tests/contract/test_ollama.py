@@ -40,7 +40,7 @@ GOOD = {
     "options.stop": (["x"], [], "x"),
     "options.num_ctx": (64, 100_000),
     "options.unknown": (1, "x"),
-    "keep_alive": ("5m", 0, -1, 60),
+    "keep_alive": ("5m", 0, -1, 60, "100\N{MICRO SIGN}s", "1s2\N{GREEK SMALL LETTER MU}s"),
     "think": (False,),
 }
 BAD = {

@@ -4,6 +4,7 @@ Texts are random walks over what the masks allow, and an independent validator j
 """
 
 import datetime
+import ipaddress
 import json
 import random
 
@@ -394,6 +395,44 @@ def name(schema):
 
 # Of each keyword, one schema is not deep.
 SOME = [some[0] for some in KEPT.values()]
+
+
+def accepts(walker, schema, text):
+    """Whether a text fits a schema, by the masks of the bytes of the text."""
+    matcher = walker.matcher("json", json.dumps(schema))
+    of = {data: token for token, data in walker.bytes.items()}
+    for byte in text.encode():
+        if not matcher.consume_token(of[bytes([byte])]):
+            return False
+    return matcher.is_accepting()
+
+
+ADDRESSES = [
+    "::",
+    "::1",
+    "1::",
+    "2001:db8::ff00:42:8329",
+    "1:2:3:4:5:6:7:8",
+    "::1.2.3.4",
+    "::ffff:192.0.2.1",
+    "64:ff9b::192.0.2.33",
+    "1:2:3:4:5:6:255.0.0.10",
+    "1:2:3:4:5:6:7::",
+]
+NO_ADDRESSES = ["", ":", ":::", "1::2::3", "1:2:3", "::12345", "::g", "1.2.3.4", "::256.0.0.1",
+                "::01.2.3.4", "::1.2.3", "1:2:3:4:5:6:7:1.2.3.4", "1:2:3:4:5:6:7:8:9", "::1%eth0",
+                "::1.2.3.4:5"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*ADDRESSES, *NO_ADDRESSES])
+def test_ipv6_has_every_form_of_an_address(walker, text):
+    try:
+        is_address = ipaddress.IPv6Address(text).scope_id is None
+    except ValueError:
+        is_address = False
+    assert is_address == (text in ADDRESSES)
+    schema = {"format": "ipv6", **STR}
+    assert accepts(walker, schema, json.dumps(text)) == is_address
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,18 @@ def test_index_and_shards_must_agree(sharded, names):
         SafetensorsStore(sharded)
 
 
-def test_a_tensor_in_two_shards_is_refused(sharded):
+@pytest.mark.parametrize(("repeated", "of"), [(["c", "a"], S1), (["b", "c"], S1)])
+def test_a_tensor_that_the_index_assigns_to_another_shard_is_ignored(sharded, repeated, of):
+    shard(sharded, S2, repeated)
+    store = SafetensorsStore(sharded)
+    assert store.names() == {"a", "b", "c"}
+    files = {name: store._tensors[name][0].path.name for name in store.names()}
+    assert files == {"a": of, "b": S1, "c": S2}
+
+
+def test_a_tensor_in_two_shards_without_an_index_is_refused(sharded):
     shard(sharded, S2, ["c", "a"])
+    (sharded / INDEX).unlink()
     with pytest.raises(ModelError, match="tensor a is in both"):
         SafetensorsStore(sharded)
 

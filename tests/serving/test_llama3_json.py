@@ -88,10 +88,11 @@ def test_arguments_are_told_while_they_are_written():
     assert parser.push('{"name": "f", ') == []
     (call,) = parser.push('"parameters": {"a')
     assert (call.name, call.arguments) == ("f", '{"a')
-    (more,) = parser.push('": 1')
-    assert (more.id, more.arguments) == (None, '": 1')
+    (more,) = parser.push('": 1')  # a number is told when it has ended
+    assert (more.id, more.arguments) == (None, '": ')
     assert parser.num_closed == 0
-    parser.push("}}")
+    (last,) = parser.push("}}")
+    assert last.arguments == "1}"
     assert parser.num_closed == 1
 
 

@@ -37,14 +37,29 @@ _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 _EMAIL = rf"{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[({_BYTE}\.){{3}}{_BYTE}\])"
 
+# All forms of RFC 4291: eight groups, of which :: stands for at least one, and the last two may be
+# an IPv4 address, as in ::ffff:192.0.2.1, which the pattern of llguidance lacks.
+_HEX = "[0-9a-fA-F]{1,4}"
+_UP_TO = [f"(({_HEX}:){{0,{most - 1}}}{_HEX})?" if most else "" for most in range(8)]
+_TAIL = rf"({_HEX}:{_HEX}|({_BYTE}\.){{3}}{_BYTE})"
+_IPV6 = "|".join(
+    (
+        f"({_HEX}:){{6}}{_TAIL}",
+        *(f"{_UP_TO[before]}::({_HEX}:){{{5 - before}}}{_TAIL}" for before in range(6)),
+        f"{_UP_TO[6]}::{_HEX}",
+        f"{_UP_TO[7]}::",
+    )
+)
+
 PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
     "duration": f"^{_DURATION}$",
     "email": f"^{_EMAIL}$",
+    "ipv6": f"^({_IPV6})$",
 }
-KEPT_FORMATS = ("hostname", "ipv4", "ipv6", "uuid", "uri")
+KEPT_FORMATS = ("hostname", "ipv4", "uuid", "uri")
 
 # The look-aheads at the beginning of Zod's pattern for emails, which `format: email` implies.
 _ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from cpuserve.serving.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
+from cpuserve.tokenizer.finite_json import FiniteJson
 
 _SPACE = " \t\r\n"
 # If one of these comes directly before a tag, the text only mentions the tag, as in `<think>`.
@@ -47,6 +48,7 @@ class CallParser(ABC):
         self.ends_at_repeat = False
         self.num_calls = 0
         self._called = ""  # the function of the last call
+        self._finite = FiniteJson()  # for the arguments of the last call
         self._written: list[str] = []  # the arguments of the last call, if `ends_at_repeat`
         self._made: set[tuple[str, str]] = set()  # the complete calls, if `ends_at_repeat`
         self._repeats = False  # whether the last call equals an earlier one
@@ -108,6 +110,8 @@ class CallParser(ABC):
             self._end_thought()
             self._held = ""
         self._end()
+        if self.num_calls:
+            self._tell_arguments(self._finite.end())
         if "".join(self._lead).strip(_SPACE + ",;"):  # a further call has begun
             self._is_at_call = False
         self._lead.clear()
@@ -335,12 +339,15 @@ class CallParser(ABC):
         self._unsaid = ""
         self._lead.clear()
         self._blanks.clear()
+        self._finite = FiniteJson()
+        arguments = self._finite.feed(arguments)
         self._called, self._written = name, [arguments]
         number = self.num_calls - 1
         self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
 
     def _close_call(self) -> None:
         """Count the last tool call as complete."""
+        self._tell_arguments(self._finite.end())
         self.num_closed += 1
         self.last_closed = True
         if self.ends_at_repeat:
@@ -350,6 +357,9 @@ class CallParser(ABC):
 
     def _continue_call(self, arguments: str) -> None:
         """Report a further part of the arguments of the last tool call."""
+        self._tell_arguments(self._finite.feed(arguments))
+
+    def _tell_arguments(self, arguments: str) -> None:
         if arguments:
             if self.ends_at_repeat:
                 self._written.append(arguments)
