@@ -115,6 +115,10 @@ class InvalidRequest(RequestError):
     code = "invalid_value"
 
 
+# What a message about a text that is too long advises, if its request may ask for a cut.
+CUT_ADVICE = ", or set truncate_prompt_tokens (-1 cuts it to the context)"
+
+
 class PromptTooLong(InvalidRequest):
     """A prompt, or a text to be embedded, does not fit in the context (400).
 
@@ -130,6 +134,11 @@ class PromptTooLong(InvalidRequest):
         super().__init__(message, role="prompt")
         self.num_tokens = num_tokens
         self.most = most
+
+    def use_words(self, words: Mapping[str, str]) -> None:
+        """Put the field of a dialect into the message; words["cut"] replaces CUT_ADVICE."""
+        self.message = self.message.replace(CUT_ADVICE, words.get("cut", CUT_ADVICE))
+        super().use_words(words)
 
 
 class NotFound(RequestError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest, PromptTooLong
+from cpuserve.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.length import cannot_fit
@@ -121,7 +121,7 @@ def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:
 def too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> PromptTooLong:
     """Return the error for a text; index: its position in an embedding request, None for others."""
     what = "The text" if index is None else f"Input {index}"
-    more = "" if index is None else ", or set truncate_prompt_tokens (-1 cuts it to the context)"
+    more = "" if index is None else CUT_ADVICE
     msg = (
         f"This model's maximum context length is {max_model_len} tokens. {what} has {len(text)} "
         f"characters, which is more than {most} tokens: shorten it{more}"

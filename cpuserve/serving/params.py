@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
+from cpuserve.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong
 from cpuserve.sampling.chain import SamplerFields
 from cpuserve.sampling.params import MAX_REPETITION_PENALTY, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
@@ -134,8 +134,7 @@ def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
     if num_tokens > max_model_len:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. Input {index} has "
-            f"{num_tokens} tokens: shorten it, or set truncate_prompt_tokens (-1 cuts it to the "
-            "context)"
+            f"{num_tokens} tokens: shorten it{CUT_ADVICE}"
         )
         raise PromptTooLong(msg, num_tokens=num_tokens, most=max_model_len)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest, PromptTooLong
+from cpuserve.errors import CUT_ADVICE, InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Prompt
 from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.continued import continued
@@ -135,7 +135,7 @@ async def _pair_prompts(
             what = f"Pair {index} (a query and its document)" if len(pair) == 2 else f"Text {index}"
             msg = (
                 f"This model's maximum context length is {most} tokens. {what} has {len(ids)} "
-                "tokens: shorten it, or set truncate_prompt_tokens"
+                f"tokens: shorten it{CUT_ADVICE}"
             )
             raise PromptTooLong(msg, num_tokens=len(ids), most=most)
         return Prompt(ids)

@@ -10,6 +10,7 @@ from huggingface_hub import InferenceClient
 
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api
+from tests.api.post_routes import prepare
 from tests.helpers.classifiers import LABELS, PROMPTS, classifier
 from tests.helpers.embedder import embedding_model
 from tests.helpers.rerankers import DOCUMENTS, QUERY, expected_scores, reranker
@@ -70,6 +71,8 @@ def test_long_texts_are_cut_unless_truncate_is_false(vectors):
     status, kind, told = refused(vectors, "/embed", inputs=text, truncate=False)
     assert (status, kind) == (413, "Validation")
     assert "maximum context length is 128 tokens" in told
+    assert "omit truncate" in told
+    assert "truncate_prompt_tokens" not in told
 
 
 def test_embed_all_gives_the_vector_of_each_token(vectors):
@@ -246,3 +249,32 @@ def entities():
     path = classifier("bert", tokens=True)
     with running_server(path, *OPTIONS) as server:
         yield server, pipeline("token-classification", str(path), dtype="float32")
+
+
+LONG = "word " * 500
+WHOLE = {"truncate": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "pooling", "body", "advice"),
+    [
+        ("/embed", "last", {"inputs": LONG, **WHOLE}, ", or omit truncate"),
+        ("/embed_all", "last", {"inputs": LONG, **WHOLE}, ", or omit truncate"),
+        ("/embed_sparse", "sparse", {"inputs": LONG, **WHOLE}, ", or omit truncate"),
+        ("/predict", "classify", {"inputs": LONG, **WHOLE}, ""),
+        ("/rerank", "rank", {"query": "a", "texts": [LONG], **WHOLE}, ""),
+        ("/v1/embeddings", "last", {"input": LONG}, ", or set truncate_prompt_tokens"),
+        ("/v2/embed", "last", {"texts": [LONG], "truncate": "NONE"}, ', or set truncate to "END"'),
+        ("/embedding", "last", {"content": LONG}, ""),
+        ("/api/embed", "last", {"input": LONG, **WHOLE}, "truncate"),
+    ],
+)
+def test_the_advice_for_a_text_that_is_too_long_is_about_fields_of_the_dialect(
+    path, pooling, body, advice
+):
+    api = Api()
+    prepare(api.context, pooling)
+    told = api.post(path, model="tiny", **body).text.replace('\\"', '"')
+    assert f"shorten it{advice}" in told or (path == "/api/embed" and advice in told)
+    if path != "/v1/embeddings":
+        assert "truncate_prompt_tokens" not in told

@@ -19,6 +19,11 @@ from cpuserve.api.response.error_format import COHERE as COHERE_ERRORS
 from cpuserve.api.route import generate, post
 
 router = APIRouter()
+_WORDS = {
+    "prompt": "texts",
+    "prompt_name": "input_type",
+    "cut": ', or set truncate to "END", which cuts it',
+}
 
 
 @post(
@@ -28,7 +33,7 @@ router = APIRouter()
     response=CohereEmbeddings,
     error=CohereError,
     id_prefix="embd-",
-    words=lambda _: {"prompt": "texts", "prompt_name": "input_type"},
+    words=lambda _: _WORDS,
 )
 async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> Response:
     """Return a vector for each text, in the format of Cohere."""
@@ -42,7 +47,7 @@ async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> R
     response=CohereEmbeddings,
     error=CohereError,
     id_prefix="embd-",
-    words=lambda _: {"prompt": "texts", "prompt_name": "input_type"},
+    words=lambda _: _WORDS,
 )
 async def cohere_embed_v1(received: RequestContext, asked: CohereEmbedV1Request) -> Response:
     """Return a vector for each text, in the format of version 1 of the Cohere API."""

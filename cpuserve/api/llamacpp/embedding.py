@@ -57,7 +57,7 @@ class LlamaEmbedding(msgspec.Struct):
     response=list[LlamaEmbedding],
     error=LlamaError,
     id_prefix="embedding-",
-    words=lambda asked: {"prompt": "content" if asked.content is not None else "input"},
+    words=lambda asked: {"prompt": "content" if asked.content is not None else "input", "cut": ""},
 )
 async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest) -> Response:
     """Return a vector for each text, in the format of llama-server."""

@@ -27,7 +27,8 @@ router = APIRouter()
 
 
 def _words(asked: RerankRequest) -> dict[str, str]:
-    return {"prompt": "input" if asked.form == "mixedbread" else "documents"}
+    name = "input" if asked.form == "mixedbread" else "documents"
+    return {"prompt": name, **({"cut": ", or omit truncation"} if asked.form == "voyage" else {})}
 
 
 @post(

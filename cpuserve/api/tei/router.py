@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.error_format import TEI
 from cpuserve.api.route import generate, post
-from cpuserve.api.tei.errors import ERRORS, TeiError
+from cpuserve.api.tei.errors import CUT, ERRORS, TeiError
 from cpuserve.api.tei.predict import Predictions, PredictRequest, PredictWriter, predict_call
 from cpuserve.api.tei.schema import (
     EmbedAllRequest,
@@ -44,7 +44,7 @@ _post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
     schema=TeiEmbedRequest,
     response=Embeddings,
     id_prefix="embed-",
-    words=lambda _: {"prompt": "inputs"},
+    words=lambda _: {"prompt": "inputs", **CUT},
 )
 async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Response:
     """Return the embedding of each text."""
@@ -58,7 +58,7 @@ async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Respons
     schema=EmbedAllRequest,
     response=TokenEmbeddings,
     id_prefix="embed-",
-    words=lambda _: {"prompt": "inputs"},
+    words=lambda _: {"prompt": "inputs", **CUT},
 )
 async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Response:
     """Return an embedding for each token of each text."""
@@ -70,7 +70,7 @@ async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Respons
     schema=EmbedSparseRequest,
     response=SparseEmbeddings,
     id_prefix="embed-",
-    words=lambda _: {"prompt": "inputs"},
+    words=lambda _: {"prompt": "inputs", **CUT},
 )
 async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> Response:
     """Return the sparse embedding of each text: the weights of its tokens."""
@@ -84,7 +84,7 @@ async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> R
     schema=SimilarityRequest,
     response=list[float],
     id_prefix="similarity-",
-    words=lambda _: {"prompt": "sentences"},
+    words=lambda _: {"prompt": "sentences", **CUT},
 )
 async def similarity(received: RequestContext, asked: SimilarityRequest) -> Response:
     """Return the cosine similarity of each sentence to the source sentence."""
@@ -96,7 +96,7 @@ async def similarity(received: RequestContext, asked: SimilarityRequest) -> Resp
     schema=PredictRequest,
     response=Predictions,
     id_prefix="predict-",
-    words=lambda _: {"prompt": "inputs"},
+    words=lambda _: {"prompt": "inputs", **CUT},
 )
 async def predict(received: RequestContext, asked: PredictRequest) -> Response:
     """Return the class labels of each text or pair of texts."""
@@ -109,7 +109,7 @@ async def predict(received: RequestContext, asked: PredictRequest) -> Response:
     schema=TeiRerankRequest,
     response=list[TextRank],
     id_prefix="rerank-",
-    words=lambda _: {"prompt": "texts"},
+    words=lambda _: {"prompt": "texts", **CUT},
 )
 async def tei_rerank(received: RequestContext, asked: TeiRerankRequest) -> Response:
     """Rank texts by their relevance for a query."""

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.error_format import TEI
 from cpuserve.api.route import generate, post
-from cpuserve.api.tei.errors import ERRORS, TeiError
+from cpuserve.api.tei.errors import CUT, ERRORS, TeiError
 from cpuserve.api.tei.schema import TeiFields, check_inputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.classes import activated, rows_of
@@ -83,7 +83,7 @@ class Entity(msgspec.Struct, omit_defaults=True):
     errors=TEI,
     also=ERRORS,
     id_prefix="tokens-",
-    words=lambda _: {"prompt": "inputs"},
+    words=lambda _: {"prompt": "inputs", **CUT},
 )
 async def token_labels(received: RequestContext, asked: TokenLabelsRequest) -> Response:
     """Return the labels of the tokens of each text."""
