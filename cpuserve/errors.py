@@ -115,7 +115,7 @@ class InvalidRequest(RequestError):
     code = "invalid_value"
 
 
-# What a message about a text that is too long advises, if its request may ask for a cut.
+# The advice in messages about texts that are too long, if requests may ask for a cut.
 CUT_ADVICE = ", or set truncate_prompt_tokens (-1 cuts it to the context)"
 
 

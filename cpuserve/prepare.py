@@ -20,7 +20,7 @@ from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError, TooLittleMemory
+from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32
@@ -211,6 +211,26 @@ def find(options: EngineOptions, progress: ProgressFn | None = None) -> Path:
 
     name = model_name(options)
     return find_model(resolve_model(name, revision=options.revision, progress=progress))
+
+
+def known_pooling(options: EngineOptions) -> str | None:
+    """Return the pooling of a model without loading it (EngineConfig.pooling).
+
+    None = the model is not on this machine, or its files are broken.
+    """
+    from cpuserve.loader.load import find_model
+    from cpuserve.models.generic import read_spec
+
+    path = Path(model_name(options)).expanduser()
+    if not path.exists():
+        return None
+    try:
+        files = _ModelFiles(find_model(path))
+        config, _, _ = _read(files)
+        spec, _ = read_spec(config)
+        return _pooling(options, files, config, encoder=spec.encoder)[0]
+    except StartupError:
+        return None
 
 
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:

@@ -12,7 +12,7 @@ A request for text, vectors or scores is checked only here, in this order:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -91,6 +91,7 @@ def post(
     also: Sequence[int] = (),
     errors: ErrorFormat | None = None,
     pages: bool = True,
+    poolings: Collection[str] = (),
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
@@ -104,13 +105,14 @@ def post(
     words: a function that returns the body field for each role of an error (RequestError.role);
       None = each role is the name of a field.
     errors: the error format of the route; None = the format for its path.
+    poolings: the pooling types of models that can serve the route; empty = any (BodyForm).
 
     The operation in /openapi.json has the handler's name and docstring.
     The decorator returns an Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
-        form = BodyForm(id_prefix, schema, conversation)
+        form = BodyForm(id_prefix, schema, conversation, frozenset(poolings))
         endpoint = Endpoint(handler, form, response, error, stream, words, also, errors, pages)
         for path in paths:
             router.add_api_route(
@@ -233,7 +235,21 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
         endpoint = chosen[0]
         if endpoint.words is not None:
             request.scope[WORDS] = endpoint.words(asked)
-        return await endpoint.handler(received, asked)
+        try:
+            return await endpoint.handler(received, asked)
+        except InvalidRequest as error:
+            await _add_able_models(error, received, endpoint.form)
+            raise
+
+
+async def _add_able_models(
+    error: InvalidRequest, received: RequestContext, form: BodyForm[Any]
+) -> None:
+    """Add the models that can serve a request to the error that its model cannot."""
+    if error.role != "model" or not form.poolings or not received.models.several:
+        return
+    if able := await received.models.names_with(form.poolings):
+        error.message += f". Models of this server that can: {', '.join(able)}"
 
 
 async def generate(

@@ -28,6 +28,9 @@ class Loader(Protocol):
     def most_body_bytes(self) -> int:
         """The largest request body in bytes that the model may accept, estimated before loading."""
 
+    async def pooling(self) -> str | None:
+        """Return the pooling type (EngineConfig.pooling); None = unknown before loading."""
+
     async def load(self, promised_bytes: int) -> ModelContext:
         """Return the model, ready to serve requests.
 

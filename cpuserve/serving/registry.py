@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +27,7 @@ from cpuserve.errors import (
 )
 from cpuserve.log import get_logger
 from cpuserve.serving.created_name import CreatedName
+from cpuserve.serving.first_loader import FirstLoader
 from cpuserve.serving.timers import Timers
 
 if TYPE_CHECKING:
@@ -216,6 +224,26 @@ class ModelRegistry:
         """Return the path of an adapter."""
         found = self.first.adapters.get(name)
         return self._by_name[name].loader.adapters[name] if found is None else found
+
+    def own_names(self, name: str) -> tuple[str, ...]:
+        """Return all names of the model, adapter or created model with this served name."""
+        slot = self._slot(name)
+        if name in self._created or self.parent(name) is not None:
+            return (name,)
+        if slot is self._first:
+            return self.first.model_names
+        return (slot.loader.name, *slot.loader.aliases)
+
+    async def names_with(self, poolings: Collection[str]) -> list[str]:
+        """Return the models with one of these pooling types, as far as that is known."""
+        found = []
+        for slot in self._all():
+            if slot.key:  # shared by created models
+                continue
+            pooling = None if slot.context is None else slot.context.pooling
+            if (pooling or await slot.loader.pooling()) in poolings:
+                found.append(slot.loader.name)
+        return found
 
     def status(self, name: str) -> str:
         """Return "loaded", "loading", "sleeping" or "unloaded"; NotFound (404) for other names."""
@@ -557,27 +585,9 @@ async def _close_engines(context: ModelContext) -> None:
     await context.client.close()
 
 
-class _FirstLoader:
-    """Loads the first model again after it has slept."""
-
-    adapters: Mapping[str, str] = {}  # the ModelContext has the adapters of the first model
-
-    def __init__(self, context: ModelContext, sleeper: Sleeper | None) -> None:
-        self.name, *self.aliases = context.model_names
-        self.most_body_bytes = context.limits.max_body_bytes
-        self._context = context
-        self._sleeper = sleeper
-
-    async def load(self, promised_bytes: int) -> ModelContext:
-        """Wake the engines; see Loader."""
-        assert self._sleeper is not None
-        await self._sleeper.wake(self._context, promised_bytes)
-        return self._context
-
-
 def _first_slot(context: ModelContext, sleeper: Sleeper | None, keep_s: float) -> _Slot:
     """Return the slot of the first model, which is loading or loaded."""
-    slot = _Slot(_FirstLoader(context, sleeper), keep_s, can_stop=sleeper is not None)
+    slot = _Slot(FirstLoader(context, sleeper), keep_s, can_stop=sleeper is not None)
     slot.context = context
     if sleeper is not None:
         slot.stop = lambda _: sleeper.sleep()

@@ -41,6 +41,10 @@ class Loader:
         self.loaded: list[Any] = []
         self._pooling, self._script = pooling, script
 
+    async def pooling(self) -> str:
+        """As if it were read from the files."""
+        return self._pooling
+
     async def load(self, promised_bytes: int) -> Any:
         context = prepare(make_context(FakeEngine(self._script)), self._pooling)
         self.loaded.append(context)
@@ -79,7 +83,8 @@ def test_a_name_means_the_same_model_in_every_endpoint(path):
         expected = api.context if engine == "first" else loader.loaded[0]
         assert served.context is expected
         assert (served.name, served.adapter) == (shown, adapter)
-        body = response.json()
+        is_json = response.headers["content-type"] == "application/json"
+        body = response.json() if is_json else {}
         first = body[0] if isinstance(body, list) else body
         assert not isinstance(first, dict) or first.get("model", shown) == shown
         asked = expected.client.asked
@@ -106,7 +111,7 @@ def test_an_unknown_name_is_404_in_the_words_of_the_dialect(path):
             assert (body["error"]["code"], body["error"]["type"]) == (404, "not_found_error")
         elif dialect_of(path) == "cohere":
             assert list(body) == ["id", "message"]
-        elif dialect_of(path) == "tei":
+        elif dialect_of(path) in ("tei", "tgi"):
             assert list(body) == ["error", "error_type"]
         else:
             assert (body["error"]["code"], body["error"]["param"]) == ("model_not_found", "model")

@@ -160,6 +160,9 @@ class Second:
         self.context.max_model_len = max_model_len
         self.loads = 0
 
+    async def pooling(self):
+        return None
+
     async def load(self, promised_bytes):
         self.loads += 1
         self.engine.alive = True
@@ -345,3 +348,14 @@ def test_a_star_in_the_names_of_a_model_means_any_name():
     assert front_end.models.names == ("one",)
     alone = FrontEnd(FakeEngine(), [fake_config()], ServerOptions(), "", CpuPlatform())
     assert not alone.context.any_name
+
+
+def test_aliases_are_shown_before_a_model_is_loaded():
+    second = Second()
+    second.aliases = ("bee", "b2")
+    api = Api(loaders=[second])
+    cards = {card["id"]: card["aliases"] for card in api.get("/v1/models").json()["data"]}
+    assert cards["b"] == ["bee", "b2"]
+    assert cards["bee"] == ["b", "b2"]
+    assert cards["tiny"] == ["alias"]
+    assert second.loads == 0

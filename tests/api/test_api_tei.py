@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
+from cpuserve.config.options import EngineOptions
+from cpuserve.prepare import known_pooling
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api
-from tests.api.post_routes import prepare
+from tests.api.post_routes import ROUTES, prepare
+from tests.api.test_api_resolution import Loader as Other
 from tests.helpers.classifiers import LABELS, PROMPTS, classifier
 from tests.helpers.embedder import embedding_model
 from tests.helpers.rerankers import DOCUMENTS, QUERY, expected_scores, reranker
 from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
 
 OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "float32"
 
@@ -278,3 +282,50 @@ def test_the_advice_for_a_text_that_is_too_long_is_about_fields_of_the_dialect(
     assert f"shorten it{advice}" in told or (path == "/api/embed" and advice in told)
     if path != "/v1/embeddings":
         assert "truncate_prompt_tokens" not in told
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "other", "body"),
+    [
+        ("/embed", "none", "last", {"inputs": "a"}),
+        ("/", "none", "rank", {"query": "a", "texts": ["b"]}),
+        ("/similarity", "classify", "mean", ROUTES["/similarity"].body),
+        ("/predict", "none", "classify", {"inputs": "a"}),
+        ("/rerank", "none", "rank", {"query": "a", "texts": ["b"]}),
+        ("/generate", "last", "none", {"inputs": "a"}),
+        ("/v1/embeddings", "none", "last", {"input": "a"}),
+        ("/v1/rerank", "none", "rank", {"query": "a", "documents": ["b"]}),
+        ("/v2/embed", "none", "last", {"texts": ["a"]}),
+    ],
+)
+def test_a_request_without_a_model_means_the_first_that_can_serve_it(path, first, other, body):
+    loader = Other(other)
+    api = Api(loaders=[loader])
+    prepare(api.context, first)
+    assert api.post(path, **body).status_code == 200
+    assert len(loader.loaded) == 1
+    large = {**body, "user": "x" * (1 << 17)}
+    assert api.post(path, **large).status_code == 200
+    refusal = api.post(path, model="tiny", **body)
+    assert refusal.status_code in (400, 422, 424)
+    assert "Models of this server that can: other" in refusal.text
+
+
+def test_a_request_that_no_model_can_serve_is_refused_by_the_first():
+    api = Api(loaders=[Other("none")])
+    response = api.post("/embed", inputs="a")
+    assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
+    assert "tiny generates text" in response.text
+    assert "that can" not in response.text
+
+
+def test_the_pooling_of_a_model_is_known_before_it_is_loaded(tmp_path):
+    for model, pooling in (
+        (embedding_model("mean"), "mean"),
+        (reranker("bert"), "rank"),
+        (classifier("bert"), "classify"),
+        (tiny_model("llama"), "none"),
+        (tmp_path / "nothing", None),
+        (tmp_path, None),
+    ):
+        assert known_pooling(EngineOptions(model=str(model))) == pooling

@@ -39,6 +39,9 @@ class Loader:
         self.machine = machine
         self.name = name
 
+    async def pooling(self):
+        return None
+
     async def load(self, promised_bytes):
         machine = self.machine
         machine.log.append(("load", self.name, promised_bytes // GIB))

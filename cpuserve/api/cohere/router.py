@@ -17,6 +17,7 @@ from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.error_format import COHERE as COHERE_ERRORS
 from cpuserve.api.route import generate, post
+from cpuserve.config.engine import EMBEDDINGS
 
 router = APIRouter()
 _WORDS = {
@@ -34,6 +35,7 @@ _WORDS = {
     error=CohereError,
     id_prefix="embd-",
     words=lambda _: _WORDS,
+    poolings=EMBEDDINGS,
 )
 async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> Response:
     """Return a vector for each text, in the format of Cohere."""
@@ -48,6 +50,7 @@ async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> R
     error=CohereError,
     id_prefix="embd-",
     words=lambda _: _WORDS,
+    poolings=EMBEDDINGS,
 )
 async def cohere_embed_v1(received: RequestContext, asked: CohereEmbedV1Request) -> Response:
     """Return a vector for each text, in the format of version 1 of the Cohere API."""

@@ -12,7 +12,7 @@ from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.loader.source_files import check_same
-from cpuserve.prepare import kv_cache_bytes
+from cpuserve.prepare import known_pooling, kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
@@ -45,12 +45,21 @@ class ModelLoader:
         self.name = model.name
         self.aliases = model.aliases
         self.adapters = model.adapters
+        self._model = model
+        self._pooling: list[str | None] = []  # empty until it has been read
         self._prepare = prepare
         self._options = options
         self._spare = spare
         self._sources: list[SourceFile] = []  # the model's files when it was first loaded
         # The context length is unknown until the model is loaded; few contexts exceed 1M tokens.
         self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
+
+    async def pooling(self) -> str | None:
+        """Return the pooling type of a model on this machine; None = unknown before loading."""
+        if not self._pooling:
+            options = self._model.asked.options
+            self._pooling.append(await asyncio.to_thread(known_pooling, options))
+        return self._pooling[0]
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader.load."""

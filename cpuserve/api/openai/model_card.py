@@ -105,7 +105,7 @@ class ModelCard(msgspec.Struct):
 def card(models: ModelRegistry, name: str) -> ModelCard:
     """Return the entry of /v1/models for a served name."""
     context, parent = models.peek(name), models.parent(name)
-    own = (name,) if context is None else context.model_names
+    own = models.own_names(name) if context is None else context.model_names
     created = (context or models.first).started
     length = None if context is None else context.max_model_len
     generates = context is not None and context.pooling == "none"

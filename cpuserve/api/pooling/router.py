@@ -40,6 +40,7 @@ async def pooling(received: RequestContext, asked: PoolingRequest) -> Response:
     "/classify",
     schema=ClassifyRequest,
     response=ClassifyAnswer,
+    poolings=("classify",),
     id_prefix="classify-",
     words=lambda _: {"prompt": "input"},
 )

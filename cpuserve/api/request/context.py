@@ -48,6 +48,7 @@ class RequestContext:
 
     state: the state of the server.
     path: the parameters in the path of the request.
+    default: the model of a body that selects none; None = the first model.
     low_priority: whether the scheduler should run the request after all others.
     caller: "key-1" for the first API key of the server, or the address of the client.
     owner: the owner of files, batches and models that the request stores (owners.py).
@@ -71,6 +72,7 @@ class RequestContext:
     begun: float = field(default_factory=time.monotonic)
     path: Mapping[str, str] = field(default_factory=dict)
     low_priority: bool = False
+    default: str | None = None
     _served: Served | None = None
 
     @property
@@ -88,7 +90,7 @@ class RequestContext:
         """
         self.note_model(model)
         if self._served is None:
-            self._served = await self.models.find(model)
+            self._served = await self.models.find(model or self.default)
             self.leases.append(self._served.lease)
             if (reason := self._served.context.unavailable()) is not None:
                 raise NotServing(reason)
@@ -138,11 +140,14 @@ class BodyForm(Generic[T]):
     schema: the type of the decoded body.
     conversation: the field with the messages;
       `_most_objects` returns the maximum number of JSON lists, objects and strings in this field.
+    poolings: the pooling types of the models that can serve the request; empty = any.
+      A body that selects no model gets the first of these.
     """
 
     prefix: str
     schema: type[T]
     conversation: str = "messages"
+    poolings: frozenset[str] = frozenset()
 
 
 @asynccontextmanager
@@ -183,6 +188,8 @@ async def read_call(
             size = received.body_bytes = len(body)
             form = form_of(body)
             received.id = form.prefix + number
+            if form.poolings and state.models.several:
+                received.default = next(iter(await state.models.names_with(form.poolings)), None)
             if size <= FREE_BYTES:
                 asked = decode_request(body, form.schema)
             else:

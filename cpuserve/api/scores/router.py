@@ -21,9 +21,12 @@ from cpuserve.api.scores.schema import (
     score_call,
 )
 from cpuserve.api.scores.writer import RerankWriter, ScoreWriter
+from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.serving.similarity import PairScores
 
 router = APIRouter()
+# Embedding models score pairs by the cosine of their vectors.
+_SCORING = {"rank", *EMBEDDINGS}
 
 
 def _words(asked: RerankRequest) -> dict[str, str]:
@@ -39,6 +42,7 @@ def _words(asked: RerankRequest) -> dict[str, str]:
     error=CohereError,
     id_prefix="rerank-",
     words=_words,
+    poolings=_SCORING,
 )
 async def cohere_rerank(received: RequestContext, asked: RerankRequest) -> Response:
     """Rank documents by their relevance for a query, in the format of Cohere."""
@@ -54,6 +58,7 @@ async def cohere_rerank(received: RequestContext, asked: RerankRequest) -> Respo
     response=(RerankAnswer, VoyageRanks, MixedbreadRanks),
     id_prefix="rerank-",
     words=_words,
+    poolings=_SCORING,
 )
 async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
     """Rank documents by their relevance for a query."""
@@ -80,6 +85,7 @@ async def _ranked(
     response=ScoreAnswer,
     id_prefix="score-",
     words=lambda asked: {"prompt": asked.names[1]},
+    poolings=_SCORING,
 )
 async def score(received: RequestContext, asked: ScoreRequest) -> Response:
     """Return the relevance score of each pair of texts."""

@@ -10,7 +10,7 @@ from cpuserve.errors import InvalidRequest, PromptTooLong, status_of
 # HTTP statuses of TEI errors that are 400 in the other dialects.
 _TOO_LARGE, _UNPROCESSABLE, _WRONG_MODEL = 413, 422, 424
 ERRORS = (_UNPROCESSABLE, _WRONG_MODEL)
-# What the message about a text that is too long advises (PromptTooLong.use_words).
+# The advice in the message about a text that is too long (PromptTooLong.use_words).
 CUT = {"cut": ", or omit truncate, so that it is cut"}
 # The error code for a body that is not JSON.
 _NO_JSON = "invalid_json"

@@ -34,6 +34,7 @@ from cpuserve.api.tei.writer import (
     TeiEmbedWriter,
     TeiRerankWriter,
 )
+from cpuserve.config.engine import EMBEDDINGS
 
 router = APIRouter()
 _post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
@@ -41,6 +42,7 @@ _post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
 
 @_post(
     "/embed",
+    poolings=EMBEDDINGS,
     schema=TeiEmbedRequest,
     response=Embeddings,
     id_prefix="embed-",
@@ -55,6 +57,7 @@ async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Respons
 
 @_post(
     "/embed_all",
+    poolings=EMBEDDINGS,
     schema=EmbedAllRequest,
     response=TokenEmbeddings,
     id_prefix="embed-",
@@ -67,6 +70,7 @@ async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Respons
 
 @_post(
     "/embed_sparse",
+    poolings=("splade", "first"),
     schema=EmbedSparseRequest,
     response=SparseEmbeddings,
     id_prefix="embed-",
@@ -81,6 +85,7 @@ async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> R
 
 @_post(
     "/similarity",
+    poolings=EMBEDDINGS,
     schema=SimilarityRequest,
     response=list[float],
     id_prefix="similarity-",
@@ -93,6 +98,7 @@ async def similarity(received: RequestContext, asked: SimilarityRequest) -> Resp
 
 @_post(
     "/predict",
+    poolings=("classify", "rank"),
     schema=PredictRequest,
     response=Predictions,
     id_prefix="predict-",
@@ -107,6 +113,7 @@ async def predict(received: RequestContext, asked: PredictRequest) -> Response:
 
 @_post(
     schema=TeiRerankRequest,
+    poolings=("rank",),
     response=list[TextRank],
     id_prefix="rerank-",
     words=lambda _: {"prompt": "texts", **CUT},

@@ -84,6 +84,7 @@ class Entity(msgspec.Struct, omit_defaults=True):
     also=ERRORS,
     id_prefix="tokens-",
     words=lambda _: {"prompt": "inputs", **CUT},
+    poolings=("token_classify",),
 )
 async def token_labels(received: RequestContext, asked: TokenLabelsRequest) -> Response:
     """Return the labels of the tokens of each text."""

@@ -22,6 +22,7 @@ _post = partial(
     errors=TGI,
     also=(UNPROCESSABLE,),
     id_prefix="generate-",
+    poolings=("none",),
 )
 
 

@@ -8,6 +8,7 @@ from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingRequ
 from cpuserve.api.openai.embeddings.writer import EmbeddingWriter
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
+from cpuserve.config.engine import EMBEDDINGS
 
 router = APIRouter()
 
@@ -19,6 +20,7 @@ router = APIRouter()
     response=EmbeddingAnswer,
     id_prefix="embd-",
     words=lambda _: {"prompt": "input"},
+    poolings=EMBEDDINGS,
 )
 async def create_embeddings(received: RequestContext, asked: EmbeddingRequest) -> Response:
     """Return an embedding vector for each input."""
