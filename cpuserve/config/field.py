@@ -10,14 +10,14 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from cpuserve.config.values import parse_count
+from cpuserve.config.values import SIZE_EXAMPLES, parse_count, parse_size
 
 MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
 GROUPS = (MODEL, SERVER, MEMORY, CPU)
 
-# A "list" flag takes several values.
+# A "size" is a number of bytes, and takes units. A "list" flag takes several values.
 # A "names" flag takes one value: a JSON list, or names that are separated by commas.
-Kind = Literal["text", "count", "flag", "list", "names", "object"]
+Kind = Literal["text", "count", "size", "flag", "list", "names", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}
 
@@ -111,6 +111,8 @@ class Field:
             return _boolean(value)
         if self.kind == "count":
             return _count(value)
+        if self.kind == "size":
+            return _size(value)
         if self.kind == "list":
             items = value if isinstance(value, list | tuple) else str(value).split(",")
             return [str(item).strip() for item in items]
@@ -143,6 +145,12 @@ def _count(value: object) -> int:
         msg = "must be a whole number"
         raise ValueError(msg)
     return value if isinstance(value, int) else parse_count(value)
+
+
+def _size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(SIZE_EXAMPLES)
+    return value if isinstance(value, int) else parse_size(value)
 
 
 def _names(value: object) -> list[str]:

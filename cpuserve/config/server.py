@@ -281,13 +281,13 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     max_body_size: Annotated[
         int | None,
         _option(
-            "Maximum size of a request body in bytes (4M is 4 MiB); larger ones get 413.",
+            "Maximum size of a request body: bytes or a unit (4MiB); larger ones get 413.",
             default="64 bytes per token of the model's context, and at least 4 MiB",
-            kind="count",
+            kind="size",
             flags=("--max-body-size",),
             env="CPUSERVE_MAX_BODY_SIZE",
             check=at_least(1024, 2**40),
-            metavar="BYTES",
+            metavar="SIZE",
         ),
     ] = None
     stored_responses: Annotated[
@@ -305,12 +305,13 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     stored_bytes: Annotated[
         int,
         _option(
-            "Most bytes that stored responses and conversations may take together.",
-            kind="count",
+            "Most memory that stored responses and conversations may take together: bytes or a "
+            "unit (32MiB).",
+            kind="size",
             flags=("--stored-bytes",),
             env="CPUSERVE_STORED_BYTES",
             check=at_least(1 << 16, 2**40),
-            metavar="BYTES",
+            metavar="SIZE",
         ),
     ] = 32 << 20
     stored_age: Annotated[
@@ -341,12 +342,12 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _option(
             "Most bytes that the files in --files-dir may have together, with the results of "
-            "batches.",
-            kind="count",
+            "batches: a number or a unit (1GiB).",
+            kind="size",
             flags=("--files-bytes",),
             env="CPUSERVE_FILES_BYTES",
             check=at_least(1024, 2**50),
-            metavar="BYTES",
+            metavar="SIZE",
         ),
     ] = 1 << 30
     files_count: Annotated[
@@ -375,12 +376,13 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     models_bytes: Annotated[
         int,
         _option(
-            "Most bytes of the files in --models-dir and of the models that clients pull.",
-            kind="count",
+            "Most bytes of the files in --models-dir and of the models that clients pull: a "
+            "number or a unit (32GiB).",
+            kind="size",
             flags=("--models-bytes",),
             env="CPUSERVE_MODELS_BYTES",
             check=at_least(1024, 2**50),
-            metavar="BYTES",
+            metavar="SIZE",
         ),
     ] = 32 << 30
     models_count: Annotated[

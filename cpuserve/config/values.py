@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 
 GIB = 1 << 30
-UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 << 20, "mb": 1 << 20}
+UNIT_BYTES = {"b": 1} | {
+    f"{letter}{end}": 1024**power
+    for power, letter in enumerate("kmg", 1)
+    for end in ("", "b", "ib")
+}
+SIZE_EXAMPLES = "give bytes (4194304) or a unit (4MiB, 1.5GiB)"
 SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%), or 0 for automatic"
 BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
@@ -46,25 +51,38 @@ class Space:
         return self.bytes is None and self.percent is None
 
 
+def parse_size(text: str, plain: int = 1) -> int:
+    """Return the bytes of "512MiB", "1.5G", "64kb" or "4"; units are powers of 1,024.
+
+    plain: how many bytes a number without a unit counts for: 1, or GIB.
+    """
+    match = re.fullmatch(rf"({_NUMBER})\s*([a-z]*)", text.strip().lower())
+    if match is None or (match[2] and match[2] not in UNIT_BYTES):
+        raise ValueError(SIZE_EXAMPLES)
+    unit = UNIT_BYTES.get(match[2], plain)
+    size = float(match[1]) * unit
+    if not math.isfinite(size) or (unit == 1 and "." in match[1]):
+        raise ValueError(SIZE_EXAMPLES)
+    return int(match[1]) * unit if match[1].isdecimal() else int(size)
+
+
 def parse_space(text: str) -> Space:
     """Parse "4" (GiB), "0.25", "512MiB", "30%" or "0" (automatic)."""
     lowered = text.strip().lower()
     if lowered == "auto":
         return Space()
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*|%)", lowered)
-    if match is None or (match[2] != "%" and match[2] not in UNIT_BYTES):
-        raise ValueError(SPACE_EXAMPLES)
-    number = float(match[1])
-    if not math.isfinite(number):
-        raise ValueError(SPACE_EXAMPLES)
-    if number == 0:
-        return Space()
-    if match[2] != "%":
-        return Space(bytes=int(number * UNIT_BYTES[match[2]]))
-    if number > 100:
+    share = re.fullmatch(rf"({_NUMBER})\s*%", lowered)
+    if share is None:
+        try:
+            size = parse_size(lowered, GIB)
+        except ValueError:
+            raise ValueError(SPACE_EXAMPLES) from None
+        return Space(bytes=size or None)
+    percent = float(share[1])
+    if percent > 100:
         msg = "a share of memory is at most 100%"
         raise ValueError(msg)
-    return Space(percent=number)
+    return Space(percent=percent or None)
 
 
 def parse_count(text: str) -> int:

@@ -1,9 +1,12 @@
 """Parsing of sizes, counts and CPU lists."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuserve.config.fields import FIELDS
 from cpuserve.config.values import (
     Space,
     format_bytes,
@@ -13,10 +16,11 @@ from cpuserve.config.values import (
     parse_bind,
     parse_count,
     parse_cpu_list,
+    parse_size,
     parse_space,
 )
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -123,3 +127,44 @@ def test_bytes_are_shown_with_their_unit():
         "3.00 MiB",
         "1.50 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1048576", MIB),
+        ("1MiB", MIB),
+        ("1mb", MIB),
+        ("1M", MIB),
+        ("1 m", MIB),
+        ("1024k", MIB),
+        ("0.5GiB", 512 * MIB),
+        (".5g", 512 * MIB),
+        ("7b", 7),
+    ],
+)
+def test_every_size_option_takes_units(text, size):
+    """Options that are sizes, found by their metavar, agree about every unit."""
+    sizes = [field for field in FIELDS if field.metavar == "SIZE"]
+    assert {"files_bytes", "models_bytes", "stored_bytes", "max_body_size"} < {
+        field.name for field in sizes
+    }
+    assert parse_size(text) == size
+    for field in sizes:
+        unit = field.kind == "size"
+        if not unit and text.isdecimal():
+            continue  # a number without a unit is GiB there
+        read = replace(field, check=None).parse(text)
+        assert (read if unit else parse_space(read).bytes) == size, field.name
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "eight", "-1", "1e3", "2TiB", "0x8", "30%", "9" * 400])
+def test_a_size_in_bytes_refuses_with_examples(text):
+    with pytest.raises(ValueError, match="4MiB"):
+        parse_size(text)
+
+
+def test_all_options_with_bytes_in_their_name_are_sizes():
+    named = [f for f in FIELDS if f.name.endswith(("_bytes", "_size")) and f.kind != "text"]
+    counts = {"block_size", "tensor_parallel_size", "data_parallel_size"}
+    assert {field.name for field in named if field.kind != "size"} <= counts
