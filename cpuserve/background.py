@@ -30,7 +30,7 @@ class Pauses:
 
 
 PAUSES = Pauses()
-# The names of failed tasks with the reasons, and references to all tasks:
+# Why tasks have failed, with their titles, and references to all tasks:
 # asyncio itself has only weak references to tasks.
 _troubles: dict[asyncio.Task[None], tuple[str, str]] = {}
 _tasks: set[asyncio.Task[None]] = set()
@@ -53,7 +53,7 @@ def keep(
 
 
 def troubles() -> dict[str, str]:
-    """Return why background tasks of this process do not run now, by their names."""
+    """Return why background tasks of this process do not run now, by their titles."""
     return dict(_troubles.values())
 
 

@@ -290,7 +290,12 @@ def _run_batch(parser: Parser) -> None:
         "-o",
         required=True,
         metavar="FILE",
-        help="one result for each line, in the same order; an existing file is replaced",
+        help="one result for each line, in the same order; a file with results is not replaced",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the results in the output file, and run the lines that have none",
     )
 
 

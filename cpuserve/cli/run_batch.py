@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,11 +16,12 @@ from cpuserve import log
 from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import PLAIN_INTERVAL_S, note
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, StartupError
 
 if TYPE_CHECKING:
     from cpuserve.api.lifecycle.front_end import FrontEnd
     from cpuserve.cli.terminal import ProgressBars
+    from cpuserve.config.load import Asked
     from cpuserve.config.server import ServerOptions
     from cpuserve.engine.ipc import StageProgress
     from cpuserve.engine.replicas import ReplicaClient
@@ -38,16 +41,26 @@ def run_batch(args: argparse.Namespace) -> int:
     if target.exists() and target.samefile(source):
         msg = f"-o {args.output_file} is the input file: choose another name"
         raise ConfigError(msg)
+    if target.is_file() and target.stat().st_size and not args.resume:
+        msg = (
+            f"-o {args.output_file} has the results of an earlier run: choose another name, delete "
+            "it, or go on with that run (--resume)"
+        )
+        raise ConfigError(msg)
+    with _reading(source) as lines, _Output(target) as output:
+        _run_engine(asked, lines, output)
+    return 0
+
+
+def _run_engine(asked: Asked, lines: BinaryIO, output: _Output) -> None:
     log.configure("warning")
     prepared, progress = prepared_start(asked)
     # No client can connect, so stored responses, files and API keys are not needed.
     server = msgspec.structs.replace(asked.server, files_dir=None, api_key=(), stored_responses=0)
     try:
-        with source.open("rb") as lines:
-            asyncio.run(_run(prepared, server, progress, lines, target))
+        asyncio.run(_run(prepared, server, progress, lines, output))
     finally:
         progress.close()
-    return 0
 
 
 def _plain(name: str, flag: str) -> Path:
@@ -58,19 +71,55 @@ def _plain(name: str, flag: str) -> Path:
     return Path(name)
 
 
-class _Output:
-    """The file of results; prints on stderr how many requests have ended."""
+def _reading(source: Path) -> BinaryIO:
+    try:
+        return source.open("rb")
+    except OSError as error:
+        msg = f"-i {source} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
 
-    def __init__(self, out: BinaryIO, total: int) -> None:
-        self._out = out
-        self._total = total
-        self._done = self._failed = 0
+
+class _Output:
+    """The file of results; prints on stderr how many requests have ended.
+
+    Errors of its disk are ConfigErrors. A new file without results is deleted at the end.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._is_new, self._has_results = not target.exists(), target.is_file()
+        self._total = self._done = self._failed = 0
         self._told = time.monotonic()
+        with self._writing():
+            # Results of an earlier run are read, then appended to; devices and pipes have none.
+            self._out = target.open("r+b" if self._has_results else "wb")
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._writing():
+            self._out.close()
+        if self._is_new and self._target.is_file() and not self._target.stat().st_size:
+            self._target.unlink()
+
+    def begin(self, lines: BinaryIO, longest: int) -> int:
+        """Return how many lines have a result; for errors, see count_lines and count_results."""
+        from cpuserve.api.batches.offline import count_lines, count_results
+
+        self._total = count_lines(lines, longest)
+        lines.seek(0)
+        if self._has_results:
+            with self._writing():
+                self._done = count_results(lines, self._out, longest)
+            lines.seek(0)
+        return self._done
 
     def write(self, line: bytes, succeeded: bool) -> None:
         """Append a result to the file, and print the progress at intervals."""
-        self._out.write(line)
-        self._out.flush()
+        with self._writing():
+            self._out.write(line)
+            self._out.flush()
         self._done += 1
         self._failed += not succeeded
         if time.monotonic() - self._told >= PLAIN_INTERVAL_S:
@@ -81,16 +130,29 @@ class _Output:
         self._told = time.monotonic()
         note(f"{self._done} of {self._total} lines have ended, {self._failed} of them with errors")
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            msg = f"-o {self._target} cannot be written: {error.strerror}{self.hint}"
+            raise ConfigError(msg) from None
+
+    @property
+    def hint(self) -> str:
+        """How to go on with the run; "" if there is no result yet."""
+        if not self._done:
+            return ""
+        return f"; it has {self._done} of {self._total} results, and --resume runs the other lines"
+
 
 async def _run(
     prepared: Prepared,
     server: ServerOptions,
     progress: ProgressBars,
     lines: BinaryIO,
-    target: Path,
+    output: _Output,
 ) -> None:
-    from cpuserve.api.app import create_app
-    from cpuserve.api.batches.offline import count_lines, run_file
     from cpuserve.api.lifecycle.engines import start_engines
 
     def show(message: StageProgress) -> None:
@@ -101,19 +163,39 @@ async def _run(
         front_end = _front_end(client, prepared, server)
         limits = front_end.context.limits
         longest = limits.max_body_bytes
-        total = count_lines(lines, longest)
-        lines.seek(0)
-        with target.open("wb") as out:
-            await front_end.load()
-            progress.close()
-            app, output = create_app(front_end.state), _Output(out, total)
-            most = limits.slots + _WAITING
-            await run_file(app, lines, output.write, longest=longest, most=most)
-            output.tell()
+        done = output.begin(lines, longest)
+        await front_end.load()
+        progress.close()
+        await _run_lines(front_end, lines, output, longest, done)
+        output.tell()
     except BaseException:
         client.kill()
         raise
     await client.close()
+
+
+async def _run_lines(
+    front_end: FrontEnd, lines: BinaryIO, output: _Output, longest: int, done: int
+) -> None:
+    """Run the lines after the first `done`; StartupError if the engine ends for good."""
+    from cpuserve.api.app import create_app
+    from cpuserve.api.batches.offline import run_file
+    from cpuserve.background import keep
+
+    app, most = create_app(front_end.state), front_end.context.limits.slots + _WAITING
+    work = run_file(app, lines, output.write, longest=longest, most=most, skip=done)
+    running = asyncio.create_task(work)
+    ended = keep("watching the engine", front_end.wait_ended)
+    try:
+        await asyncio.wait((running, ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        running.cancel()  # this has no effect if it has ended
+        await asyncio.wait((running,))
+    if running.cancelled():
+        msg = f"{front_end.context.unavailable()}{output.hint}"
+        raise StartupError(msg)
+    running.result()
 
 
 def _front_end(client: ReplicaClient, prepared: Prepared, server: ServerOptions) -> FrontEnd:

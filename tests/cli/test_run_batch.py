@@ -3,16 +3,18 @@
 import asyncio
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.api.app import create_app
-from cpuserve.api.batches.offline import count_lines, run_file
+from cpuserve.api.batches.offline import count_lines, count_results, run_file
 from cpuserve.api.state import ServerState
 from cpuserve.cli import main as cli
+from cpuserve.cli.run_batch import _Output, _run_lines
 from cpuserve.engine.ipc import Output
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, EngineDead, StartupError
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, make_context, speak
 from tests.helpers.tiny import tiny_model
@@ -120,6 +122,8 @@ def test_the_command_writes_what_llm_generates(tmp_path, capsys):
         (["-i", "in", "-o", "s3://host/out"], "local files only"),
         (["-i", "in", "-o", "in"], "is the input file"),
         (["-i", "in"], "-o"),
+        (["-i", "in", "-o", "no/out"], "-o no/out cannot be written: No such file or directory"),
+        (["-i", "in", "-o", "."], "-o . cannot be written: Is a directory"),
         (["-i", "in", "-o", "out", "--enable-metrics"], "/v1/batches"),
     ],
 )
@@ -131,3 +135,103 @@ def test_a_command_that_cannot_run_is_one_line(tmp_path, monkeypatch, capsys, ar
     assert reason in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def whole_run(tmp_path, monkeypatch):
+    """Run a batch of three lines with a tiny model; return a function that runs it again."""
+    monkeypatch.chdir(tmp_path)
+    names = ["a", "b", "c"]
+    fields = {"max_tokens": 4, "temperature": 0}
+    lines = [line(name, model="tiny", prompt=name, **fields) for name in names]
+    (tmp_path / "in").write_text("\n".join(lines))
+    model = ["--model", str(tiny_model("llama")), "--served-model-name", "tiny", *SMALL]
+
+    def run_again(*more, out="out"):
+        return cli.main(["run-batch", "-i", "in", "-o", out, *model, *more])
+
+    return run_again
+
+
+def test_a_second_run_keeps_the_results_and_goes_on_if_asked(tmp_path, monkeypatch, capsys):
+    run_again, out = whole_run(tmp_path, monkeypatch), tmp_path / "out"
+    assert run_again() == 0
+    first = out.read_bytes()
+    assert first.count(b"\n") == 3
+    capsys.readouterr()
+    assert run_again() == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "-o out has the results of an earlier run" in err) == (1, True)
+    assert out.read_bytes() == first
+    # A run that was killed left one result, and a part of the next.
+    begun = first[: first.index(b"\n") + 20]
+    out.write_bytes(begun)
+    assert run_again("--resume") == 0
+    results = [json.loads(each) for each in out.read_bytes().splitlines()]
+    assert [each["custom_id"] for each in results] == ["a", "b", "c"]
+    assert out.read_bytes().startswith(begun[:-19])
+    wanted = [json.loads(each)["response"]["body"]["choices"] for each in first.splitlines()]
+    assert [each["response"]["body"]["choices"] for each in results] == wanted
+    assert "3 of 3 lines have ended" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch, capsys):
+    assert whole_run(tmp_path, monkeypatch)(out="/dev/full") == 2
+    err = capsys.readouterr().err
+    assert "-o /dev/full cannot be written: No space left on device" in err
+    assert "Traceback" not in err
+    assert err.strip().count("\n") == 0
+
+
+def results_of(*names):
+    return b"".join(
+        b'{"id":"batch_req_offline_%d","custom_id":"%s","response":null,"error":null}\n'
+        % (number, name.encode())
+        for number, name in enumerate(names, 1)
+    )
+
+
+@pytest.mark.parametrize("end", [b"", b'{"id":"batch_req_off', b"\x00\x00"])
+def test_results_of_an_earlier_run_are_counted_and_a_torn_one_is_cut(end):
+    source = io.BytesIO("\n".join(line(name, prompt="x") for name in "abc").encode())
+    out = io.BytesIO(results_of("a", "b") + end)
+    assert count_results(source, out, LONGEST) == 2
+    assert out.getvalue() == results_of("a", "b")
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        results_of("a", "x"),
+        results_of("a", "b", "c", "d"),
+        b"text\n",
+        b"[" * 5000 + b"\n",
+        b"\xff\n",
+    ],
+)
+def test_results_of_other_lines_are_not_continued(known):
+    source = io.BytesIO("\n".join(line(name, prompt="x") for name in "abc").encode())
+    with pytest.raises(ConfigError, match="choose another output file"):
+        count_results(source, io.BytesIO(known), LONGEST)
+
+
+def test_a_run_ends_when_its_engine_ends_for_good(tmp_path):
+    """Lines wait for a restart, which must not be for ever where none comes."""
+
+    def script(engine, number, prompt, params):
+        yield EngineDead("it was killed")
+
+    async def main():
+        context = make_context(FakeEngine(script))
+        died = asyncio.Event()
+        front_end = SimpleNamespace(
+            state=ServerState(ModelRegistry(context)), context=context, wait_ended=died.wait
+        )
+        lines = io.BytesIO(line("a", prompt="x").encode())
+        with _Output(tmp_path / "out") as output:
+            output.begin(lines, LONGEST)
+            asyncio.get_running_loop().call_soon(died.set)
+            with pytest.raises(StartupError):
+                await _run_lines(front_end, lines, output, LONGEST, 0)
+        assert not (tmp_path / "out").exists()
+
+    asyncio.run(main())

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -96,7 +96,12 @@ class FileDirectory:
             os.close(self._lock)
             msg = f"another server uses --files-dir {place}: choose another directory"
             raise ConfigError(msg) from None
-        self._known = {found.file.id: found for found in self._read(self._files, StoredFile)}
+        self._damaged: list[Path] = []
+        self._known = {
+            path.stem: found
+            for path, found in read_records(self._files, StoredFile, self._damaged)
+            if _is_of(path, found.file.id, self._damaged)
+        }
         for found in self._known.values():
             if (owner := self.owners.current(found.caller)) != found.caller:
                 found.caller = owner
@@ -254,8 +259,8 @@ class FileDirectory:
             (self._batches / f"{name}.json").unlink(missing_ok=True)
 
     def records(self, kind: type[S]) -> list[S]:
-        """Return the records of all batches."""
-        return list(self._read(self._batches, kind))
+        """Return the records of all batches; damaged ones are logged and left out."""
+        return [found for _, found in read_records(self._batches, kind, self._damaged)]
 
     def adopt(self, name: str, record: msgspec.Struct) -> None:
         """Write the record of the batch `name` with its new owner; see Owners.current."""
@@ -270,10 +275,16 @@ class FileDirectory:
     def keep_only(self, used: Mapping[str, str]) -> None:
         """Delete content that belongs to no known file and is not in `used`.
 
+        Nothing is deleted if a record is damaged, because the content may belong to it.
+
         used: the callers of the contents that belong to batches, by the ids of the contents.
         """
         for path in self._files.glob("*.data"):
-            if path.stem not in self._known and path.stem not in used:
+            if path.stem in self._known or path.stem in used:
+                continue
+            if self._damaged:
+                self._measure(path.stem, "")
+            else:
                 path.unlink()
         for file_id, caller in used.items():
             self.resume(file_id, caller)
@@ -283,13 +294,26 @@ class FileDirectory:
             for path in folder.glob("*.part"):
                 path.unlink()
 
-    def _read(self, folder: Path, kind: type[S]) -> Iterable[S]:
-        for path in sorted(folder.glob("*.json")):
-            try:
-                yield msgspec.json.decode(path.read_bytes(), type=kind)
-            except msgspec.DecodeError as error:
-                msg = f"{path} is damaged ({error}): delete it, and start the server again"
-                raise ConfigError(msg) from None
+
+def read_records(folder: Path, kind: type[S], damaged: list[Path]) -> Iterator[tuple[Path, S]]:
+    """Yield the JSON records in a folder with their sorted paths.
+
+    damaged: gets the paths of records that cannot be read; they are logged, and stay on disk.
+    """
+    for path in sorted(folder.glob("*.json")):
+        try:
+            yield path, msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.error("%s is damaged and left out (%s): repair or delete it", path, error)
+            damaged.append(path)
+
+
+def _is_of(path: Path, file_id: str, damaged: list[Path]) -> bool:
+    """Return whether a description has its own file's id; otherwise it counts as damaged."""
+    if path.stem != file_id:
+        log.error("%s is damaged and left out (it describes %r): delete it", path, file_id)
+        damaged.append(path)
+    return path.stem == file_id
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -47,8 +48,42 @@ def count_lines(source: BinaryIO, longest: int) -> int:
     return total
 
 
+def count_results(source: BinaryIO, out: BinaryIO, longest: int) -> int:
+    """Return how many lines have a result in `out`, which an earlier run wrote.
+
+    An incomplete last result is cut off; `out` is then at its end.
+
+    Raises:
+      ConfigError: a result does not belong to its line.
+    """
+    done, end = 0, 0
+    lines = read_lines(source, FILE_ENDPOINTS, longest)
+    for data in out:
+        if not data.endswith(b"\n"):
+            break
+        line = next(lines, None)
+        try:
+            found = msgspec.json.decode(data, type=LineResult)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = None
+        if line is None or found is None or not _is_of(found, line):
+            msg = (
+                f"result {done + 1} of the output file does not belong to line {done + 1} of the "
+                "input: choose another output file"
+            )
+            raise ConfigError(msg)
+        done, end = done + 1, end + len(data)
+    out.truncate(end)
+    out.seek(end)
+    return done
+
+
+def _is_of(found: LineResult, line: BatchLine) -> bool:
+    return found.id == result_id(_NAME, line.number) and found.custom_id == line.custom_id
+
+
 async def run_file(
-    app: ASGIApp, source: BinaryIO, write: WriteLine, *, longest: int, most: int
+    app: ASGIApp, source: BinaryIO, write: WriteLine, *, longest: int, most: int, skip: int = 0
 ) -> None:
     """Run the requests of all lines of a file, at most `most` at the same time.
 
@@ -56,9 +91,11 @@ async def run_file(
     write: called with the result of each line, in the order of the lines;
       the first error that it raises ends the run.
     longest: the maximum length of a line in bytes.
+    skip: how many lines have a result already.
     """
     ordered = _InOrder(write)
-    lines = ordered.noted(read_lines(source, FILE_ENDPOINTS, longest))
+    left = islice(read_lines(source, FILE_ENDPOINTS, longest), skip, None)
+    lines = ordered.noted(left)
     await LineRunner(app, _NAME, _NAME).run(lines, ordered.take, most=most)
 
 

@@ -136,7 +136,7 @@ class FrontEnd:
     async def _serve(self, http: asyncio.Task[None], on_ready: ShowFn | None) -> int:
         stopped = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self.load())
-        watching = keep("watching the engine", self._watch)
+        watching = keep("watching the engine", self.wait_ended)
         shown: asyncio.Task[None] | None = None
         batches: asyncio.Task[None] | None = None
         try:
@@ -191,7 +191,7 @@ class FrontEnd:
         gc.freeze()
         return loaded
 
-    async def _watch(self) -> None:
+    async def wait_ended(self) -> None:
         """Return when the only engine has died, or all replicas have died and none restarts."""
         while not self.context.ready or not self._client.ended:
             await asyncio.sleep(_POLL_S)

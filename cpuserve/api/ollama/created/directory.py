@@ -17,17 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
-from cpuserve.api.batches.directory import open_plain, write_whole
+from cpuserve.api.batches.directory import open_plain, read_records, write_whole
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.request.owners import Owners
 from cpuserve.api.response.disk import writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
-from cpuserve.log import get_logger
-
-log = get_logger("serve")
 
 # Seconds that a blob of no model is kept: its client may be about to create the model.
 _UNUSED_S = 3600.0
@@ -109,7 +104,12 @@ class ModelDirectory:
             os.close(self._lock)
             msg = f"another server uses --models-dir {place}: choose another directory"
             raise ConfigError(msg) from None
-        self.manifests = {found.name: found for found in self._read()}
+        self._damaged: list[Path] = []
+        self.manifests = {
+            found.name: found for _, found in read_records(self._models, Manifest, self._damaged)
+        }
+        for found in self.manifests.values():
+            found.owner = self._owners.current(found.owner)
         self._drop_parts()
         self._measure()
         self.drop_unused()
@@ -117,15 +117,6 @@ class ModelDirectory:
     def close(self) -> None:
         """Release the lock, so that another server may use the directory."""
         os.close(self._lock)
-
-    def _read(self) -> Iterator[Manifest]:
-        for path in sorted(self._models.glob("*.json")):
-            try:
-                found = msgspec.json.decode(path.read_bytes(), type=Manifest)
-                found.owner = self._owners.current(found.owner)
-                yield found
-            except (OSError, msgspec.DecodeError) as error:
-                log.error("%s is damaged (%s): delete it, and create the model again", path, error)
 
     def _drop_parts(self) -> None:
         for folder in (self._blobs, self._models):
@@ -220,7 +211,10 @@ class ModelDirectory:
         """Delete blobs and folders that belong to no model and are older than `older_than_s`.
 
         The files of models that are being created stay, whatever their age.
+        Nothing is deleted if a manifest is damaged, because it may need the files.
         """
+        if self._damaged:
+            return
         needed = [*self.manifests.values(), *self._creating]
         used = {digest for found in needed for digest in found.digests}
         folders = {key_of(files) for found in needed for files in (found.files, found.adapters)}
