@@ -6,19 +6,89 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cpuserve.llm import LLM
-    from cpuserve.outputs import CompletionOutput, RequestOutput
-    from cpuserve.sampling.beams import BeamSearchParams
-    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.engine_args import (
+        EngineArgs,
+    )
+    from cpuserve.inputs import (
+        PromptType,
+        TextPrompt,
+        TokensPrompt,
+    )
+    from cpuserve.llm import (
+        LLM,
+    )
+    from cpuserve.lora.request import (
+        LoRARequest,
+    )
+    from cpuserve.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from cpuserve.sampling.beams import (
+        BeamSearchParams,
+    )
+    from cpuserve.sampling.params import (
+        SamplingParams,
+    )
+    from cpuserve.sampling.pooling import (
+        PoolingParams,
+    )
+    from cpuserve.sampling_params import (
+        StructuredOutputsParams,
+    )
 
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LoRARequest",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 _MODULES = {
-    "LLM": "cpuserve.llm",
     "BeamSearchParams": "cpuserve.sampling.beams",
+    "ClassificationOutput": "cpuserve.outputs",
+    "ClassificationRequestOutput": "cpuserve.outputs",
     "CompletionOutput": "cpuserve.outputs",
+    "EmbeddingOutput": "cpuserve.outputs",
+    "EmbeddingRequestOutput": "cpuserve.outputs",
+    "EngineArgs": "cpuserve.engine_args",
+    "LLM": "cpuserve.llm",
+    "LoRARequest": "cpuserve.lora.request",
+    "PoolingOutput": "cpuserve.outputs",
+    "PoolingParams": "cpuserve.sampling.pooling",
+    "PoolingRequestOutput": "cpuserve.outputs",
+    "PromptType": "cpuserve.inputs",
     "RequestOutput": "cpuserve.outputs",
     "SamplingParams": "cpuserve.sampling.params",
+    "ScoringOutput": "cpuserve.outputs",
+    "ScoringRequestOutput": "cpuserve.outputs",
+    "StructuredOutputsParams": "cpuserve.sampling_params",
+    "TextPrompt": "cpuserve.inputs",
+    "TokensPrompt": "cpuserve.inputs",
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -13,14 +12,24 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.llm_arguments import (
     Messages,
     PromptInput,
+    Tokenization,
     as_list,
-    chosen_tool,
+    check_text_only,
     conversations_of,
     one_each,
+    priorities_of,
     text_and_ids,
+    tokenization_of,
+    with_salts,
 )
 from cpuserve.llm_pooling import PoolingMethods, items_of
 from cpuserve.log import get_logger
+from cpuserve.offline.adapters import AdapterMethods, OneAdapter, name_of
+from cpuserve.offline.control import ControlMethods
+from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, by_context, progress
+from cpuserve.offline.queue import ManyAdapters, ManyParams, QueueMethods
+from cpuserve.offline.refused import engine_options, why_refused
+from cpuserve.offline.tokenizer import OfflineTokenizer
 from cpuserve.outputs import (
     BeamSearchOutput,
     DecisionOutput,
@@ -28,6 +37,7 @@ from cpuserve.outputs import (
     beam_output,
     completion_of,
     position_logprobs,
+    stats_of,
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.bad_words import with_own_bad_word_ids
@@ -51,22 +61,22 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.inline import InlineClient
+    from cpuserve.metrics.server import ServerMetrics
     from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.chat import ChatTemplate
-    from cpuserve.tokenizer.tokenizer import Tokenizer
+    from cpuserve.tokenizer.cut import Cut
 
 log = get_logger("llm")
 
-Advance = Callable[[int], None]
 
-
-class LLM(PoolingMethods):
+class LLM(AdapterMethods, ControlMethods, QueueMethods, PoolingMethods):
     """A model in this process; generate() and chat() return when all requests have finished.
 
     Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted
     if they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False,
-    ...). close(), `del` or the end of the program frees memory and threads.
+    ...), and refused with the reason if they would have one.
+    close(), `del` or the end of the program frees memory and threads.
 
     Raises:
         StartupError: the model cannot be loaded, or an option cannot be honoured.
@@ -91,7 +101,7 @@ class LLM(PoolingMethods):
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
             "itl_target_ms": 0,  # throughput matters here, not a steady stream
-            **options,
+            **engine_options(options),
         }
         config = _resolve(arguments)
         # The tokenizer is loaded on this thread while the engine packs weights on its own threads.
@@ -99,6 +109,7 @@ class LLM(PoolingMethods):
         from cpuserve.tokenizer.load import load_tokenizer
 
         self.config = config
+        self._asleep = False
         self._client: InlineClient = InlineClient(config)
         try:
             names = config.tokenizer_path, config.chat_template
@@ -108,21 +119,30 @@ class LLM(PoolingMethods):
         except BaseException:
             self.close()
             raise
+        self._metrics = self._new_metrics()
         self._context = self._context_of(self._template, NO_TEMPLATE)
         self._chats: dict[str | None, ModelContext] = {}  # by chat template; None = the model's own
         self._num_requests = 0
-        self._adapters = {*config.adapters}
+        self._adapters = {**config.adapters}
+        self._waiting: list[Job] = []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):  # noqa: ANN001, ANN204
+            raise AttributeError(why_refused(name))
 
     # --- running ------------------------------------------------------------------------------
 
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: ManyParams = None,
         *,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
-        lora_request: str | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: ManyAdapters = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; the results are in the order of the prompts.
 
@@ -130,44 +150,40 @@ class LLM(PoolingMethods):
           {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
         sampling_params: the parameters of all prompts, or a list with one item for each prompt;
           None = the model's defaults (`get_default_sampling_params`).
-        use_tqdm: show progress on a terminal.
+        use_tqdm: show progress on a terminal, or a function that makes a progress bar as tqdm does.
+        lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter),
+          or a LoRARequest, or a list with one of these or None for each prompt.
         priority: the priority of each prompt; prompts with lower values are scheduled first.
-        lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter)
-          that all prompts use.
+        tokenization_kwargs: truncate_prompt_tokens, truncation_side, add_special_tokens,
+          do_lower_case; or truncation and max_length.
+        mm_processor_kwargs: must be empty, because prompts are text.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
             RequestError: the engine failed to compute one request; the others are aborted.
             EngineDead: the engine has ended.
         """
-        self._check_kind("generate")
-        requests = [self._request(prompt) for prompt in as_list(prompts)]
-        params = self._params(sampling_params, len(requests), lora_request)
-        for request, own in zip(requests, params, strict=True):
-            self._truncate(request, own)
-        priorities = list(priority or [0] * len(requests))
-        if len(priorities) != len(requests):
-            msg = f"{len(priorities)} priorities for {len(requests)} prompts"
-            raise InvalidRequest(msg, param="priority")
-        return self._finished(requests, items_of(requests, params, priorities), params, use_tqdm)
+        check_text_only(mm_processor_kwargs, "auto")
+        how = tokenization_of(tokenization_kwargs)
+        job = self._prompt_job(prompts, sampling_params, lora_request, priority, how)
+        return self._finish([job], use_tqdm)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        lora_request: str | None = None,
+        sampling_params: ManyParams = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: ManyAdapters = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
-        tool_choice: str | dict[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        reasoning_effort: str | None = None,
-        thinking_token_budget: int | None = None,
-        include_reasoning: bool = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> list[RequestOutput]:
         """Respond to one conversation, or to each of several; see `generate`.
 
@@ -176,48 +192,36 @@ class LLM(PoolingMethods):
 
         messages: [{"role": ..., "content": ...}, ...].
         chat_template: a template that is used instead of the model's own.
-        tools, tool_choice, parallel_tool_calls, reasoning_effort: as in the API of OpenAI.
-        thinking_token_budget: the most tokens of a thought; the response goes on after the thought.
-        include_reasoning: False = the field `reasoning` of the outputs stays empty.
+        chat_template_content_format: has no effect, because templates get the form that they read.
+        add_generation_prompt: None = True, unless continue_final_message is set.
+        tokenization_kwargs: only those that truncate.
+        more: tool_choice, parallel_tool_calls, reasoning_effort: as in the API of OpenAI;
+          thinking_token_budget: the most tokens of a thought, before the response goes on;
+          include_reasoning: False = the field `reasoning` of the outputs stays empty.
 
         Raises:
             InvalidRequest: an argument is invalid, or not possible with this model.
             RequestError, EngineDead: see `generate`.
         """
-        self._check_kind("generate")
-        conversations = conversations_of(messages)
-        params = self._params(sampling_params, len(conversations), lora_request)
-        choice, name = chosen_tool(tool_choice)
-        context = self._chat_context(chat_template)
-        calls = [
-            GenerateCall(
-                messages=cast("list[dict[str, Any]]", list(conversation)),
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                tool_choice=choice,
-                tool_name=name,
-                parallel_tool_calls=parallel_tool_calls,
-                chat_template_kwargs=dict(chat_template_kwargs or {}),
-                reasoning_effort=reasoning_effort,
-                reasoning_budget=thinking_token_budget,
-                include_reasoning=include_reasoning,
-                structured_outputs=own.structured_outputs,
-                truncate_prompt_tokens=own.truncate_prompt_tokens,
-                max_tokens=own.max_tokens,
-            )
-            for conversation, own in zip(conversations, params, strict=True)
-        ]
-        items = chat_items(context, calls, params)
-        requests = [self._of_ids(item.prompt.ids) for item in items]
-        return self._finished(requests, items, params, use_tqdm, context)
+        check_text_only(mm_processor_kwargs, chat_template_content_format)
+        options = ChatOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            **more,
+        )
+        how = tokenization_of(tokenization_kwargs)
+        job = self._chat_job(messages, sampling_params, lora_request, priority, options, how)
+        return self._finish([job], use_tqdm)
 
     def beam_search(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
-        lora_request: str | None = None,
-        use_tqdm: bool = False,
+        lora_request: ManyAdapters = None,
+        use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the params.beam_width best texts of each prompt; prompts as in `generate`.
@@ -233,10 +237,14 @@ class LLM(PoolingMethods):
         self._check_kind("generate")
         requests = [self._request(prompt) for prompt in as_list(prompts)]
         step = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
-        (own,) = self._params(step, 1, lora_request)
+        adapters = self._adapters_of(lora_request, len(requests))
+        if len(set(adapters)) > 1:
+            msg = "a beam search has one adapter for all prompts: call beam_search for each"
+            raise InvalidRequest(msg, param="lora_request")
+        (own,) = self._params(step, 1, adapters[:1] or [None])
         found: list[BeamSearchOutput] = []
         at_once = max(1, concurrency_limit or len(requests))
-        with _progress(len(requests), use_tqdm) as advance:
+        with progress(len(requests), use_tqdm) as advance:
             for start in range(0, len(requests), at_once):
                 ids = [each.prompt_token_ids for each in requests[start : start + at_once]]
                 searched = search_batch(self._client, self._context, ids, own, params.rules)
@@ -251,9 +259,9 @@ class LLM(PoolingMethods):
         questions: Mapping[str, Mapping[str, Any]],
         *,
         instructions: Content | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         priority: int = 0,
-        lora_request: str | None = None,
+        lora_request: OneAdapter | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> DecisionOutput:
@@ -281,7 +289,7 @@ class LLM(PoolingMethods):
             instructions=content_text(instructions).strip(),
             chat_template_kwargs=chat_template_kwargs,
         )
-        (params,) = self._params(SamplingParams(**GREEDY), 1, lora_request)
+        (params,) = self._params(SamplingParams(**GREEDY), 1, self._adapters_of(lora_request, 1))
         context = self._chat_context(chat_template)
         first, items = decision_items(context, call, params, priority)
         self._run(first, False, context)
@@ -292,29 +300,85 @@ class LLM(PoolingMethods):
         cached = sum(max(0, item.cached_tokens - item.prompt.shared) for item in run)
         return DecisionOutput(found, diagnostics, computed, cached)
 
-    def _finished(
-        self,
-        requests: list[RequestOutput],
-        items: list[BatchItem],
-        params: list[SamplingParams],
-        use_tqdm: bool,
-        context: ModelContext | None = None,
-    ) -> list[RequestOutput]:
-        """Run requests that generate tokens; return them with their outputs."""
+    # --- jobs -----------------------------------------------------------------------------------
 
+    def _prompt_job(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: ManyParams,
+        lora_request: ManyAdapters,
+        priority: int | Sequence[int] | None,
+        how: Tokenization,
+    ) -> Job:
+        """Return the job of prompts that are completed; see `generate`."""
+        self._check_kind("generate")
+        listed = as_list(prompts)
+        adapters = self._adapters_of(lora_request, len(listed))
+        params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
+        requests = [self._request(prompt, how=how) for prompt in listed]
+        for request, own, adapter in zip(requests, params, adapters, strict=True):
+            if own.thinking_token_budget not in (None, -1):
+                msg = "thinking_token_budget is only possible in chat()"
+                raise InvalidRequest(msg, param="thinking_token_budget")
+            self._truncate(request, own, how)
+            request.lora_request = adapter
+        priorities = priorities_of(priority, len(requests))
+        return Job(requests, items_of(requests, params, priorities), params, self._context)
+
+    def _chat_job(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: ManyParams,
+        lora_request: ManyAdapters,
+        priority: int | Sequence[int] | None,
+        options: ChatOptions,
+        how: Tokenization,
+    ) -> Job:
+        """Return the job of conversations that get a response; see `chat`."""
+        self._check_kind("generate")
+        conversations = conversations_of(messages)
+        count = len(conversations)
+        adapters = self._adapters_of(lora_request, count)
+        params = self._params(sampling_params, count, adapters)
+        context = self._chat_context(options.chat_template)
+        calls = [
+            options.call(conversation, own, how)
+            for conversation, own in zip(conversations, params, strict=True)
+        ]
+        items = chat_items(context, calls, params)
+        for item, own in zip(items, priorities_of(priority, count), strict=True):
+            for sequence in item.sequences:
+                sequence.priority = own
+        requests = [self._of_ids(item.prompt.ids) for item in items]
+        for request, adapter in zip(requests, adapters, strict=True):
+            request.lora_request = adapter
+        return Job(requests, items, params, context)
+
+    def _finish(self, jobs: Sequence[Job], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run jobs that generate tokens; return all requests with their outputs."""
+        for own in by_context(jobs):
+            requests = [request for job in own for request in job.requests]
+            params = [each for job in own for each in job.params]
+            items = [item for job in own for item in job.items]
+            self._run(items, use_tqdm, own[0].context, self._keeper(requests, params))
+            for request, item in zip(requests, items, strict=True):
+                request.outputs.sort(key=lambda completion: completion.index)
+                request.num_cached_tokens, request.finished = item.cached_tokens, True
+                request.metrics = stats_of(item.records[0])
+        return [request for job in jobs for request in job.requests]
+
+    def _keeper(
+        self, requests: Sequence[RequestOutput], params: Sequence[SamplingParams]
+    ) -> Callable[[int, Choice], None]:
         def keep(position: int, choice: Choice) -> None:
             self._keep(requests[position], choice, params[position])
 
-        self._run(items, use_tqdm, context or self._context, keep)
-        for request, item in zip(requests, items, strict=True):
-            request.outputs.sort(key=lambda completion: completion.index)
-            request.num_cached_tokens, request.finished = item.cached_tokens, True
-        return requests
+        return keep
 
     def _run(
         self,
         items: list[BatchItem],
-        use_tqdm: bool,
+        use_tqdm: UseTqdm,
         context: ModelContext,
         keep: Callable[[int, Choice], None] | None = None,
     ) -> None:
@@ -322,7 +386,8 @@ class LLM(PoolingMethods):
 
         keep(position of the item, choice) is called when a sequence has ended, while others run.
         """
-        with _progress(sum(len(item.sequences) for item in items), use_tqdm) as advance:
+        self._check_awake()
+        with progress(sum(len(item.sequences) for item in items), use_tqdm) as advance:
 
             def ended(position: int, choice: Choice) -> None:
                 if keep is not None:
@@ -333,25 +398,44 @@ class LLM(PoolingMethods):
 
     def _keep(self, request: RequestOutput, choice: Choice, params: SamplingParams) -> None:
         """Add the result of a sequence to its request."""
-        request.outputs.append(completion_of(choice, params, self._tokenizer))
+        completion = completion_of(choice, params, self._tokenizer)
+        completion.lora_request = request.lora_request
+        request.outputs.append(completion)
         if choice.scores is not None:
             request.prompt_logprobs = [
                 None if row is None else position_logprobs(row, self._tokenizer)
                 for row in choice.scores
             ]
 
-    def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
-        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt."""
+    def _request(
+        self,
+        prompt: PromptInput,
+        before: str = "",
+        how: Tokenization | None = None,
+        cut: Cut | None = None,
+    ) -> RequestOutput:
+        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt.
+
+        cut: the tokens that are kept; of a text, special tokens are kept as well.
+        """
+        how = how or Tokenization()
         text, ids = text_and_ids(prompt)
+        most, left = cut or (None, False)
         if ids is None:
-            ids = self._tokenizer.encode(before + (text or ""))
+            whole = before + (text or "")
+            whole = whole.lower() if how.lower else whole
+            ids = self._tokenizer.encode(whole, how.special, most=most, left=left)
+        elif cut is not None:
+            ids = cut.apply(ids)
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
 
-    def _truncate(self, request: RequestOutput, params: SamplingParams) -> None:
-        """Cut the beginning of a prompt with more tokens than params.truncate_prompt_tokens."""
-        asked, most = params.truncate_prompt_tokens, params.max_tokens
-        call = GenerateCall(truncate_prompt_tokens=asked, max_tokens=most)
+    def _truncate(self, request: RequestOutput, params: SamplingParams, how: Tokenization) -> None:
+        """Cut a prompt with more tokens than the parameters or tokenization_kwargs say."""
+        asked = params.truncate_prompt_tokens if how.truncate is None else how.truncate
+        call = GenerateCall(
+            truncate_prompt_tokens=asked, truncation_side=how.side, max_tokens=params.max_tokens
+        )
         if (cut := cut_of(self._context, call)) is not None:
             request.prompt_token_ids = cut.apply(request.prompt_token_ids)
 
@@ -361,22 +445,18 @@ class LLM(PoolingMethods):
         return self._request({"prompt": text, "prompt_token_ids": ids})
 
     def _params(
-        self,
-        given: SamplingParams | Sequence[SamplingParams] | None,
-        count: int,
-        lora_request: str | None,
+        self, given: ManyParams, count: int, adapters: Sequence[OneAdapter | None]
     ) -> list[SamplingParams]:
         """Return the sampling parameters of each prompt; None: the model's defaults."""
-        params = one_each(self.get_default_sampling_params() if given is None else given, count)
+        default = self.get_default_sampling_params() if given is None else given
+        params = one_each(default, count, "sampling_params")
         params = [with_own_bad_word_ids(own, self._tokenizer) for own in params]
         vocab = self._context.bounds.vocab
         params = [with_own_sampler_ids(own, self._tokenizer, vocab) for own in params]
-        if lora_request is None:
-            return params
-        if lora_request not in self._adapters:
-            msg = f"there is no adapter {lora_request!r}: name it in lora_modules"
-            raise InvalidRequest(msg, param="lora_request")
-        return [msgspec.structs.replace(p, adapter=lora_request) for p in params]
+        return [
+            own if adapter is None else msgspec.structs.replace(own, adapter=name_of(adapter))
+            for own, adapter in zip(params, adapters, strict=True)
+        ]
 
     def _chat_context(self, source: str | None) -> ModelContext:
         """Return the ModelContext for a chat template (None: the model's own template).
@@ -400,58 +480,44 @@ class LLM(PoolingMethods):
 
     def _context_of(self, template: ChatTemplate, learned: LearnedFormat) -> ModelContext:
         """Return the context of the serving pipeline for the engine of this process."""
-        from cpuserve.engine.ipc import Stats
-        from cpuserve.metrics.server import ServerMetrics
-
         # Without the weak proxy, reference cycles would keep the engine's memory after `del`.
         client = cast("EngineClient", weakref.proxy(self._client))
         names, most = self.config.served_model_names, self.config.max_model_len
-        metrics = ServerMetrics(model_name=names[0], max_model_len=most, stats=Stats)
-        context = ModelContext(client, metrics, tuple(names), most, pooling=self.config.pooling)
+        context = ModelContext(
+            client, self._metrics, tuple(names), most, pooling=self.config.pooling
+        )
         context.set_ready(self._tokenizer, template, learned)
         return context
 
-    # --- adapters -------------------------------------------------------------------------------
+    def _new_metrics(self) -> ServerMetrics:
+        from cpuserve.metrics.server import ServerMetrics
 
-    def load_lora_adapter(self, name: str, path: str, *, load_inplace: bool = False) -> None:
-        """Load a LoRA adapter; needs the option allow_runtime_lora_updating.
+        own = weakref.ref(self)
+        config = self.config
+        return ServerMetrics(
+            model_name=config.served_model_names[0],
+            max_model_len=config.max_model_len,
+            stats=lambda: cast("LLM", own())._client.stats,
+            drafts=config.speculation is not None,
+        )
 
-        path: a directory of PEFT, or a GGUF file.
-        load_inplace: replace the adapter that is loaded under this name.
+    def _start_engine(self) -> InlineClient:
+        from cpuserve.engine.inline import InlineClient
 
-        Raises:
-            InvalidRequest: the adapter cannot be loaded; the loaded adapters have not changed.
-        """
-        if name in (names := self.config.served_model_names):
-            msg = f"{name} is the name of the model itself: give another one than {names}"
-            raise InvalidRequest(msg, param="name")
-        self._change("stage_adapter", name=name, path=path, in_place=load_inplace)
-        self._change("use_adapter", name=name)
-        self._adapters.add(name)
+        client = InlineClient(self.config)
+        client.start()
+        return client
 
-    def unload_lora_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter; needs the option allow_runtime_lora_updating.
-
-        Raises:
-            InvalidRequest: no adapter has this name, or it cannot be unloaded.
-        """
-        if name not in self._adapters or not self.config.adapter_slots:
-            loaded = ", ".join(sorted(self._adapters)) if self.config.adapter_slots else "none"
-            msg = f"no adapter {name!r} can be unloaded; those that can be: {loaded}"
-            raise InvalidRequest(msg, param="name")
-        self._adapters.remove(name)
-        self._change("unload_adapter", name=name)
-
-    def _change(self, what: str, **details: object) -> None:
-        answer = self._client.ask_now(what, **details)
-        if "error" in answer:
-            raise InvalidRequest(str(answer["error"]), param="path")
+    def _contexts(self) -> Iterator[ModelContext]:
+        yield self._context
+        yield from self._chats.values()
 
     # --- other methods --------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._tokenizer
+    def get_tokenizer(self) -> OfflineTokenizer:
+        """The model's tokenizer, with the methods of transformers that programs call."""
+        names = self.config.model, self.config.max_model_len
+        return OfflineTokenizer(self._tokenizer, self._template, *names)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default sampling parameters of vLLM, with the values that the model sets."""
@@ -460,6 +526,9 @@ class LLM(PoolingMethods):
     def close(self) -> None:
         """Free weights, KV cache and threads; later calls raise an error."""
         self._client.shutdown()
+
+    def __repr__(self) -> str:
+        return f"LLM(model={self.config.model!r})"
 
     def __enter__(self) -> LLM:
         return self
@@ -483,20 +552,3 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     return one_engine(prepared)
-
-
-@contextmanager
-def _progress(total: int, show: bool) -> Iterator[Advance]:
-    """Show a progress bar if stderr is a terminal."""
-    import sys
-
-    if not show or not total or not sys.stderr.isatty():
-        yield lambda _count: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Prompts", total=total)
-        yield lambda count: bar.advance(task, count)

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.pooling import PoolingParams
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+Params = TypeVar("Params", SamplingParams, PoolingParams)
+CONTENT_FORMATS = ("auto", "string", "openai")
+_MEMBERS = {"prompt", "prompt_token_ids", "cache_salt"}
+# The arguments of tokenization_kwargs, and the values of those that must have one of a few.
+_TOKENIZATION: dict[str, tuple[object, ...] | None] = {
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "add_special_tokens": None,
+    "do_lower_case": None,
+    "max_length": None,
+    "truncation": (None, True, False, "longest_first", "do_not_truncate"),
+    "padding": (None, False, "do_not_pad"),
+    "pad_prompt_tokens": (None,),
+    "needs_detokenization": (None, True, False),
+    "return_token_offsets": (None, False),
+}
 
 
 def chosen_tool(choice: str | dict[str, Any]) -> tuple[str, str | None]:
@@ -40,16 +58,38 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
 
 
 def text_and_ids(prompt: PromptInput) -> tuple[str | None, list[int] | None]:
-    """Return (text, token ids) of a prompt; one of them may be None."""
+    """Return (text, token ids) of a prompt; one of them may be None.
+
+    Raises:
+        InvalidRequest: it is no prompt, or has a member that is not supported.
+    """
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        given = {name: value for name, value in prompt.items() if value is not None}
+        text, ids = given.get("prompt"), given.get("prompt_token_ids")
         if text is None and ids is None:
             msg = f'a prompt has neither "prompt" nor "prompt_token_ids": {list(prompt)}'
             raise InvalidRequest(msg, param="prompts")
+        if unknown := given.keys() - _MEMBERS:
+            msg = f"a prompt has {', '.join(sorted(map(str, unknown)))}: only text is supported"
+            raise InvalidRequest(msg, param="prompts")
+        if text is not None and not isinstance(text, str):
+            msg = f'"prompt" must be a text, got {type(text).__name__}'
+            raise InvalidRequest(msg, param="prompts")
         return text, None if ids is None else _ids(ids)
     return None, _ids(prompt)
+
+
+def with_salts(
+    params: list[SamplingParams], prompts: Sequence[PromptInput]
+) -> list[SamplingParams]:
+    """Return the parameters of each prompt with its "cache_salt", if it has one."""
+    salts = [each.get("cache_salt") if isinstance(each, Mapping) else None for each in prompts]
+    return [
+        own if salt is None else msgspec.structs.replace(own, cache_salt=salt)
+        for own, salt in zip(params, salts, strict=True)
+    ]
 
 
 def _ids(ids: Any) -> list[int]:
@@ -68,11 +108,82 @@ def conversations_of(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return listed
 
 
-def one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    """Return one SamplingParams per prompt; InvalidRequest if a list has not `count` items."""
-    if isinstance(given, SamplingParams):
+def one_each(given: Params | Sequence[Params], count: int, name: str) -> list[Params]:
+    """Return the parameters of each prompt; InvalidRequest if a list has not `count` items.
+
+    name: the name of the argument, for errors.
+    """
+    if isinstance(given, SamplingParams | PoolingParams):
         return [given] * count
+    found = list(given)
+    if len(found) != count:
+        msg = f"{len(found)} {name} for {count} prompts"
+        raise InvalidRequest(msg, param=name)
+    return found
+
+
+def priorities_of(given: int | Sequence[int] | None, count: int) -> list[int]:
+    """Return the priority of each prompt; InvalidRequest if a list has not `count` items."""
+    if given is None or isinstance(given, int):
+        return [given or 0] * count
     if len(given) != count:
-        msg = f"{len(given)} sampling_params for {count} prompts"
-        raise InvalidRequest(msg, param="sampling_params")
+        msg = f"{len(given)} priorities for {count} prompts"
+        raise InvalidRequest(msg, param="priority")
     return list(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How texts become tokens.
+
+    truncate: the number of tokens that are kept; -1 = as many as fit; None = all.
+    side: "left" or "right", the end of the prompt that is cut; None = the usual one.
+    special: whether special tokens are added.
+    lower: whether the text is written in lower case.
+    """
+
+    truncate: int | None = None
+    side: str | None = None
+    special: bool = True
+    lower: bool = False
+
+
+def tokenization_of(given: Mapping[str, Any] | None) -> Tokenization:
+    """Return the settings in tokenization_kwargs.
+
+    Raises:
+        InvalidRequest: an argument or its value is not supported.
+    """
+    kwargs = dict(given or {})
+    for name, value in kwargs.items():
+        values = _TOKENIZATION.get(name, ())
+        if values is not None and value not in values:
+            msg = f"tokenization_kwargs: {name}={value!r} is not supported: omit it"
+            raise InvalidRequest(msg, param="tokenization_kwargs")
+    truncate, length = kwargs.get("truncate_prompt_tokens"), kwargs.get("max_length")
+    cuts = kwargs.get("truncation") in (True, "longest_first")
+    if length is not None and not cuts:
+        msg = "tokenization_kwargs: max_length needs truncation=True"
+        raise InvalidRequest(msg, param="tokenization_kwargs")
+    if cuts:
+        truncate = -1 if length is None else length
+    if truncate is not None and not isinstance(truncate, int):
+        msg = f"tokenization_kwargs: the number of tokens must be whole, got {truncate!r}"
+        raise InvalidRequest(msg, param="tokenization_kwargs")
+    special = kwargs.get("add_special_tokens", True) is not False
+    return Tokenization(
+        truncate, kwargs.get("truncation_side"), special, bool(kwargs.get("do_lower_case"))
+    )
+
+
+def check_text_only(mm_processor_kwargs: Mapping[str, Any] | None, content_format: str) -> None:
+    """Raise InvalidRequest for arguments about images and audio, or an unknown form of content."""
+    if mm_processor_kwargs:
+        msg = "mm_processor_kwargs is not supported, because prompts are text: omit it"
+        raise InvalidRequest(msg, param="mm_processor_kwargs")
+    if content_format not in CONTENT_FORMATS:
+        msg = (
+            f"chat_template_content_format={content_format!r}: it is one of "
+            f"{', '.join(CONTENT_FORMATS)}, and templates get the form that they read"
+        )
+        raise InvalidRequest(msg, param="chat_template_content_format")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import PromptInput, as_list
+from cpuserve.llm_arguments import (
+    PromptInput,
+    Tokenization,
+    as_list,
+    one_each,
+    tokenization_of,
+)
+from cpuserve.offline.adapters import OneAdapter, name_of
+from cpuserve.offline.jobs import UseTqdm
+from cpuserve.offline.pooling import Pooling, PoolingBatch, pairs_of
 from cpuserve.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    Float32,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
@@ -19,9 +31,13 @@ from cpuserve.outputs import (
     ScoringRequestOutput,
 )
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.pooling import PoolingParams
 from cpuserve.serving.batch import BatchItem
+from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.classes import activated
+from cpuserve.serving.encode import cut_of
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import check_dimensions, shortened
 from cpuserve.serving.pooling_tasks import (
     data_of,
     embedding_tasks,
@@ -39,6 +55,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.inline import InlineClient
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.events import Choice
+    from cpuserve.tokenizer.cut import Cut
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # The LLM method for each kind of pooling; models with another kind return embeddings.
@@ -49,6 +66,9 @@ METHODS = {
     "token_classify": "encode",
     "splade": "encode",
 }
+Made = TypeVar("Made", bound="PoolingRequestOutput[Any]")
+ManyPooling = PoolingParams | Sequence[PoolingParams] | None
+ScoreInput = str | Mapping[str, Any]
 # The values of encode(pooling_task=...) that a classifier accepts, for each LLM method.
 TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
 
@@ -65,12 +85,18 @@ class PoolingMethods:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: ManyPooling = None,
+        lora_request: OneAdapter | Sequence[OneAdapter | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         prompt_name: str | None = None,
         task: str | None = None,
-        use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
 
+        pooling_params: dimensions and use_activation, for all prompts or in a list with one item
+          for each prompt.
+        lora_request, tokenization_kwargs: as in `generate`.
         prompt_name: a named prompt of the checkpoint, which is put before each text;
           None: the checkpoint's default prompt, if it has one.
         task: a task of the checkpoint, such as "retrieval.query", for models that have tasks
@@ -83,59 +109,59 @@ class PoolingMethods:
         self._check_kind("embed")
         adapter, prompt_name = select_task(task, prompt_name, tasks_of(self.config))
         before = named_prompt(self._tokenizer.prompts, prompt_name)
-        requests = [self._request(prompt, before) for prompt in as_list(prompts)]
-        return [
-            EmbeddingRequestOutput(
-                request.request_id,
-                request.prompt,
-                request.prompt_token_ids,
-                EmbeddingOutput(floats_of(item.choices[0].vector).tolist()),
-                num_cached_tokens=item.cached_tokens,
-            )
-            for request, item in zip(
-                requests, self._vectors(requests, use_tqdm, adapter=adapter), strict=True
-            )
-        ]
+        batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs, before)
+        batch.check_task("embed", dimensions=True)
+        for own in batch.params:
+            check_dimensions(own.dimensions, self._context)
+        kinds = ["" if own.use_activation is not False else "plain" for own in batch.params]
+        done = []
+        for request, own, item in self._pooled(batch, use_tqdm, kinds, adapter):
+            unit, values = own.use_activation is not False, floats_of(item.choices[0].vector)
+            embedding = shortened(values, own.dimensions, unit=unit).tolist()
+            done.append(_output(EmbeddingRequestOutput, request, item, EmbeddingOutput(embedding)))
+        return done
 
     def classify(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         *,
-        use_activation: bool = True,
-        use_tqdm: bool = True,
+        pooling_params: ManyPooling = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: OneAdapter | Sequence[OneAdapter | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        use_activation: bool | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the value of each label of a classifier for each prompt; prompts: as in `embed`.
 
-        use_activation: False = the values are logits.
-          True = they are results of the checkpoint's activation, such as probabilities.
+        use_activation: False = the values are logits. True or None = they are results
+          of the checkpoint's activation, such as probabilities. pooling_params may set it as well.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model is no classifier.
             RequestError, EngineDead: see `generate`.
         """
         self._check_kind("classify")
-        kind = self._context.class_activation if use_activation else "none"
-        labels = self._context.labels
-        requests = [self._request(prompt) for prompt in as_list(prompts)]
-        return [
-            ClassificationRequestOutput(
-                request.request_id,
-                request.prompt,
-                request.prompt_token_ids,
-                ClassificationOutput(activated(floats_of(item.choices[0].vector), kind), labels),
-                num_cached_tokens=item.cached_tokens,
-            )
-            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
-        ]
+        batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs)
+        batch.check_task("classify")
+        labels, done = self._context.labels, []
+        for request, own, item in self._pooled(batch, use_tqdm, [""] * len(batch.params)):
+            kind = self._context.class_activation if own.activates(use_activation) else "none"
+            probs = activated(floats_of(item.choices[0].vector), kind)
+            found = ClassificationOutput(probs, labels)
+            done.append(_output(ClassificationRequestOutput, request, item, found))
+        return done
 
     def encode(
         self,
         prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: ManyPooling = None,
         *,
+        use_tqdm: UseTqdm = True,
+        lora_request: OneAdapter | Sequence[OneAdapter | None] | None = None,
         pooling_task: str | None = None,
-        use_activation: bool = True,
-        use_tqdm: bool = True,
-    ) -> list[PoolingRequestOutput]:
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        use_activation: bool | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
 
         pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels
@@ -143,55 +169,69 @@ class PoolingMethods:
           for "token_classify", the embedding and then these weights for "embed&token_classify",
           and a dict with the result of each task for "embed&token_embed&token_classify".
         use_activation: False = logits, or vectors that are not scaled to length 1.
+          pooling_params may set it as well, and dimensions for the task "embed".
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model does not have this task.
             RequestError, EngineDead: see `generate`.
         """
+        batch = self._pooling(prompts, pooling_params, lora_request, tokenization_kwargs)
+        task = self._task(pooling_task or batch.task)
+        batch.check_task(task, dimensions=task == "embed" and self._context.embeds)
+        embeds = bool(embedding_tasks(self._context))
+        kinds = [""] * len(batch.params)
+        for place, own in enumerate(batch.params):
+            check_dimensions(own.dimensions, self._context)
+            if embeds:
+                activates = own.activates(use_activation)
+                kinds[place] = vectors_of(task, self._context, activates=activates)
+        done = []
+        for request, own, item in self._pooled(batch, use_tqdm, kinds):
+            ids, values = request.prompt_token_ids, floats_of(item.choices[0].vector)
+            activates = own.activates(use_activation)
+            if own.dimensions is not None:
+                values = shortened(values, own.dimensions, unit=activates)
+            data: Any
+            if embeds:
+                data = data_of(task, results_of(task, values, ids, self._context))
+            else:
+                kind = self._context.class_activation if activates else "none"
+                data = labels_of_task(task, values, len(ids), kind)
+            done.append(_output(PoolingRequestOutput, request, item, PoolingOutput(_array(data))))
+        return done
+
+    def _task(self, asked: str | None) -> str:
+        """Return the task of `encode`; InvalidRequest if the model does not have it."""
         method = self._method()
-        embeds = bool(tasks := embedding_tasks(self._context))
-        possible = tasks or TASKS.get(method, ())
-        task = pooling_task or ("token_embed" if "token_embed" in possible else "".join(possible))
+        possible = embedding_tasks(self._context) or TASKS.get(method, ())
+        task = asked or ("token_embed" if "token_embed" in possible else "".join(possible))
         if task not in possible:
             known = " or ".join(possible) or f"none: call {method}()"
             msg = f"pooling_task {task or None} is not possible; for this model it is {known}"
             raise InvalidRequest(msg, param="pooling_task")
-        kind = self._context.class_activation if use_activation else "none"
-        wanted = vectors_of(task, self._context, activates=use_activation) if embeds else ""
-        requests = [self._request(prompt) for prompt in as_list(prompts)]
-        done = []
-        for request, item in zip(requests, self._vectors(requests, use_tqdm, wanted), strict=True):
-            ids, values = request.prompt_token_ids, floats_of(item.choices[0].vector)
-            if embeds:
-                data = data_of(task, results_of(task, values, ids, self._context))
-            else:
-                data = labels_of_task(task, values, len(ids), kind)
-            done.append(
-                PoolingRequestOutput(
-                    request.request_id,
-                    request.prompt,
-                    ids,
-                    PoolingOutput(data),
-                    num_cached_tokens=item.cached_tokens,
-                )
-            )
-        return done
+        return task
 
     def score(
         self,
-        queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        queries: ScoreInput | Sequence[ScoreInput],
+        documents: ScoreInput | Sequence[ScoreInput],
         *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: OneAdapter | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
         instruction: str | None = None,
-        use_activation: bool = True,
-        use_tqdm: bool = True,
+        use_activation: bool | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
+        """Return the score of each pair: a reranker's, or the cosine of two embeddings.
 
-        queries: one query for all documents, or a list with one query for each document.
+        queries: one query for all documents, or one for each document.
+        lora_request, tokenization_kwargs: as in `generate`; of the latter only those that truncate.
+        chat_template: must be None, because the prompts of rerankers are known.
         instruction: the purpose of the score, for models that read one (Qwen3-Reranker).
         use_activation: False = a reranker's score before its activation, such as a logit;
-          a cosine has no activation.
+          a cosine has no activation. pooling_params may set it as well.
 
         Raises:
             InvalidRequest: a pair is invalid, or the model generates text.
@@ -200,70 +240,104 @@ class PoolingMethods:
         embeds = self._method() == "embed"
         if not embeds:
             self._check_kind("score")
-        first = [queries] if isinstance(queries, str) else list(queries)
-        second = [documents] if isinstance(documents, str) else list(documents)
-        if len(first) not in (1, len(second)):
-            msg = f"{len(first)} queries for {len(second)} documents: give one, or one for each"
-            raise InvalidRequest(msg, param="queries")
-        if len(first) < len(second):
-            first *= len(second)
-        both = list(zip(first, second, strict=True))
+        if chat_template is not None:
+            msg = "chat_template is not supported for scores: the prompt of the model is known"
+            raise InvalidRequest(msg, param="chat_template")
+        own = Pooling.of(pooling_params)
+        batch = PoolingBatch([], [own])
+        batch.check_task("embed" if embeds else "score", other=("classify", "score"))
+        pairs = pairs_of(queries, documents)
+        how = tokenization_of(tokenization_kwargs)
         if embeds:
-            return self._similarities(both, instruction, use_tqdm)
-        pairs = self._context.get_pairs()
+            more = lora_request, tokenization_kwargs
+            return self._similarities(pairs, instruction, use_tqdm, *more)
+        if not how.special or how.lower:
+            msg = "tokenization_kwargs of a pair of texts may only truncate"
+            raise InvalidRequest(msg, param="tokenization_kwargs")
+        cut = cut_of(self._context, _truncation(how, pairs))
+        encode = self._context.get_pairs().encode
         requests = [
-            self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
-            for query, document in both
+            self._request({"prompt_token_ids": encode(query, document, instruction, cut)})
+            for query, document in pairs
         ]
-        return [
-            ScoringRequestOutput(
-                request.request_id,
-                request.prompt_token_ids,
-                ScoringOutput(floats_of(item.choices[0].vector)[0]),
-                num_cached_tokens=item.cached_tokens,
-            )
-            for request, item in zip(
-                requests,
-                self._vectors(requests, use_tqdm, "" if use_activation else "raw"),
-                strict=True,
-            )
-        ]
+        kind = "" if own.activates(use_activation) else "raw"
+        adapters = self._adapters_of(lora_request, len(pairs))
+        batch = PoolingBatch(requests, [own] * len(pairs), adapters)
+        done = []
+        for request, _, item in self._pooled(batch, use_tqdm, [kind] * len(pairs)):
+            found = ScoringOutput(floats_of(item.choices[0].vector)[0])
+            done.append(_output(ScoringRequestOutput, request, item, found))
+        return done
 
     def _similarities(
-        self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
+        self,
+        pairs: list[tuple[str, str]],
+        instruction: str | None,
+        use_tqdm: UseTqdm,
+        lora_request: OneAdapter | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
     ) -> list[ScoringRequestOutput]:
         """Return the cosine of the embeddings of each pair, with the token ids of both texts."""
         if instruction is not None:
             raise InvalidRequest(NO_INSTRUCTION, param="instruction")
         texts, places = each_once(pairs)
-        done = self.embed(texts, use_tqdm=use_tqdm)
+        done = self.embed(
+            texts,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
         return [
             ScoringRequestOutput(
                 done[a].request_id,
-                done[a].prompt_token_ids + done[b].prompt_token_ids,
                 ScoringOutput(cosine(done[a].outputs.embedding, done[b].outputs.embedding)),
+                done[a].prompt_token_ids + done[b].prompt_token_ids,
             )
             for a, b in places
         ]
 
-    def _vectors(
+    def _pooling(
         self,
-        requests: list[RequestOutput],
-        use_tqdm: bool,
-        vectors: str = "",
-        adapter: str | None = None,
-    ) -> list[BatchItem]:
-        """Run requests that generate no tokens; return items, each with a vector in its choice.
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: ManyPooling,
+        lora_request: OneAdapter | Sequence[OneAdapter | None] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        before: str = "",
+    ) -> PoolingBatch:
+        """Return the requests of prompts with their parameters; before: text before each prompt."""
+        listed, how = as_list(prompts), tokenization_of(tokenization_kwargs)
+        asked = pooling_params or PoolingParams()
+        given = [Pooling.of(each) for each in one_each(asked, len(listed), "pooling_params")]
+        adapters = self._adapters_of(lora_request, len(listed))
+        cut = cut_of(self._context, _truncation(how))
+        requests = [self._request(prompt, before, how, cut) for prompt in listed]
+        return PoolingBatch(requests, given, adapters)
 
-        vectors: as in SamplingParams.
-        adapter: the name of a LoRA adapter; None = the adapter of the model's default task, if any.
+    def _pooled(
+        self,
+        batch: PoolingBatch,
+        use_tqdm: UseTqdm,
+        kinds: Sequence[str],
+        adapter: str | None = None,
+    ) -> Iterator[tuple[RequestOutput, Pooling, BatchItem]]:
+        """Run requests that generate no tokens; yield each with its parameters and its item.
+
+        kinds: the kind of vectors of each request, as in SamplingParams.
+        adapter: the adapter of a task; None = the adapter of the default task, if any.
         """
-        adapter = adapter or default_task(tasks_of(self.config))
-        own = SamplingParams(max_tokens=0, vectors=vectors, adapter=adapter)
-        params = [own] * len(requests)
-        items = items_of(requests, params, [0] * len(requests))
+        usual = adapter or default_task(tasks_of(self.config))
+        params = [
+            SamplingParams(
+                max_tokens=0,
+                vectors=kind,
+                adapter=usual if given is None else name_of(given),
+                skip_reading_prefix_cache=own.skip_cache or None,
+            )
+            for own, kind, given in zip(batch.params, kinds, batch.adapters, strict=True)
+        ]
+        items = items_of(batch.requests, params, [0] * len(params))
         self._run(items, use_tqdm, self._context)
-        return items
+        yield from zip(batch.requests, batch.params, items, strict=True)
 
     def _method(self) -> str:
         """Return the name of the LLM method that fits the model."""
@@ -288,14 +362,26 @@ class PoolingMethods:
 
     # --- methods that LLM implements ------------------------------------------------------------
 
-    def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
+    def _request(
+        self,
+        prompt: PromptInput,
+        before: str = "",
+        how: Tokenization | None = None,
+        cut: Cut | None = None,
+    ) -> RequestOutput:
         """Return an empty RequestOutput for a prompt. before: the text to put before the prompt."""
+        raise NotImplementedError
+
+    def _adapters_of(
+        self, given: OneAdapter | Sequence[OneAdapter | None] | None, count: int
+    ) -> list[OneAdapter | None]:
+        """Return the adapter of each prompt."""
         raise NotImplementedError
 
     def _run(
         self,
         items: list[BatchItem],
-        use_tqdm: bool,
+        use_tqdm: UseTqdm,
         context: ModelContext,
         keep: Callable[[int, Choice], None] | None = None,
     ) -> None:
@@ -311,3 +397,29 @@ def items_of(
         BatchItem.of(request.prompt_token_ids, own, priority)
         for request, own, priority in zip(requests, params, priorities, strict=True)
     ]
+
+
+def _output(
+    kind: Callable[..., Made], request: RequestOutput, item: BatchItem, found: object
+) -> Made:
+    """Return the result of a request, made by the class `kind`."""
+    return kind(
+        request.request_id,
+        found,
+        request.prompt_token_ids,
+        num_cached_tokens=item.cached_tokens,
+        prompt=request.prompt,
+    )
+
+
+def _array(data: Any) -> Float32 | dict[str, Float32]:
+    if isinstance(data, dict):
+        return {name: np.asarray(rows, np.float32) for name, rows in data.items()}
+    return np.asarray(data, np.float32)
+
+
+def _truncation(how: Tokenization, pairs: Sequence[tuple[str, str]] | None = None) -> GenerateCall:
+    """Return a call of a request that generates nothing, with the truncation of `how`."""
+    return GenerateCall(
+        truncate_prompt_tokens=how.truncate, truncation_side=how.side, embed=True, pairs=pairs
+    )

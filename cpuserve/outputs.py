@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.lora.request import LoRARequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.metrics.server import Sequence as Record
     from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.beam_search import Beam
     from cpuserve.serving.decisions.results import LabelDiagnostics, Result
     from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.tokenizer import Tokenizer
+
+Float32 = npt.NDArray[np.float32]
+Out = TypeVar("Out")
 
 
 @dataclass(slots=True)
@@ -39,6 +49,8 @@ class CompletionOutput:
     reasoning: the thoughts of a response of `LLM.chat`, which `text` lacks; None = no thoughts.
     tool_calls: the tool calls of the response, as in assistant messages of the API of OpenAI:
       {"id", "type": "function", "function": {"name", "arguments"}}.
+    lora_request: the adapter that the request selected.
+    routed_experts, sampling_mask, spec_decode_metrics, weight_versions: always None.
     """
 
     index: int
@@ -46,8 +58,13 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
+    routed_experts: None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | str | None = None
+    sampling_mask: None = None
+    spec_decode_metrics: None = None
+    weight_versions: None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
 
@@ -57,20 +74,50 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestStateStats:
+    """The times and counts of a request; of several sequences, of the first one.
+
+    arrival_time: seconds since 1970.
+    queued_ts, scheduled_ts, first_token_ts, last_token_ts: time.monotonic(), 0.0 = never.
+    first_token_latency: seconds from the arrival to the first token.
+    """
+
+    num_generation_tokens: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A prompt and its completions.
 
     prompt: None if token ids were given.
     prompt_logprobs: one entry per prompt token, the first one None; None if not requested.
+    metrics: the times and counts of the request.
+    lora_request: the adapter that the request selected.
+    encoder_prompt, encoder_prompt_token_ids, num_cache_creation_tokens,
+      prompt_token_id_logprobs, kv_transfer_params, ec_transfer_params: always None.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    metrics: RequestStateStats | None = None
+    lora_request: LoRARequest | str | None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
     num_cached_tokens: int = 0
+    num_cache_creation_tokens: None = None
+    prompt_token_id_logprobs: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +126,7 @@ class BeamSearchSequence:
 
     tokens, text: the prompt and its continuation.
     logprobs: for each token after the prompt, its logprob and the alternatives.
+    lora_request: the adapter that the request selected.
     finish_reason: "stop" or "length".
     stop_reason: None, because a text ends only at the end of text.
     """
@@ -89,6 +137,7 @@ class BeamSearchSequence:
     text: str
     finish_reason: str
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | str | None = None
 
 
 @dataclass(slots=True)
@@ -118,17 +167,10 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
-
-@dataclass(slots=True)
-class EmbeddingRequestOutput:
-    """A prompt and its embedding. prompt: None if token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    finished: bool = True
-    num_cached_tokens: int = 0
+    @property
+    def hidden_size(self) -> int:
+        """The number of values of the embedding."""
+        return len(self.embedding)
 
 
 @dataclass(slots=True)
@@ -149,38 +191,25 @@ class ClassificationOutput:
         return self.labels[self.probs.index(max(self.probs))]
 
 
-@dataclass(slots=True)
-class ClassificationRequestOutput:
-    """A prompt and the values of its labels. prompt: None if token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: ClassificationOutput
-    finished: bool = True
-    num_cached_tokens: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """The vector or the label values of a prompt, or a row of them for each of its tokens.
+    """The vector or the label values of a prompt, or a row of them for each of its tokens, in fp32.
 
     If several tasks were requested, the data is a dict with the data of each task.
     """
 
-    data: list[float] | list[list[float]] | dict[str, list[float] | list[list[float]]]
+    data: Float32 | dict[str, Float32]
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PoolingOutput):
+            return NotImplemented
+        a, b = self.data, other.data
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+        both = not isinstance(a, dict) and not isinstance(b, dict)
+        return both and np.array_equal(cast("Float32", a), cast("Float32", b))
 
-@dataclass(slots=True)
-class PoolingRequestOutput:
-    """A prompt and its result. prompt: None if token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: PoolingOutput
-    finished: bool = True
-    num_cached_tokens: int = 0
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -191,19 +220,51 @@ class ScoringOutput:
 
 
 @dataclass(slots=True)
-class ScoringRequestOutput:
-    """The token ids of a pair of texts, as the model read them, and the score of the pair."""
+class PoolingRequestOutput(Generic[Out]):
+    """A prompt and its result. prompt: None if token ids or a pair of texts were given.
+
+    error: always None, because an error is raised.
+    """
 
     request_id: str
+    outputs: Out
     prompt_token_ids: list[int]
-    outputs: ScoringOutput
-    finished: bool = True
     num_cached_tokens: int = 0
+    finished: bool = True
+    error: None = None
+    prompt: str | None = None
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """A prompt and its embedding."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """A prompt and the values of its labels."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The token ids of a pair of texts, as the model read them, and the score of the pair."""
+
+
+def stats_of(record: Record) -> RequestStateStats:
+    """Return the times and counts of a sequence that has ended."""
+    latency = record.first - record.arrival if record.first else 0.0
+    return RequestStateStats(
+        num_generation_tokens=record.tokens,
+        arrival_time=time.time() - (time.monotonic() - record.arrival),
+        queued_ts=record.arrival,
+        scheduled_ts=record.scheduled,
+        first_token_ts=record.first,
+        last_token_ts=record.last,
+        first_token_latency=latency,
+    )
 
 
 def completion_of(choice: Choice, params: SamplingParams, tokenizer: Tokenizer) -> CompletionOutput:
     """Return the output of a sequence that has ended; params: its sampling parameters."""
-    done = CompletionOutput(choice.index, "".join(choice.text), choice.token_ids)
+    text = "".join(choice.text) if params.detokenize else ""
+    done = CompletionOutput(choice.index, text, choice.token_ids)
     done.finish_reason, done.stop_reason = choice.reason, choice.stop_reason
     done.reasoning = choice.reasoning or None
     for call in choice.calls:
@@ -231,7 +292,7 @@ def beam_output(
                 tokens,
                 [position_logprobs(row, tokenizer) for row in beam.logprobs],
                 beam.total,
-                tokenizer.decode(tokens, skip_special_tokens=False),
+                tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens),
                 "length" if beam.end is None else "stop",
             )
         )

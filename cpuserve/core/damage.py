@@ -8,14 +8,14 @@ from cpuserve.core.request import Delta
 from cpuserve.core.results import NO_CHOICE, NO_VECTOR
 from cpuserve.log import get_logger
 
-# The results of a single prompt may overflow; those of as many requests in a row do not.
+# The results of a single prompt may overflow, but not of so many requests in a row.
 DAMAGED_STEPS = 16
 
 log = get_logger("engine")
 
 
 class DamageWatch:
-    """Counts the steps in a row of which every result was NaN or infinite."""
+    """Counts the steps in a row without a finite result."""
 
     def __init__(self) -> None:
         self._steps = 0

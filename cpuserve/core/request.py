@@ -122,6 +122,8 @@ class Request:
     @property
     def reads_prefixes(self) -> bool:
         """Whether cached prompt tokens need not run, as the request needs no result for them."""
+        if self.params.skip_reading_prefix_cache:
+            return False
         if self.pooler is not None:
             return self.pooler.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt

@@ -12,7 +12,7 @@ from prometheus_client.core import (
 )
 
 from cpuserve.metrics.figures import CpuSample, ReplicaFigures, StepStats
-from cpuserve.metrics.histogram import Histogram
+from cpuserve.metrics.histogram import BucketHistogram
 from cpuserve.metrics.server import ServerMetrics
 
 # (metric name, field of StepStats, help text)
@@ -183,7 +183,7 @@ def _reasons(metrics: ServerMetrics) -> Iterable[Metric]:
 
 def _histograms(metrics: ServerMetrics) -> Iterable[Metric]:
     for name, attribute, text in HISTOGRAMS:
-        histogram: Histogram = getattr(metrics, attribute)
+        histogram: BucketHistogram = getattr(metrics, attribute)
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(metrics.labels))
         family.add_metric(list(metrics.labels.values()), histogram.cumulative(), histogram.sum)
         yield family

@@ -22,7 +22,7 @@ ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 PARAMS_N = (1, 2, 5, 10, 20)
 
 
-class Histogram:
+class BucketHistogram:
     """A histogram: counts per bucket and a sum; for use on one thread."""
 
     __slots__ = ("bounds", "counts", "sum")

@@ -18,7 +18,7 @@ from cpuserve.metrics.histogram import (
     REQUEST_S,
     TOKEN_S,
     TTFT_S,
-    Histogram,
+    BucketHistogram,
     buckets_1_2_5,
 )
 
@@ -29,7 +29,7 @@ MAX_ENDED = 200
 FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """The times and counts of one sequence; created by ServerMetrics.start.
 
@@ -100,20 +100,20 @@ class ServerMetrics:
         self.callers: dict[str, list[int]] = {}
         self.cache_misses: dict[str, int] = {}
         lengths = buckets_1_2_5(max_model_len)
-        self.ttft = Histogram(TTFT_S)
-        self.itl = Histogram(TOKEN_S)
-        self.per_token = Histogram(TOKEN_S)
-        self.e2e = Histogram(REQUEST_S)
-        self.queue = Histogram(REQUEST_S)
-        self.prefill = Histogram(REQUEST_S)
-        self.decode = Histogram(REQUEST_S)
-        self.inference = Histogram(REQUEST_S)
-        self.request_prompt = Histogram(lengths)
-        self.request_generation = Histogram(lengths)
-        self.request_max_tokens = Histogram(lengths)
-        self.params_max_tokens = Histogram(lengths)
-        self.params_n = Histogram(PARAMS_N)
-        self.iteration = Histogram(ITERATION_TOKENS)
+        self.ttft = BucketHistogram(TTFT_S)
+        self.itl = BucketHistogram(TOKEN_S)
+        self.per_token = BucketHistogram(TOKEN_S)
+        self.e2e = BucketHistogram(REQUEST_S)
+        self.queue = BucketHistogram(REQUEST_S)
+        self.prefill = BucketHistogram(REQUEST_S)
+        self.decode = BucketHistogram(REQUEST_S)
+        self.inference = BucketHistogram(REQUEST_S)
+        self.request_prompt = BucketHistogram(lengths)
+        self.request_generation = BucketHistogram(lengths)
+        self.request_max_tokens = BucketHistogram(lengths)
+        self.params_max_tokens = BucketHistogram(lengths)
+        self.params_n = BucketHistogram(PARAMS_N)
+        self.iteration = BucketHistogram(ITERATION_TOKENS)
 
     def start(
         self, prompt_tokens: int, max_tokens: int, n: int, caller: str = "", adapter: str = ""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.sampler_chain import ChainRow, ChainSampler
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.params import GREEDY_BELOW, SamplingParams
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -21,7 +21,6 @@ Float64 = npt.NDArray[np.float64]
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
-GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 
 
 @dataclass(frozen=True, slots=True)

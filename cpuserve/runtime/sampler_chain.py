@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.sampling.chain import Chain
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.params import GREEDY_BELOW, SamplingParams
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
-GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 XTC_SEED = 0x2545F4914F6CDD1D  # xtc and the choice of the token need different random numbers
 MIROSTAT_TOKENS = 100  # m in the paper on mirostat: the likeliest m tokens are fitted
 MERGED_PREFIXES = 256  # number of candidates that infill compares in pairs

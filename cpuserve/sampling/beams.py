@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from cpuserve.errors import InvalidRequest
@@ -40,6 +42,8 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
       prompt included, to this power.
     temperature: has no effect, because nothing is sampled.
     include_stop_str_in_output: whether the token that ends a text is among its tokens.
+    skip_special_tokens: whether the texts leave out special tokens.
+    structured_outputs, watermarking: refused if they are set.
     """
 
     beam_width: int
@@ -48,10 +52,17 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: Any = None
+    skip_special_tokens: bool = True
+    watermarking: bool | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
         _ = self.rules
+        for name in ("structured_outputs", "watermarking"):
+            if getattr(self, name):
+                msg = f"{name} is not possible in a beam search: omit it"
+                raise InvalidRequest(msg, role=name)
         if self.max_tokens < 1:
             msg = f"max_tokens must be at least 1, got {self.max_tokens}"
             raise InvalidRequest(msg, role="max_tokens")

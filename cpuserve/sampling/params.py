@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from enum import Enum
+from typing import Any
+
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.chain import Chain, ChainParams, chain_of, check_samplers
+from cpuserve.sampling.chain import Chain, chain_of, check_samplers
+from cpuserve.sampling.offline import OfflineFields, SamplingType, bias_by_id, check_offline
 from cpuserve.sampling.repetition import RepetitionDetection, repetition_from
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
@@ -26,11 +31,14 @@ VECTORS = (
     *("", "plain", "tokens", "unit_tokens", "raw"),
     *("weights", "raw_weights", "multi", "unit_multi", "words"),
 )
+GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
-class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
+class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
     """The sampling parameters of a request; ChainParams has the fields of samplers of llama.cpp.
+
+    A list of None means an empty list, as in vLLM.
 
     csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic.
     A top_p of 0 keeps the most likely token, as in the API of OpenAI, llama.cpp and Ollama.
@@ -91,9 +99,24 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
+        try:
+            self._complete()
+            self._check_all()
+        except TypeError:  # a number is compared with a text, for example
+            raise _wrong_type(self) from None
+
+    def _complete(self) -> None:
+        """Replace values that mean the same as others, as in vLLM."""
         stop: object = self.stop
-        if isinstance(stop, str):  # a single string is allowed, as in vLLM
+        if isinstance(stop, str):  # a single string is allowed
             self.stop = [stop]
+        self.stop = self.stop or []
+        self.stop_token_ids = self.stop_token_ids or []
+        self.bad_words = self.bad_words or []
+        if self.logit_bias and not all(type(key) is int for key in self.logit_bias):
+            self.logit_bias = bias_by_id(self.logit_bias)
+
+    def _check_all(self) -> None:
         self._check("n", 1 <= self.n <= 128, "between 1 and 128")
         self._check("temperature", 0.0 <= self.temperature <= 1e6, "between 0 and 1000000")
         self._check("top_p", 0.0 <= self.top_p <= 1.0, "in [0, 1]")
@@ -131,6 +154,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
         self._check("adapter_scale", -scale <= self.adapter_scale <= scale, between)
         self._check_named()
         check_samplers(self)
+        check_offline(self)
         self._check("stop", all(self.stop), "non-empty strings")
         if not all(map(str.strip, self.bad_words)):
             msg = "bad_words has an empty word, or one of white space: omit it"
@@ -191,6 +215,41 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
         form = self.structured_outputs
         return form is not None and not form.later
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """`num_top`, under its name in vLLM."""
+        return self.num_top
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """How tokens are chosen."""
+        if self.temperature < GREEDY_BELOW:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @staticmethod
+    def from_optional(**fields: Any) -> SamplingParams:
+        """Return parameters; a field that is None has its default value.
+
+        The values of logit_bias are limited to -100 to 100, as in the API of OpenAI.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        given = {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name == "max_tokens"
+        }
+        if bias := given.get("logit_bias"):
+            limited = bias_by_id(bias).items()
+            given["logit_bias"] = {i: min(100.0, max(-100.0, value)) for i, value in limited}
+        return SamplingParams(**given)
+
+    def clone(self) -> SamplingParams:
+        """Return a copy that shares nothing with these parameters."""
+        return deepcopy(self)
+
     def single(self, index: int) -> SamplingParams:
         """The parameters (with n = 1) of sequence `index` of the n sequences of a request.
 
@@ -223,6 +282,18 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, role=name)
+
+
+def _wrong_type(params: SamplingParams) -> InvalidRequest:
+    """Return the error for the first field of a wrong type."""
+    for each in msgspec.structs.fields(SamplingParams):
+        value = getattr(params, each.name)
+        try:
+            if not isinstance(value, Enum):
+                msgspec.convert(value, each.type)
+        except msgspec.ValidationError as error:
+            return InvalidRequest(f"{each.name} has a wrong type: {error}", role=each.name)
+    return InvalidRequest("a sampling parameter has a value of a wrong type")
 
 
 def scale_key(scale: float) -> str:

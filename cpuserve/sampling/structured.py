@@ -40,6 +40,7 @@ class StructuredOutputs(
     structural_tag: see structural_tags.py; an object, or its JSON.
     disable_additional_properties: an object of a schema
       without `additionalProperties` has only the members that the schema lists.
+    disable_any_whitespace, whitespace_pattern: only their defaults are possible.
     calls: a Lark grammar of tool calls, which may permit free text.
       If another field is set as well, the response matches either that field or this grammar.
     role: the field that asks for the structure, for errors: "structured_outputs" or "tools".
@@ -58,11 +59,16 @@ class StructuredOutputs(
     structural_tag: str | dict[str, Any] | None = None
     calls: str | None = None
     disable_additional_properties: bool = True
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
     role: str = "structured_outputs"
     later: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields, and encode a schema, so that every process reads the same text."""
+        if self.disable_any_whitespace or self.whitespace_pattern is not None:
+            name = "disable_any_whitespace" if self.disable_any_whitespace else "whitespace_pattern"
+            self._refuse(f"{self.role}: {name} is not supported: omit it")
         given = [name for name in KINDS if getattr(self, name) not in (None, "", [])]
         if self.structural_tag not in (None, ""):
             self._read_tag()

@@ -23,6 +23,8 @@ from cpuserve.serving.tools.use import response_structure
 if TYPE_CHECKING:
     from cpuserve.engine.inline import InlineClient, Sink
     from cpuserve.engine.ipc import Output
+    from cpuserve.metrics.server import Sequence as Record
+    from cpuserve.metrics.server import ServerMetrics
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
@@ -36,15 +38,17 @@ Ended = Callable[[int, Choice], None]
 
 @dataclass(slots=True)
 class BatchItem:
-    """The sequences of one prompt; `run_batch` fills in `choices` and `cached_tokens`.
+    """The sequences of one prompt; `run_batch` sets `choices`, `cached_tokens` and `records`.
 
     tools: how to find thoughts and tool calls in the response; None = the response is only text.
+    records: the times and counts of each sequence.
     """
 
     sequences: Sequence[SequenceRequest]
     tools: ToolUse | None = None
     choices: Sequence[Choice] = ()
     cached_tokens: int = 0
+    records: Sequence[Record] = ()
 
     @classmethod
     def of(cls, ids: list[int], params: SamplingParams, priority: int = 0) -> BatchItem:
@@ -125,19 +129,30 @@ def run_batch(
         RequestError: the engine failed to compute an item.
         EngineDead: the engine has ended.
     """
-    batch = _Batch(client, ended)
+    batch = _Batch(client, context.metrics, ended)
     try:
         with client.together():
             for position, item in enumerate(items):
                 item.choices = [Choice(each.index, each.prompt, 0) for each in item.sequences]
-                for request, choice in zip(item.sequences, item.choices, strict=True):
+                item.records = records = [_record(context.metrics, e) for e in item.sequences]
+                batch.open.update(dict.fromkeys(records))
+                for request, choice, own in zip(item.sequences, item.choices, records, strict=True):
                     run = SequenceRun(context, request, item.tools)
-                    batch.go_on(_Sequence(position, item, request.priority, choice, run))
+                    batch.go_on(_Sequence(position, item, request.priority, choice, run, own))
         while batch.running:
             batch.take(batch.sink.get())
     finally:
         if batch.running:
             client.abort(batch.running)
+        for record in batch.open:
+            context.metrics.finish(record, "abort")
+
+
+def _record(metrics: ServerMetrics, request: SequenceRequest) -> Record:
+    most = request.params.max_tokens or 0
+    return metrics.start(
+        len(request.prompt.ids), most, request.n, adapter=request.params.adapter or ""
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,7 @@ class _Sequence:
     priority: int
     choice: Choice
     run: SequenceRun
+    record: Record
 
     def add(self, events: list[Event]) -> None:
         for event in events:
@@ -154,10 +170,15 @@ class _Sequence:
 
 
 class _Batch:
-    """The sequences that run now, by the id of their current engine request."""
+    """The sequences that run now, by the id of their current engine request.
 
-    def __init__(self, client: InlineClient, ended: Ended) -> None:
+    open: the records of the sequences that have not ended.
+    """
+
+    def __init__(self, client: InlineClient, metrics: ServerMetrics, ended: Ended) -> None:
         self.running: dict[int, _Sequence] = {}
+        self.open: dict[Record, None] = {}
+        self._metrics = metrics
         self.sink: Sink = queue.SimpleQueue()
         self._client = client
         self._ended = ended
@@ -168,6 +189,8 @@ class _Batch:
         while run.turns:
             sequence.add(run.turn()[0])
         if run.finish is not None:
+            self.open.pop(sequence.record, None)
+            self._metrics.finish(sequence.record, sequence.choice.reason or "stop")
             self._ended(sequence.position, sequence.choice)
             return
         number = self._client.submit(
@@ -184,6 +207,9 @@ class _Batch:
         if sequence is None:
             return  # the engine sent this output before a stop string ended the sequence here
         item, run = sequence.item, sequence.run
+        self._metrics.on_tokens(
+            sequence.record, len(output.tokens), output.cached_tokens, output.scheduled
+        )
         if run.is_first:
             item.cached_tokens = max(item.cached_tokens, output.cached_tokens)
         sequence.add(run.push(output)[0])

@@ -7,7 +7,7 @@ from cpuserve.engine.ipc import Output, Stats, TierStats
 from cpuserve.errors import EngineDead
 from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
 from cpuserve.metrics.families import server_families
-from cpuserve.metrics.histogram import Histogram, buckets_1_2_5
+from cpuserve.metrics.histogram import BucketHistogram, buckets_1_2_5
 from cpuserve.metrics.server import ServerMetrics
 from tests.api.fakes import Api, events_of, tokenizer
 
@@ -257,7 +257,7 @@ def test_steps_are_counted_by_what_they_added():
 
 
 def test_a_value_on_a_bound_belongs_to_its_bucket():
-    histogram = Histogram([1, 2, 5])
+    histogram = BucketHistogram([1, 2, 5])
     for value in (0, 1, 1.5, 2, 5, 6):
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2), ("2.0", 4), ("5.0", 5), ("+Inf", 6)]

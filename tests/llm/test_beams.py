@@ -61,7 +61,7 @@ def test_the_beams_are_those_of_transformers(llm, oracle, width):
             ] == (pytest.approx(each, abs=1e-3))
             assert sequence.finish_reason == "length"
             assert sequence.text == llm.get_tokenizer().decode(
-                sequence.tokens, skip_special_tokens=False
+                sequence.tokens, skip_special_tokens=True
             )
 
 

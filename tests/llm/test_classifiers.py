@@ -11,6 +11,7 @@ from cpuserve.errors import ConfigError, InvalidRequest, StartupError
 from tests.helpers.classifiers import LABELS, PROMPTS, TEXTS, TOKENS, classifier, expected_logits
 from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model
+from tests.helpers.pooled import listed
 from tests.helpers.rounding import model_bound
 from tests.helpers.tiny import tiny_model
 
@@ -26,7 +27,7 @@ def probs(llm, prompts=PROMPTS, **more):
 
 
 def rows(llm, prompts=PROMPTS, **more):
-    return [done.outputs.data for done in llm.encode(prompts, use_tqdm=False, **more)]
+    return [listed(done.outputs.data) for done in llm.encode(prompts, use_tqdm=False, **more)]
 
 
 @pytest.mark.matrix

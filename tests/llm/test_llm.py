@@ -181,7 +181,9 @@ def test_chat_renders_the_template_of_the_model(make_llm):
     (output,) = llm.chat(messages, SamplingParams(max_tokens=2, seed=1))
     template = ChatTemplate(llm.get_tokenizer().chat_template, llm.get_tokenizer())
     assert output.prompt == template.render(messages)
-    assert output.prompt_token_ids == llm.get_tokenizer().encode(output.prompt, False)
+    assert output.prompt_token_ids == llm.get_tokenizer().encode(
+        output.prompt, add_special_tokens=False
+    )
     assert len(llm.chat([messages, messages], SamplingParams(max_tokens=1))) == 2
     given = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     assert llm.chat(messages, chat_template=given)[0].prompt == "[Hi]"

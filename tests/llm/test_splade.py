@@ -10,6 +10,7 @@ from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS
+from tests.helpers.pooled import listed
 from tests.helpers.splade import KINDS, expected_words, splade
 from tests.helpers.tiny import tiny_model
 
@@ -23,7 +24,7 @@ def make(path, **options):
 
 def words(llm, prompts):
     done = llm.encode(prompts, pooling_task="embed", use_tqdm=False)
-    return [each.outputs.data for each in done]
+    return [listed(each.outputs.data) for each in done]
 
 
 @pytest.mark.parametrize(

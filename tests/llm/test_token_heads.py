@@ -11,6 +11,7 @@ from cpuserve.errors import InvalidRequest, ModelError
 from tests.helpers.bge_m3 import MULTI, WIDTH, bge_m3, expected, heads
 from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS
+from tests.helpers.pooled import listed
 from tests.helpers.tiny import tiny_model
 
 FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
@@ -25,7 +26,7 @@ def make(path, **options):
 
 def data(llm, prompts, task, **more):
     done = llm.encode(prompts, pooling_task=task, use_tqdm=False, **more)
-    return [each.outputs.data for each in done]
+    return [listed(each.outputs.data) for each in done]
 
 
 def results(prompt):

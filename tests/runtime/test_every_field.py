@@ -17,6 +17,7 @@ from cpuserve.core.step import LogitRow
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.torch_executor import TorchExecutor
+from cpuserve.sampling.offline import REFUSED
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
@@ -108,7 +109,18 @@ ELSEWHERE = {
     "caller": ("engine/grammars/client.py", "clients take turns in queues"),
     "vectors": ("engine/core.py", "the engine pools vectors"),
     "truncate_prompt_tokens": ("llm.py", "the prompt is cut before it is sent"),
+    "detokenize": ("outputs.py", "it is about the text"),
+    "thinking_token_budget": ("offline/jobs.py", "a thought is a request of its own"),
+    "skip_reading_prefix_cache": ("core/request.py", "the scheduler then reads no cached blocks"),
     "dry_sequence_breakers": ("serving/sampler_ids.py", "it becomes dry_breaker_ids"),
+}
+# The field: why no value of it has an effect.
+WITHOUT_EFFECT = {
+    "spaces_between_special_tokens": "no tokenizer adds spaces",
+    "output_kind": "LLM returns whole outputs",
+    "stream_interval": "LLM does not stream, and the server has a field of its own",
+    "skip_clone": "parameters are never changed, so they are not copied",
+    "output_text_buffer_length": "LLM does not stream",
 }
 
 
@@ -153,7 +165,8 @@ def test_a_sampling_field_changes_what_an_executor_samples(executor, name):
 
 
 def test_every_field_has_a_sampler_or_another_reader():
-    assert sorted([*SAMPLED, *ELSEWHERE]) == sorted(SamplingParams.__struct_fields__)
+    known = [*SAMPLED, *ELSEWHERE, *WITHOUT_EFFECT, *REFUSED]  # REFUSED: any value is an error
+    assert sorted(known) == sorted(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

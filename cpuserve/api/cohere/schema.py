@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from cpuserve.api.openai.embeddings.input_types import INPUT_TYPES, prompt_for
-from cpuserve.api.openai.embeddings.schema import check_dimensions, check_kind
+from cpuserve.api.openai.embeddings.schema import check_kind
 from cpuserve.api.request.fields import COHERE, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
+from cpuserve.serving.matryoshka import check_dimensions
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext

@@ -15,8 +15,9 @@ from cpuserve.api.cohere.schema import (
     CohereVersion,
     texts_of,
 )
-from cpuserve.api.openai.embeddings.writer import converted, shortened
+from cpuserve.api.openai.embeddings.writer import converted
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import shortened
 
 if TYPE_CHECKING:
     from cpuserve.api.cohere.schema import CohereFields

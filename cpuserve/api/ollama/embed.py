@@ -12,14 +12,13 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.openai.embeddings.schema import check_dimensions
-from cpuserve.api.openai.embeddings.writer import shortened
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import generate, post
 from cpuserve.errors import PromptTooLong
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import check_dimensions, shortened
 
 if TYPE_CHECKING:
     from cpuserve.serving.events import WholeResponse

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.openai.embeddings.schema import FORMATS, check_dimensions
+from cpuserve.api.openai.embeddings.schema import FORMATS
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.matryoshka import check_dimensions
 from cpuserve.serving.pooling_tasks import ALL, BOTH, embedding_tasks, vectors_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.openai.embeddings.writer import base64_of, shortened
+from cpuserve.api.openai.embeddings.writer import base64_of
 from cpuserve.api.pooling.schema import (
     ClassifyAnswer,
     ClassifyItem,
@@ -19,6 +19,7 @@ from cpuserve.api.pooling.schema import (
 )
 from cpuserve.serving.classes import activated
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import shortened
 from cpuserve.serving.pooling_tasks import data_of, labels_of_task, results_of
 
 if TYPE_CHECKING:

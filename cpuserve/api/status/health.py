@@ -33,7 +33,7 @@ async def health(request: Request) -> Response:
     The body of a 503 has the usual error and `status`:
     "loading" (with `stage`, and `done` and `total` in bytes), "draining" (the server will stop,
     but still serves new requests), "restarting" (the engine has died), or "failed": the engine
-    has ended for good, the model's weights are damaged, or its files are not those of the start.
+    has ended for good, the model's weights are damaged, or its files have changed.
     """
     state = get_state(request)
     unhealthy = state.unhealthy()

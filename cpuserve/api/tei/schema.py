@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.request.fields import TEI, with_refused
 from cpuserve.api.tei.errors import EmptyInput, TooManyInputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
+from cpuserve.serving.matryoshka import check_dimensions
 from cpuserve.serving.pooling_tasks import sparse_vectors
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.openai.embeddings.writer import shortened
 from cpuserve.api.tei.schema import SparseValue, TextRank
 from cpuserve.serving.classes import rows_of
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import shortened
 from cpuserve.serving.pooling_tasks import token_weights
 from cpuserve.serving.similarity import cosines
 

@@ -65,6 +65,7 @@ MISSING: tuple[Missing, ...] = (
             "--mm-processor-kwargs",
             "--media-io-kwargs",
             "--allowed-local-media-path",
+            "--allowed-media-domains",
             "--mmproj",
         ),
         "only text input is supported",
@@ -151,6 +152,29 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         ("--kv-offloading-size", "--kv-offloading-backend"),
         "use --swap-space, or --prefix-cache-dir for blocks on disk",
+    ),
+    Missing(
+        (
+            "--offload-group-size",
+            "--offload-num-in-group",
+            "--offload-prefetch-step",
+            "--offload-params",
+        ),
+        "weights are in the memory of the CPU; --weights-on-disk maps them from a file",
+    ),
+    Missing(
+        ("--enable-return-routed-experts", "--return-sampling-mask"),
+        "responses have tokens and logprobs, and no internals of a step",
+    ),
+    Missing(("--profiler-config",), "`cpuserve bench` measures steps; use perf for profiles"),
+    Missing(("--attention-config",), "kernels are chosen for the CPU automatically"),
+    Missing(
+        ("--quantization-config",),
+        "--quantization chooses how weights are quantized while they are loaded",
+    ),
+    Missing(
+        ("--spec-method", "--spec-model", "--spec-tokens"),
+        "--speculative-config guesses tokens by n-grams",
     ),
     Missing(("--reasoning-config",), "use --reasoning-budget, or set a budget in the request"),
 )

@@ -11,6 +11,7 @@ from cpuserve.api.openai.embeddings.input_types import ANY_INPUT_TYPES, prompt_f
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.matryoshka import check_dimensions
 from cpuserve.serving.tasks import select_task
 
 if TYPE_CHECKING:
@@ -197,17 +198,3 @@ def _cut(request: EmbeddingRequest) -> dict[str, Any]:
         raise InvalidRequest(msg, param=name)
     side = _SIDES[value]
     return {"truncate_prompt_tokens": None if side is None else -1, "truncation_side": side}
-
-
-def check_dimensions(
-    dimensions: int | None, context: ModelContext, field: str = "dimensions"
-) -> None:
-    """Raise InvalidRequest if the model's embeddings cannot be cut to `dimensions` values.
-
-    field: the name of `dimensions` in the request. This function accepts models without embeddings,
-    because serving.generate.prepare refuses them later.
-    """
-    width = context.vector_width
-    if dimensions is not None and context.embeds and not 1 <= dimensions <= width:
-        msg = f"{field} must be between 1 and {width}, the length of this model's vectors"
-        raise InvalidRequest(msg, param=field)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import sys
 from array import array
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import msgspec
 
 from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingItem, EmbeddingUsage
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.matryoshka import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,20 +44,6 @@ class EmbeddingWriter:
         data = [item(choice.index, choice.vector) for choice in response.choices]
         usage = EmbeddingUsage(prompt, prompt)
         return msgspec.json.encode(EmbeddingAnswer("list", data, self._model, usage))
-
-
-def shortened(values: array[float], dimensions: int | None, *, unit: bool = True) -> array[float]:
-    """Return the first `dimensions` values (None: all), rescaled to length 1 (Matryoshka).
-
-    unit: whether the shortened vector is rescaled to length 1.
-    """
-    if dimensions is None or dimensions >= len(values):
-        return values
-    cut = values[:dimensions]
-    if not unit:
-        return cut
-    length = math.sqrt(math.fsum(v * v for v in cut)) or 1.0
-    return array("f", (v / length for v in cut))
 
 
 def as_base64(values: array[float], kind: str) -> str:

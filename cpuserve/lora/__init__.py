@@ -1,0 +1,1 @@
+"""LoRA adapters that requests of `LLM` select, in the modules of vLLM."""

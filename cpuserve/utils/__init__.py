@@ -1,0 +1,1 @@
+"""Helpers of programs for the offline API, in the modules of vLLM."""
