@@ -7,6 +7,8 @@ of a response, whereas a stream reader needs three awaits.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,17 @@ HEAD_TIMEOUT_S = 600.0
 
 class LoadError(CpuserveError):
     """The server refused a request of the load generator, or did not complete it."""
+
+
+def _reason(error: OSError | EOFError) -> str:
+    """Return why there is no answer, without numbers of errors and without the address again."""
+    # asyncio says what it tried, and after several addresses gives all errors as one text.
+    numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+    if isinstance(error, ConnectionError | TimeoutError) and error.errno:
+        return os.strerror(error.errno)
+    if isinstance(error, OSError) and error.errno is None and numbers:
+        return os.strerror(int(numbers[0]))
+    return getattr(error, "strerror", None) or str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ async def exchange(
         )
         return await link.done
     except (OSError, EOFError) as e:
-        msg = f"no answer from {url}: {e}"
+        msg = f"no answer from {url}: {_reason(e)}"
         raise LoadError(msg) from None
     finally:
         late.cancel()

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from cpuserve.bench.driver import Timing
 from cpuserve.bench.observe import weight_reading
-from cpuserve.bench.schema import Better, Record, Where, percentile, record
+from cpuserve.bench.schema import Better, Record, Where, percentile, record, told
 from cpuserve.bench.traffic import Pace, Run
+from cpuserve.config.values import markdown_table
 from cpuserve.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -24,6 +25,8 @@ NAMES = {
     "e2el": "end-to-end latency",
 }
 MOST_SAMPLES = 101  # a record of a latency with more samples has only percentiles 0 to 100
+# The rates that `markdown` has.
+_PASTED = ("requests", "prompt", "output", "total")
 ROOF = "read bandwidth (weights read in the run, probe at the server's start)"
 
 
@@ -184,6 +187,22 @@ def render(report: Report) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(width)}  {text}" for name, text in rows]
     return "\n".join([*lines, "", *_latency_table(report)])
+
+
+def markdown(report: Report) -> str:
+    """Return the rates and latencies of a run as a Markdown table, with where they were measured.
+
+    People paste this table into issues and messages.
+    """
+    columns = latency_columns(report)
+    blank = [""] * (len(columns) - 1)
+    rows = [["", *columns]]
+    for name, (unit, value, _) in report.rates().items():
+        if name in _PASTED:
+            rows.append([f"{name}, {unit}", f"{value:.4g}", *blank])
+    for name, shown, _ in latency_rows(report):
+        rows.append([f"{name}, ms", *(f"{value:.1f}" for value in shown)])
+    return "\n".join([told(report.where), "", *markdown_table(rows)])
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuserve.config.values import aligned
+from cpuserve.config.values import aligned, markdown_table
 from cpuserve.version import version
 
 Better = Literal["more", "less"]
@@ -141,6 +141,27 @@ def differing(records: Sequence[Record]) -> list[str]:
         ", ".join(_told(n, r.parameters[n]) for n in r.parameters if len(seen[r.metric, n]) > 1)
         for r in records
     ]
+
+
+def told(where: Where) -> str:
+    """Return the model and the machine of a measurement as text."""
+    threads = f"{where.threads} thread{'' if where.threads == 1 else 's'}"
+    shown = (where.model, where.isa, threads, f"cpuserve {version()}")
+    return ", ".join(filter(None, shown))
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the records as a Markdown table with the model and the machine before it."""
+    if not records:
+        return ""
+    first = records[0]
+    where = Where(host=first.host, isa=first.isa, threads=first.threads, model=first.model)
+    rows = [("", "median", "p5", "p95", "of the roof")]
+    for r, what in zip(records, differing(records), strict=True):
+        share = "" if r.fraction is None else f"{100 * r.fraction:.0f} %"
+        name = f"{r.metric} ({what})" if what else r.metric
+        rows.append((f"{name}, {r.unit}", f"{r.median:.4g}", f"{r.p5:.4g}", f"{r.p95:.4g}", share))
+    return "\n".join([told(where), "", *markdown_table(rows)])
 
 
 def table(records: Sequence[Record]) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
-from cpuserve.bench.schema import Record, Where, table
+from cpuserve.bench.schema import Record, Where, markdown, table
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
@@ -177,8 +177,9 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
 
 
 def _say_table(records: Sequence[Record]) -> None:
-    """Print the records as a table; on a terminal, with bars."""
+    """Print the records as a table, on a terminal with bars, and as one that can be pasted."""
     say_drawn(lambda: table(records), lambda console: records_view(console, records))
+    say(f"\n{markdown(records)}")
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:

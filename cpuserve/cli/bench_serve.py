@@ -20,6 +20,7 @@ from cpuserve.bench.results import (
     details,
     file_name,
     goodput_bounds,
+    markdown,
     records,
     render,
     summary,
@@ -63,8 +64,9 @@ def load_server(args: argparse.Namespace) -> int:
 
 
 def _say_report(report: Report) -> None:
-    """Print the report as text; on a terminal, with distributions of latencies."""
+    """Print the report, on a terminal with distributions, and a table that can be pasted."""
     say_drawn(lambda: render(report), lambda console: report_view(console, report))
+    say(f"\n{markdown(report)}")
 
 
 async def _run(args: argparse.Namespace) -> Report:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from cpuserve import log
 from cpuserve.cli import banner, flags
-from cpuserve.cli.terminal import ProgressBars, note, say
+from cpuserve.cli.terminal import ProgressBars, columns, folded, note, say
 from cpuserve.prepare import Prepared, find, model_facts, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cpuserve.api.lifecycle.serve import ProgressFn
+    from cpuserve.config.engine import Decision
     from cpuserve.config.load import Asked
     from cpuserve.config.several import NamedModel
     from cpuserve.engine.client import EngineClient
@@ -87,19 +89,29 @@ def serve(args: argparse.Namespace) -> int:
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print each setting with its source and its reason."""
     from cpuserve.cli.response_format import response_decisions
-    from cpuserve.config.decisions import render_json, render_table, server_decisions
+    from cpuserve.config.decisions import render_json, server_decisions
 
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
-    render = render_json if args.json else render_table
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
-    say(
-        render(
-            [*resolved.decisions, *response_decisions(resolved.config, asked.sources), *of_server]
-        )
-    )
+    of_responses = response_decisions(resolved.config, asked.sources)
+    decisions = [*resolved.decisions, *of_responses, *of_server]
+    say(render_json(decisions) if args.json else _table(decisions, columns(sys.stdout)))
     return 0
+
+
+def _table(decisions: Sequence[Decision], width: int | None) -> str:
+    """Return a table of decisions, or if it is wider than `width` a paragraph for each."""
+    from cpuserve.config.decisions import render_pairs, render_table
+
+    table = render_table(decisions)
+    if width is None or max(map(len, table.splitlines())) <= width:
+        return table
+    pairs = render_pairs(decisions)
+    first = 2 + max(len(name) for name, _ in pairs)
+    lines = (f"{name.ljust(first)}{text}" for name, text in pairs)
+    return "\n".join(folded(line, width, " " * first) for line in lines)
 
 
 def program(args: argparse.Namespace) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import platform as stdlib_platform
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from cpuserve.cli.terminal import say
+from cpuserve.cli.terminal import columns, folded, say
 from cpuserve.cli.top_processes import BusyProcess, busiest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.env import cache_dir, environment
@@ -94,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         say(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
     else:
-        say(render(report))
+        say(render(report, columns(sys.stdout)))
     return 0
 
 
@@ -307,12 +308,12 @@ def _numa_problems(host: Host) -> Iterator[Problem]:
 # -- the report as text ---------------------------------------------------------------------------
 
 
-def render(report: DoctorReport) -> str:
-    """Return the report as lines of text."""
+def render(report: DoctorReport, width: int | None = None) -> str:
+    """Return the report as lines of text of at most `width` columns; None = no limit."""
     title = f"cpuserve {report.cpuserve}, Python {report.python}, {report.system}"
     lines = [title, *(f"{name:<9} {text}" for name, text in _subjects(report))]
     lines += ["", *_found(report)]
-    return "\n".join(lines)
+    return "\n".join(folded(line, width, " " * 10) for line in lines)
 
 
 def _subjects(report: DoctorReport) -> Iterator[tuple[str, str]]:
@@ -362,7 +363,8 @@ def _found(report: DoctorReport) -> Iterator[str]:
     if not report.problems:
         yield "No problems found."
     for problem in report.problems:
-        yield f"PROBLEM   {problem.what}\n  remedy  {problem.remedy}"
+        yield f"PROBLEM   {problem.what}"
+        yield f"  remedy  {problem.remedy}"
 
 
 def _maps() -> str:
@@ -381,6 +383,4 @@ def _version_of(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.stdout.buffer.write(schema())

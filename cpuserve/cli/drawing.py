@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING
 from cpuserve.cli.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 _WIDTH = 10  # the width of a bar in characters
 _BUCKETS = 24  # the width of a distribution in characters, one per bucket
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = ".:-=+*%#"
+_GAP = 2  # spaces between two columns
+_ENDLESS = 1000  # columns of a file
+
+
+def console_of() -> Console:
+    """Return a console for standard output; a pipe or a file has lines of any length."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_ENDLESS)
 
 
 def say_drawn(text: Callable[[], str], view: Callable[[Console], RenderableType]) -> None:
     """Print a view on a terminal; print the text if standard output is no terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = console_of()
     if console.is_terminal:
         console.print(view(console))
     else:
@@ -54,11 +61,52 @@ def distribution(console: Console, values: Sequence[float]) -> str:
     return "".join(mark if count else " " for mark, count in zip(drawn, counts, strict=True))
 
 
-def plain_table(heads: Iterable[str], *, left: Iterable[str]) -> Table:
-    """Return a table without lines; columns in `left` are aligned to the left."""
+def fitting_table(
+    console: Console,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[str],
+    styles: Sequence[str] = (),
+) -> RenderableType:
+    """Return a table without lines, or lines with the head of each cell if it is too wide.
+
+    left: the columns that are aligned to the left. styles: of the rows, if they have any.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    columns = zip(heads, *rows, strict=True)
+    width = sum(_GAP + max(map(cell_len, column)) for column in columns) - _GAP
+    if width > console.width:
+        return _listed(console, heads, rows, styles)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for head in heads:
         table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    for index, row in enumerate(rows):
+        table.add_row(*row, style=styles[index] if styles else "")
     return table
+
+
+def _listed(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]
+) -> RenderableType:
+    """Return the cells of each row with their heads, in lines that break between cells."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    shown = Text()
+    for index, row in enumerate(rows):
+        length = 0
+        for head, cell in zip(heads, row, strict=True):
+            if not cell:
+                continue
+            size = cell_len(f"{head} {cell}")
+            if length:
+                breaks = length + _GAP + size > console.width
+                shown.append("\n" + " " * _GAP if breaks else " " * _GAP)
+                length = 0 if breaks else length
+            shown.append(head, "bold").append(f" {cell}", styles[index] if styles else "")
+            length += _GAP + size
+        shown.append("\n" if index + 1 < len(rows) else "")
+    return shown

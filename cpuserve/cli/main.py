@@ -22,7 +22,7 @@ from cpuserve.cli.flags import (
     take_further_models,
 )
 from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
-from cpuserve.cli.terminal import drop_output, open_standard_streams
+from cpuserve.cli.terminal import columns, drop_output, folded, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
@@ -82,7 +82,8 @@ def _as_flags(argv: list[str]) -> list[str]:
 
 def _fail(error: Exception, code: int) -> int:
     sys.stdout.flush()
-    print(f"cpuserve: error: {' '.join(str(error).split())}", file=sys.stderr)
+    text = f"cpuserve: error: {' '.join(str(error).split())}"
+    print(folded(text, columns(sys.stderr)), file=sys.stderr)
     return code
 
 

@@ -168,13 +168,21 @@ def asked(target: Target, path: str, body: bytes | None = None) -> bytes:
         LoadError: the server does not respond, or is still starting.
         CpuserveError: the server refuses the request.
     """
-    response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
+    try:
+        response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
+    except LoadError as error:
+        raise _started(error) from None
     if response.code == 200:
         return response.body
     msg = f"{target.url}{path}: HTTP {response.code}: {said_error(response.body)}"
     if response.code == 503:  # 503: the server is still starting
         raise LoadError(msg)
     raise CpuserveError(msg)
+
+
+def _started(error: LoadError) -> LoadError:
+    """Return an error that also says how to get a server that answers."""
+    return LoadError(f"{error}. Start one with `cpuserve serve`, or set --url")
 
 
 def with_server(args: argparse.Namespace, work: Callable[[ChatSession], Awaitable[None]]) -> int:
@@ -191,7 +199,10 @@ def with_server(args: argparse.Namespace, work: Callable[[ChatSession], Awaitabl
     target = target_of(args)
 
     async def run() -> None:
-        found = await first_model(target.url, target.api_key)
+        try:
+            found = await first_model(target.url, target.api_key)
+        except LoadError as error:
+            raise _started(error) from None
         if (model := args.given.get("model")) is not None:
             found = Target(target.url, str(model.value), target.api_key)
         await work(RemoteSession(found))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import textwrap
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
@@ -65,10 +67,30 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def columns(stream: TextIO) -> int | None:
+    """Return the width of the terminal that shows a stream; None if no terminal does."""
+    try:
+        return shutil.get_terminal_size().columns if stream.isatty() else None
+    except ValueError:  # a closed stream
+        return None
+
+
+def folded(text: str, width: int | None, rest: str = "  ") -> str:
+    """Break a line between words to lines of at most `width` columns; None = no limit.
+
+    rest: the indentation of all lines after the first one.
+    """
+    if width is None or len(text) < width:
+        return text
+    return textwrap.fill(
+        text, width - 1, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def note(text: str) -> None:
     """Write a line to stderr; errors are ignored, because a lost note must not end the command."""
     with suppress(OSError):
-        sys.stderr.write(f"cpuserve: {text}\n")
+        sys.stderr.write(folded(f"cpuserve: {text}", columns(sys.stderr)) + "\n")
         sys.stderr.flush()
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
 from cpuserve.bench.http import LoadError
-from cpuserve.cli.drawing import bar, levels, plain_table
+from cpuserve.cli.drawing import bar, console_of, fitting_table, levels
 from cpuserve.cli.remote import asked, target_of
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
     from cpuserve.bench.driver import Target
     from cpuserve.platforms.cpu_times import CpuTimes
@@ -37,9 +36,7 @@ def top(args: argparse.Namespace) -> int:
     Raises:
         CpuserveError: the server refuses the request, or with --once does not respond.
     """
-    from rich.console import Console
-
-    target, console = target_of(args), Console(highlight=False)
+    target, console = target_of(args), console_of()
     with suppress(KeyboardInterrupt):
         if args.once:
             before = _activity(target)
@@ -57,7 +54,7 @@ def view(console: Console, url: str, before: Activity, now: Activity) -> Rendera
 
     head = Text.assemble(("cpuserve top", "bold"), f"  {url}")
     rows = [_models(console, before, now), _cores(console, before.cpus, now.cpus)]
-    return Group(head, "", *rows, "", _requests(now))
+    return Group(head, "", *rows, "", _requests(console, now))
 
 
 def _watch(console: Console, target: Target, interval_s: float) -> None:
@@ -85,7 +82,7 @@ def views(console: Console, target: Target, interval_s: float) -> Iterator[Rende
             now = _activity(target)
         except LoadError as error:
             before = None
-            yield f"{error}: waiting for the server (Ctrl-C ends)"
+            yield f"{error}\nwaiting for the server (Ctrl-C ends)"
         else:
             yield view(console, target.url, before or now, now)
             before = now
@@ -102,10 +99,10 @@ def _activity(target: Target) -> Activity:
         raise CpuserveError(msg) from None
 
 
-def _models(console: Console, before: Activity, now: Activity) -> Table:
+def _models(console: Console, before: Activity, now: Activity) -> RenderableType:
     """Return a table with one row per loaded model."""
     heads = ("MODEL", "RUN", "WAIT", "KV CACHE", "PROMPT/s", "CACHED/s", "OUTPUT/s", "BANDWIDTH")
-    table = plain_table(heads, left=("MODEL", "KV CACHE", "BANDWIDTH"))
+    rows = []
     earlier = {model.model: model for model in before.models}
     elapsed_s = now.time - before.time
     for model in now.models:
@@ -118,8 +115,8 @@ def _models(console: Console, before: Activity, now: Activity) -> Table:
         kv = f"{bar(console, model.kv_usage)} {format_bytes(model.kv_bytes)}"
         rates = [f"{_rate(to, since, elapsed_s):.0f}" for to, since in counts]
         used = _bandwidth(old, model, elapsed_s)
-        table.add_row(model.model, str(model.running), str(model.waiting), kv, *rates, used)
-    return table
+        rows.append((model.model, str(model.running), str(model.waiting), kv, *rates, used))
+    return fitting_table(console, heads, rows, left=("MODEL", "KV CACHE", "BANDWIDTH"))
 
 
 def _bandwidth(old: ModelActivity, model: ModelActivity, elapsed_s: float) -> str:
@@ -145,27 +142,21 @@ def _cores(console: Console, before: Iterable[CpuTimes], now: list[CpuTimes]) ->
     return f"{marks} {len(shares)} CPUs, {100 * mean:.0f} % busy"
 
 
-def _requests(now: Activity) -> Table:
+def _requests(console: Console, now: Activity) -> RenderableType:
     """Return a table of running and waiting sequences, followed by the most recently ended."""
-    table = plain_table(
-        ("REQUEST", "STATE", "PROMPT", "CACHED", "OUTPUT", "TOKENS/s", "SECONDS"), left=("STATE",)
-    )
+    heads = ("REQUEST", "STATE", "PROMPT", "CACHED", "OUTPUT", "TOKENS/s", "SECONDS")
+    rows, styles = [], []
     found = [each for model in now.models for each in model.sequences]
     found.sort(key=lambda each: (each.ended_s is not None, -each.arrived_s))
     for each in found[:_ROWS]:
         style = "" if each.ended_s is None else "red" if each.state in _LEFT else "dim"
         end_s = now.time if each.ended_s is None else each.ended_s
-        table.add_row(
-            str(each.number),
-            each.state,
-            str(each.prompt_tokens),
-            str(each.cached_tokens),
-            str(each.output_tokens),
-            _speed(each, end_s),
-            f"{end_s - each.arrived_s:.1f}",
-            style=style,
-        )
-    return table
+        counts = (each.prompt_tokens, each.cached_tokens, each.output_tokens)
+        seconds = f"{end_s - each.arrived_s:.1f}"
+        row = (str(each.number), each.state, *map(str, counts), _speed(each, end_s), seconds)
+        rows.append(row)
+        styles.append(style)
+    return fitting_table(console, heads, rows, left=("STATE",), styles=styles)
 
 
 def _speed(each: SequenceActivity, end_s: float) -> str:

@@ -57,6 +57,15 @@ def render_table(decisions: Sequence[Decision]) -> str:
     return "\n".join(lines)
 
 
+def render_pairs(decisions: Sequence[Decision]) -> list[tuple[str, str]]:
+    """Return a pair for each decision, for narrow terminals: the setting, and all about it."""
+    pairs = []
+    for d in decisions:
+        asked = "" if d.asked is None else f"={show(d.asked)}"
+        pairs.append((d.field, f"{show(d.got)} ({d.source}{asked}): {d.why}"))
+    return pairs
+
+
 def render_json(decisions: Sequence[Decision]) -> str:
     """Return the decisions as a JSON list of objects."""
     rows = [

@@ -170,6 +170,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines of a Markdown table; all columns but the first are numbers."""
+    head, *others = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    rule = [":--", *("--:" for _ in head[1:])]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *others)]
+
+
 def format_cpus(cpus: Sequence[int]) -> str:
     """Format [0, 1, 2, 5] as "0-2,5", in the given order."""
     runs: list[list[int]] = []

@@ -69,6 +69,9 @@ def test_an_executor_without_probes_says_not_measured():
 
 def test_a_note_that_nobody_can_read_is_no_error(monkeypatch):
     class Closed:
+        def isatty(self):
+            return False
+
         def write(self, text):
             raise BrokenPipeError
 

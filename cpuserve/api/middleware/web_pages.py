@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WebPages:
-    """Responds with 415 if a web page would change what the server keeps or serves.
+    """Responds with 415 if a web page would change models, files, settings or stored responses.
 
     Any web page may send POST without a body, or with an upload, to 127.0.0.1 without a CORS
     preflight request. So routes refuse pages unless they are declared to read their JSON

@@ -37,8 +37,8 @@ _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 _EMAIL = rf"{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[({_BYTE}\.){{3}}{_BYTE}\])"
 
-# All forms of RFC 4291: eight groups, of which :: stands for at least one, and the last two may be
-# an IPv4 address, as in ::ffff:192.0.2.1, which the pattern of llguidance lacks.
+# All forms of RFC 4291: eight groups, where :: stands for one or more groups of zeros. The last two
+# may be an IPv4 address, as in ::ffff:192.0.2.1; the pattern of llguidance lacks this form.
 _HEX = "[0-9a-fA-F]{1,4}"
 _UP_TO = [f"(({_HEX}:){{0,{most - 1}}}{_HEX})?" if most else "" for most in range(8)]
 _TAIL = rf"({_HEX}:{_HEX}|({_BYTE}\.){{3}}{_BYTE})"
