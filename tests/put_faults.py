@@ -865,9 +865,21 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/engine/grammars/compiler.py",
-        "if self._tokenizer.is_special_token(i)",
-        "if i in loaded.special_ids",
+        "{text: i for text, i in loaded.masks.ids.items() if i < vocab}",
+        "{loaded.token_text(i): i for i in loaded.special_ids}",
         "tests/serving/test_tool_forms.py -k special_tokens",
+    ),
+    Fault(
+        "cpuserve/engine/grammars/vocabulary.py",
+        "return self._plain.encode(text) if text else []",
+        "return self._tokens.encode(text, add_special_tokens=False)",
+        "tests/engine/test_grammar_vocabulary.py",
+    ),
+    Fault(
+        "cpuserve/tokenizer/chat.py",
+        "kept = {text for text in own_marks if text not in turn}",
+        "kept = set(own_marks)",
+        "tests/tokenizer/test_masks.py -k thoughts",
     ),
     Fault(
         "cpuserve/serving/text.py",

@@ -42,7 +42,6 @@ from cpuserve.loader.dense_module import Head
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler
-from cpuserve.sampling.grammar_marks import OF_FUNCTION, OF_GRAMMAR
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -254,10 +253,7 @@ class EngineCore:
 
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
-        role = wanted.role if wanted is not None else "structured_outputs"
-        # Errors with these prefixes are in the grammar of a tool, so the field `tools` is wrong.
-        if error.startswith((OF_FUNCTION, OF_GRAMMAR)):
-            role = "tools"
+        role = wanted.role_of(error) if wanted is not None else "structured_outputs"
         message = f"{role} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=role))
 
@@ -299,8 +295,7 @@ class EngineCore:
         """Add the errors of grammars to `deltas`, and request the bitmasks for the next step."""
         for delta in deltas:
             if delta.error:
-                failed = grammars.error_of(delta.request)
-                delta.error, delta.fault = (failed, None) if failed else (delta.error, delta.fault)
+                grammars.add_error(delta)
         grammars.forget_all_but(self.scheduler.requests)
         running = self.scheduler.running
         grammars.begin_fill(r for r in running if r.masked and r.num_output)

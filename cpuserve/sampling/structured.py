@@ -12,6 +12,8 @@ from cpuserve.sampling.grammar_marks import (
     IF_POSSIBLE,
     INPUT,
     INPUT_GRAMMAR,
+    OF_FUNCTION,
+    OF_GRAMMAR,
     PARAMETERS_OF,
 )
 from cpuserve.sampling.structural_tags import TagError, tag_grammar
@@ -104,6 +106,16 @@ class StructuredOutputs(
             *(self.choice or ()),
         )
         return sum(len(text) for text in texts if isinstance(text, str))
+
+    @property
+    def is_form(self) -> bool:
+        """Whether the whole response has the structure, or is a tool call instead."""
+        return self.structural_tag in (None, "") and bool(self._form[1])
+
+    def role_of(self, error: str) -> str:
+        """Return the field of the request that caused an error of the grammar."""
+        # Errors with these prefixes are in the grammar of a tool, so the field `tools` is wrong.
+        return "tools" if error.startswith((OF_FUNCTION, OF_GRAMMAR)) else self.role
 
     @property
     def key(self) -> tuple[str, str]:

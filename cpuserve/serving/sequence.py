@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.events import Event
     from cpuserve.serving.fan_out import SequenceRequest
+    from cpuserve.serving.tools.base import ToolParser
     from cpuserve.serving.tools.use import ToolUse
 
 
@@ -53,18 +55,24 @@ class SequenceRun:
         self._held: list[Event] = []  # events held back until it is known whether the model thinks
         self._num_held = 0  # the number of tokens in the events of `_held`
         waits = sequence.after_thought is not None
-        self._processor = self._begin("" if waits or tools is None else tools.opening)
+        opening = "" if waits or tools is None else tools.opening
+        self._processor = self._begin(opening, waits=waits)
         if tools is not None:
             self._processor.watch_thought(tools.thoughts.budget, waits=waits)
 
-    def _begin(self, opening: str) -> TextProcessor:
-        """Return a new TextProcessor, which reads the response from its first token."""
+    def _begin(self, opening: str, *, waits: bool = False) -> TextProcessor:
+        """Return a new TextProcessor, which reads the response from its first token.
+
+        waits: a structured output begins only after the thought.
+        """
         sequence, tools, context = self._sequence, self._tools, self._context
         found = TextProcessor(
             context.get_tokenizer(), sequence.prompt.ids, sequence.params, sequence.index
         )
         if tools is not None:
             parser = tools.parser(sequence.index, sequence.prompt, opening)
+            if not waits:
+                parser = self._after(tools, parser)
             found.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
         if sequence.lines is not None:
             found.limit_lines(sequence.lines)
@@ -136,7 +144,17 @@ class SequenceRun:
         given = self._encoded(text + opening)
         self._tokens += given
         self._next()
-        return self._processor.go_on(given, opening, is_last=not self.params.max_tokens), len(given)
+        after, is_last = partial(self._after, tools), not self.params.max_tokens
+        return self._processor.go_on(given, opening, after, is_last=is_last), len(given)
+
+    def _after(self, tools: ToolUse, parser: ToolParser) -> ToolParser:
+        """Return the parser of the text that the grammar of the response constrains."""
+        sequence = self._sequence
+        params = sequence.after_thought or sequence.params
+        form = params.structured_outputs
+        if form is None or not form.is_form:
+            return parser
+        return tools.form_parser(parser, sequence.index, form)
 
     def _encoded(self, text: str) -> list[int]:
         return self._context.get_tokenizer().encode(text, add_special_tokens=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -193,11 +193,19 @@ class TextProcessor:
         """Whether a forced beginning or a grammar waits for a thought that may still begin."""
         return self._waits and self.turn is None and not self._thought
 
-    def go_on(self, ids: Sequence[int], opening: str, *, is_last: bool) -> list[Event]:
+    def go_on(
+        self,
+        ids: Sequence[int],
+        opening: str,
+        after: Callable[[ToolParser], ToolParser],
+        *,
+        is_last: bool,
+    ) -> list[Event]:
         """Return the events of the tokens `ids`, which the server adds before the model goes on.
 
         opening: the end of the added text, which begins a tool call or a structured output.
           The client does not see this text.
+        after: returns the parser of the text after `opening`.
         is_last: these tokens reach max_tokens, so the response ends.
         """
         assert self._calls is not None
@@ -205,6 +213,7 @@ class TextProcessor:
         text = self._detokenizer.push(ids)
         pieces = self._calls.push(text.removesuffix(opening))
         pieces += self._calls.force(opening)
+        self._calls = after(self._calls)
         self._num_tokens += len(ids)
         events: list[Event] = [Text(self._index, "", list(ids)), *self._shown(pieces)]
         if is_last:

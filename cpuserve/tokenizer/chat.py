@@ -77,7 +77,7 @@ class ChatTemplate:
         own_marks: Collection[str] = (),
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text, in which control texts of messages are masked (masks.py).
+        """Return the prompt text, with masks for the control texts of messages (masks.py).
 
         The text includes BOS: encode it with `Tokenizer.encode_masked` and without special tokens.
         The call waits for another process.

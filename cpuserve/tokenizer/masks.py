@@ -89,7 +89,7 @@ class Masks:
         return self._replaced(self._given, text, masked)
 
     def mask_all(self, value: Any, but: Collection[str] = ()) -> Any:
-        """Return a JSON value in which all texts and keys are masked; but: texts that stay.
+        """Return a JSON value with all texts and keys masked; but: texts that stay.
 
         Values of other types stay as they are. Raises RecursionError if a value with control texts
         nests too deeply.
@@ -127,7 +127,7 @@ class Masks:
         return self._in_masked(text, lambda found: found)
 
     def broken(self, text: str) -> str:
-        """Return a masked text in which each masked control text has an invisible character.
+        """Return a masked text with an invisible character in each masked control text.
 
         So these texts stay ordinary if a client sends the result back as a prompt.
         """
@@ -221,7 +221,7 @@ class PlainCore:
         self._control = frozenset(control.values()) - self._ids.keys()
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text in which nonces stand for control tokens."""
+        """Return the tokens of a text with nonces in place of control tokens."""
         (found,) = self._core.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = found.ids
         if not self._control.isdisjoint(ids):  # a Unigram model may find them in its vocabulary

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from cpuserve.errors import InvalidRequest, ModelError, RequestError
+from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.cut import Cut, kept
 from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.masks import Masks, PlainCore
@@ -132,8 +132,8 @@ class Tokenizer:
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
-            RequestError: the library tokenizers fails on this text, for example
-                if a regular expression in the model's tokenizer.json backtracks without end.
+                Or the library tokenizers fails on this text, for example if a regular expression
+                in the model's tokenizer.json backtracks without end.
         """
         found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
@@ -192,7 +192,7 @@ class Tokenizer:
         left: cut the starts of the texts instead of their ends.
 
         Raises:
-            InvalidRequest, RequestError: the errors of `encode`.
+            InvalidRequest: see `encode`.
         """
         size = len(first) + len(second)
         found = self._encode((first, second), True, size > LONG_CHARS)
@@ -205,7 +205,7 @@ class Tokenizer:
         """Return the tokens of `text`, each with its place in the text.
 
         Raises:
-            InvalidRequest, RequestError: the errors of `encode`.
+            InvalidRequest: see `encode`.
         """
         found = self._encode(text, add_special_tokens, unlocked=False)
         parts = zip(found.ids, found.tokens, found.offsets, found.special_tokens_mask, strict=True)
@@ -352,7 +352,7 @@ def _guarded(text: str, encode: Callable[[], T]) -> T:
         raise
     except BaseException as error:  # a panic in Rust is a BaseException
         msg = f"the model's tokenizer failed on this text: {reason_of(error)}"
-        raise RequestError(msg) from error
+        raise InvalidRequest(msg) from error
 
 
 def _not_unicode(text: str) -> InvalidRequest:

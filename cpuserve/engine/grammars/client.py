@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cpuserve.config.engine import EngineConfig
-from cpuserve.core.request import Request
+from cpuserve.core.request import Delta, Request
 from cpuserve.engine.grammars.grammar_queue import GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
 from cpuserve.engine.grammars.process import GrammarProcessLost, Process
@@ -90,9 +90,9 @@ class _GrammarRequest:
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of compiling a request's grammar.
+    """The result of compiling a request's grammar, or of filling a bitmask with it.
 
-    error: why the compilation failed; "" = the grammar is ready.
+    error: why it failed; "" = the grammar is ready.
     fault: whether the client's grammar is the cause of the error.
     """
 
@@ -136,7 +136,7 @@ class Grammars:
         self._again: set[int] = set()  # numbers of the used grammars that are compiled again
         self._gone: list[int] = []  # requests that have ended, but have a matcher in the process
         self._asked = False  # whether a Fill message has no reply yet
-        self._errors: dict[RequestId, str] = {}
+        self._errors: dict[RequestId, Verdict] = {}
         self._ended: set[RequestId] = set()
 
     # --- compilation --------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Grammars:
         for number in grammar.waiting:
             del self._requests[number]
             grammar.users.discard(number)
-        self._errors.update(dict.fromkeys(grammar.users, grammar.error))
+        self._errors.update({n: Verdict(n, grammar.error, fault) for n in grammar.users})
         if not fault:
             # The next request with this grammar tries to compile it again.
             del self._known[grammar.key]
@@ -366,8 +366,8 @@ class Grammars:
         if filled is None:
             return False
         self._asked = False
-        for number, error in filled.failed.items():
-            self._errors[RequestId(number)] = error
+        for number, (error, fault) in filled.failed.items():
+            self._errors[RequestId(number)] = Verdict(RequestId(number), error, fault)
         self._ended.update(map(RequestId, filled.ended))
         if self._live.memory > MAX_KEPT_BYTES:
             self._forget_old()
@@ -398,12 +398,12 @@ class Grammars:
             entry.taken, entry.filled = -1, (-1, 0)
             entry.losses += 1
             if entry.losses > MAX_LOSSES:
-                self._errors[number] = why
+                self._errors[number] = Verdict(number, why, fault=False)
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A bitmask that could not be filled allows no token; `error_of` returns the reason.
+        A bitmask that could not be filled allows no token; `add_error` tells the reason.
         Returns None if the bitmasks are late, until `settle` returns True.
         """
         ready = self.settle(GRACE_S)
@@ -419,9 +419,19 @@ class Grammars:
                 self._live.masks[request.slot] = 0
         return self._live.masks
 
-    def error_of(self, request: Request) -> str | None:
-        """Return why the bitmask of a request could not be filled; None if there was no error."""
-        return self._errors.get(request.id)
+    def add_error(self, delta: Delta) -> None:
+        """Put the reason why no bitmask could be filled, if it is known, into the last delta."""
+        failed = self._errors.get(delta.request.id)
+        wanted = delta.request.params.structured_outputs
+        if failed is None or wanted is None:
+            return
+        delta.error, delta.fault = failed.error, None
+        if failed.fault:
+            delta.fault = wanted.role_of(failed.error)
+            delta.error = (
+                f"{delta.fault} cannot be kept up to the end of the response: {failed.error}. "
+                "Send a simpler one"
+            )
 
     def is_complete(self, request: Request) -> bool:
         """Whether the text of a request is complete: its grammar allows only the end."""

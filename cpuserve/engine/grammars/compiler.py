@@ -21,6 +21,7 @@ from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.input_grammars import with_inputs
 from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import TYPES, convert
+from cpuserve.engine.grammars.vocabulary import ll_tokenizer
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.grammar_marks import (
     FORM_BEGINS,
@@ -52,16 +53,6 @@ MOST_CHARS = 600  # the most characters of an error message
 # Words in the messages of llguidance when it has reached one of these limits. On another machine
 # the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
-
-# For each of these patterns, llguidance knows in advance which tokens match. It first checks
-# whether all tokens of a pattern may follow, and tries single tokens only if not. The first three
-# patterns are not in llguidance's own list: they cover digits in numbers, and letters in formats.
-SLICES = [
-    "[1-9][0-9]*",
-    "[a-zA-Z][a-zA-Z0-9]{0,15}",
-    "[a-zA-Z0-9]{1,16}",
-    *llguidance.LLTokenizer.general_slices(),
-]
 
 _AT_LINE = re.compile(r"at (\d+)\(\d+\): ([^\n]*)")
 _IN_SCHEMA = re.compile(
@@ -104,27 +95,23 @@ class Compiler:
             raise GrammarError(msg)
         self.words = mask_words(vocab)
         # llguidance before 1.7 supports only one end-of-sequence token.
-        # llguidance treats an end token as text if the tokenizer does not mark it as special.
-        special = [i for i in eos_ids if i in loaded.special_ids]
+        # llguidance treats an end token as text if it is no control token.
+        control = frozenset(loaded.masks.ids.values())
+        special = [i for i in eos_ids if i in control]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
         self._threads = min(threads, MAX_THREADS)
         self._executor: Any = None  # the threads of llguidance, created for the first large batch
         try:
-            self._tokenizer = llguidance.LLTokenizer(
-                loaded.to_json(), n_vocab=vocab, eos_token=self._end, slices=SLICES
-            )
+            self._tokenizer = ll_tokenizer(loaded, vocab, self._end)
         except Exception as error:  # llguidance raises ValueError and other classes
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
-        # llguidance decides which tokens are special: every added token like <tool_call>,
-        # although the tokenizers of Qwen do not mark this token as special.
-        special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
-        self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
+        self._special = {text: i for text, i in loaded.masks.ids.items() if i < vocab}
 
     def prepare(self, kind: str, text: str) -> str:
         """Return a grammar in llguidance's format; GrammarError if it is not valid.
@@ -450,6 +437,8 @@ def _short(message: str) -> str:
     words = " ".join(message.replace("<non-verbose/>", "").split())
     if words == _NOTHING_FOLLOWS:
         words = "no finite text matches it"
-    if any(limit in words for limit in LIMIT_MESSAGES):
+    if words.startswith("panic"):  # the rest has lines of the library's source
+        words = "it is too complex for the grammar library"
+    elif any(limit in words for limit in LIMIT_MESSAGES):
         words = f"it is too complex: {words}"
     return words if len(words) <= MOST_CHARS else words[:MOST_CHARS] + " ..."

@@ -95,12 +95,13 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The reply to Fill.
 
-    failed: error messages by request id; the bitmasks of these requests allow no token.
+    failed: by request id, (an error message, whether the request's grammar is the cause);
+      the bitmasks of these requests allow no token.
     ended: the requests with a complete text, which only an end token may follow.
     memory: bytes that all grammars and matchers take, 0 = unknown.
     """
 
-    failed: dict[int, str]
+    failed: dict[int, tuple[str, bool]]
     ended: list[int]
     memory: int
 

@@ -215,7 +215,7 @@ class Worker:
     def _fail(self, row: Row, error: Exception, reply: Filled) -> None:
         """Report an error for this request only; its bitmask allows no token."""
         self._masks[row.mask] = 0
-        reply.failed[row.request] = str(error)
+        reply.failed[row.request] = str(error), isinstance(error, GrammarError)
 
     def _advance(self, row: Row) -> _Matcher:
         """Return the matcher of a request after it has consumed the tokens of `row`."""

@@ -99,7 +99,7 @@ class LearnedFormat:
         """Return the texts of all control tokens that an earlier response may have in its content.
 
         These are the markers of calls and thoughts. A client that reads calls itself sends them
-        back in the content, and so do clients of a model whose thoughts the server leaves there.
+        back in the content, and so does a client that got thoughts as text.
         """
         texts = self._marks(*KNOWN_TAGS, *([] if self.tags is None else [self.tags]))
         return frozenset(token for token in tokenizer.masks.texts if _is_in(token, texts))

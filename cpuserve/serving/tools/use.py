@@ -26,6 +26,7 @@ from cpuserve.serving.tools.base import (
     Schemas,
 )
 from cpuserve.serving.tools.custom import CustomCalls
+from cpuserve.serving.tools.form import FormParser
 from cpuserve.serving.tools.plain import PLAIN
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 
@@ -75,6 +76,17 @@ class ToolUse:
             parser = CustomCalls(parser, self.custom)
         parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
         return parser
+
+    def form_parser(self, parser: ToolParser, index: int, form: StructuredOutputs) -> ToolParser:
+        """Return the parser of the text that follows `parser` and has the form `form`.
+
+        If tool calls may take the place of the form but begin without a marker, this is `parser`.
+        """
+        if form.calls is None:
+            return FormParser(parser, index)
+        markers: tuple[str, ...] = getattr(parser, "markers", ())
+        is_marked = self.format.opening(None).lstrip().startswith(markers)
+        return FormParser(parser, index, markers) if is_marked else parser
 
     def grammar(self) -> str:
         """Return the Lark grammar of a response of tool calls; InvalidRequest if it has none."""
