@@ -14,6 +14,7 @@ from cpuserve.loader.pooling import prompts_of
 from cpuserve.tokenizer.parts import (
     Parts,
     Scheme,
+    byte_level_bytes,
     guarded,
     special_ids_of,
 )
@@ -149,22 +150,49 @@ def guarded_text(data: bytes, path: Path) -> str:
 
 
 def _scheme(core: Core) -> tuple[Scheme, bool]:
-    """Return (byte scheme, whether decoding drops the first space), both from core's decoder."""
-    if core.decoder is None:
-        return "plain", False
-    state = json.loads(core.decoder.__getstate__())
-    steps = state.get("decoders", [state])
-    kinds = {step.get("type") for step in steps}
-    if "ByteLevel" in kinds:
+    """Return (byte scheme, whether decoding drops the first space) of a tokenizer.
+
+    The vocabulary decides whether its tokens are bytes, because files that were saved again or
+    converted may have the decoder of SentencePiece, or none, beside a byte-level vocabulary.
+    """
+    kinds = {step.get("type") for step in _steps(core.decoder)}
+    if _has_byte_tokens(core, decodes="ByteLevel" in kinds):
         return "byte_level", False
-    if not kinds & {"ByteFallback", "Metaspace", "Replace"}:
+    if not kinds & {"ByteFallback", "Metaspace", "Replace", "ByteLevel"}:
         return "plain", False
     strips = any(
         (step.get("type") == "Strip" and step.get("start", 0) > 0)
         or (step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never")
-        for step in steps
+        for step in _steps(core.decoder)
     )
     return "byte_fallback", strips
+
+
+def _has_byte_tokens(core: Core, *, decodes: bool) -> bool:
+    """Return whether each character of a token stands for a byte; decodes: the decoder says so.
+
+    The vocabularies of Gemma have all 256 characters of the alphabet too, but also U+2581,
+    the space of SentencePiece, which the alphabet of bytes lacks.
+    """
+    space = core.token_to_id("\u2581")
+    if space is not None and space not in core.get_added_tokens_decoder():
+        return False
+    splits = [*_steps(core.pre_tokenizer), *_steps(core.normalizer)]
+    if decodes or any(step.get("type") == "ByteLevel" for step in splits):
+        return True
+    is_bpe = type(core.model).__name__ == "BPE"
+    return is_bpe and all(core.token_to_id(char) is not None for char in byte_level_bytes())
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """Return the steps of a part of a tokenizer, such as its decoder; [] if there is no part."""
+    found, left = [], [] if part is None else [json.loads(part.__getstate__())]
+    while left:
+        step = left.pop()
+        found.append(step)
+        for inner in ("decoders", "pretokenizers", "normalizers"):
+            left += step.get(inner) or []
+    return found
 
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:

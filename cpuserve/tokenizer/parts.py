@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from cpuserve.errors import ModelError
@@ -63,3 +64,19 @@ def special_ids_of(core: Core) -> frozenset[int]:
     """Return the ids of the added tokens that skip_special_tokens removes from the text."""
     added: dict[int, Any] = core.get_added_tokens_decoder()
     return frozenset(i for i, token in added.items() if token.special)
+
+
+@lru_cache(maxsize=1)
+def byte_level_bytes() -> dict[str, int]:
+    """Return {character: byte} of GPT-2's alphabet.
+
+    The character of a printable Latin-1 byte has the same number.
+    The other bytes have the characters from U+0100 on.
+
+    Source: Radford et al. 2019, encoder.py bytes_to_unicode.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(b): b for b in plain}
+    others = [b for b in range(256) if b not in set(plain)]
+    table.update({chr(0x100 + i): b for i, b in enumerate(others)})
+    return table

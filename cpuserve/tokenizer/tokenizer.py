@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.cut import Cut, kept
 from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.masks import Masks, PlainCore
-from cpuserve.tokenizer.parts import reason_of
+from cpuserve.tokenizer.parts import byte_level_bytes, reason_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -63,7 +63,7 @@ class Tokenizer:
         self._scheme = parts.scheme
         self._add_bos = parts.add_bos
         self._bytes: dict[int, bytes] = {}
-        self._byte_of = _byte_level_bytes() if parts.scheme == "byte_level" else {}
+        self._byte_of = byte_level_bytes() if parts.scheme == "byte_level" else {}
         self.vocab_size = parts.vocab_size
         self.bos_id = parts.bos_id
         self.special_ids = parts.special_ids
@@ -359,19 +359,3 @@ def _not_unicode(text: str) -> InvalidRequest:
     found = re.search("[\ud800-\udfff]", text)
     where = f" at character {found.start()}" if found else ""
     return InvalidRequest(f"the text has a lone surrogate{where}, which is not valid Unicode")
-
-
-@lru_cache(maxsize=1)
-def _byte_level_bytes() -> dict[str, int]:
-    """Return {character: byte} of GPT-2's alphabet.
-
-    The character of a printable Latin-1 byte has the same number.
-    The other bytes have the characters from U+0100 on.
-
-    Source: Radford et al. 2019, encoder.py bytes_to_unicode.
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in plain}
-    others = [b for b in range(256) if b not in set(plain)]
-    table.update({chr(0x100 + i): b for i, b in enumerate(others)})
-    return table
