@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve import log
 from cpuserve.cli import banner, flags
+from cpuserve.cli.early_check import check_architecture
 from cpuserve.cli.terminal import ProgressBars, columns, folded, note, say
 from cpuserve.prepare import Prepared, find, model_facts, prepare
 from cpuserve.version import version
@@ -51,6 +52,8 @@ def serve(args: argparse.Namespace) -> int:
     asked, others = several_models(flags.asked(args))
     server = asked.server
     log.configure(server.log_level)
+    for each in (asked, *(model.asked for model in others)):
+        check_architecture(each.options)  # before the port opens
     progress = ProgressBars()
 
     def preparing(model: NamedModel) -> Callable[[int], Prepared]:

@@ -17,7 +17,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, ProgressFn, fetch_builtin
 from cpuserve.loader.conversion import find_conversion, has_safetensors
 from cpuserve.loader.gguf.names import default_gguf, gguf_of, parts_of
-from cpuserve.loader.load import find_model
+from cpuserve.loader.load import find_model, no_model
 from cpuserve.loader.mapped import not_permitted
 from cpuserve.loader.pooling import MODULE_FILE
 from cpuserve.log import get_logger
@@ -198,6 +198,8 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: ProgressFn |
         wanted = _files_to_fetch(repo, file, revision)
         if wanted is None:
             return _pick(_cached_snapshot(repo, revision), repo, file)
+        if "config.json" in wanted.names:
+            _check_architecture(repo, wanted.revision)
         folder = snapshot_download(
             repo,
             revision=wanted.revision,
@@ -255,6 +257,24 @@ class _Download:
 
     names: list[str]
     revision: str | None
+
+
+def _check_architecture(repo: str, revision: str | None) -> None:
+    """Raise ModelError, before weights are downloaded, for a model that cannot be served."""
+    from huggingface_hub import snapshot_download
+
+    from cpuserve.loader.load import read_json
+    from cpuserve.models.generic import runs_through_transformers
+
+    folder = snapshot_download(
+        repo,
+        revision=revision,
+        allow_patterns=["config.json"],
+        tqdm_class=_bar_class(repo, None),
+    )
+    config = read_json(Path(folder) / "config.json", "config")
+    if config.get("architectures"):
+        runs_through_transformers(config)
 
 
 def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | None:
@@ -352,8 +372,7 @@ def _model_directory(path: Path, name: str) -> Path:
     """Return find_model(path); ModelError if the path contains no model."""
     found = find_model(path)
     if found.is_dir() and not (found / "config.json").exists():
-        msg = f"{name} holds no config.json and no .gguf file, so it is not a model"
-        raise ModelError(msg)
+        raise no_model(found, name)
     return found
 
 

@@ -236,10 +236,17 @@ def token_ids(value: Any) -> list[int]:
     return [v for v in listed if type(v) is int and v >= 0]
 
 
+def no_model(path: Path, name: str) -> ModelError:
+    """Return the error for a directory without config.json; name: how the user called it."""
+    if (path / "model_index.json").exists():
+        what = "is a pipeline of diffusers, which makes images: cpuserve reads and writes texts"
+        return ModelError(f"{name} {what}")
+    return ModelError(f"{name} holds no config.json and no .gguf file, so it is not a model")
+
+
 def _directory_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
-        msg = f"{path} holds no config.json and no .gguf file, so it is not a model"
-        raise ModelError(msg)
+        raise no_model(path, str(path))
     config = read_json(path / "config.json", "config", hook=_special_float)
     generation = path / "generation_config.json"
     if generation.exists():

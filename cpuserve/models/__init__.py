@@ -31,6 +31,7 @@ __all__ = [
     "has_no_head",
     "plugin_notes",
     "spec_from_config",
+    "unknown",
 ]
 
 ENTRY_POINTS = "cpuserve.models"
@@ -154,7 +155,14 @@ def build_program(spec: ModelSpec) -> Program:
 def _family(architecture: str) -> type[ModelDef]:
     found = find_model(architecture)
     if found is None:
-        known = _supported(architecture)
-        msg = f"architecture {architecture} is not implemented in cpuserve; {known}"
-        raise ModelError(msg)
+        raise unknown(architecture)
     return found
+
+
+def unknown(architecture: str, ways_out: str = "") -> ModelError:
+    """Return the error for an architecture that is not implemented.
+
+    ways_out: how the model could run.
+    """
+    msg = f"architecture {architecture} is not implemented in cpuserve; {_supported(architecture)}"
+    return ModelError(f"{msg}. {ways_out[:1].upper()}{ways_out[1:]}" if ways_out else msg)

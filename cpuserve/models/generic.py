@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cpuserve.errors import ModelError
-from cpuserve.models import architecture_of, find_model, spec_from_config
+from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
 from cpuserve.models.base import REFUSED
 from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
+from cpuserve.models.kinds import other_kind, parts_beside_text
 from cpuserve.models.spec import ModelSpec
+
+TORCH = "cpuserve[torch] (pip install 'cpuserve[torch]')"
 
 # Current config.json keys, each with the names that older model types have for the same value.
 ALIASES = {
@@ -30,26 +35,81 @@ def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
     Raises ModelError, which lists the supported architectures, if neither cpuserve
     nor an installed transformers implements the model. Also raises it for architectures in REFUSED.
     """
-    architecture = architecture_of(config)
-    if architecture in REFUSED:
-        msg = f"architecture {architecture} is not supported: {REFUSED[architecture]}"
-        raise ModelError(msg)
-    if find_model(architecture) is None and transformers_knows(config):
+    if runs_through_transformers(config):
         return generic_spec(config), False
     return spec_from_config(config), True
 
 
-def transformers_knows(config: Mapping[str, Any]) -> bool:
-    """Return whether an installed transformers has the model type of `config`.
+def runs_through_transformers(config: Mapping[str, Any]) -> bool:
+    """Return whether only transformers can run a model; False = cpuserve has a Program for it.
 
-    The function looks for the directory of the model type, because importing transformers is slow.
+    Raises:
+        ModelError: neither can run it; the message has the kind of the model, and the ways out.
+    """
+    architecture = architecture_of(config)
+    if architecture in REFUSED:
+        msg = f"architecture {architecture} is not supported: {REFUSED[architecture]}"
+        raise ModelError(msg)
+    if find_model(architecture) is not None:
+        return False
+    other = other_kind(config, architecture)
+    if other is not None:
+        msg = f"{architecture} {other}"
+        raise ModelError(msg)
+    if transformers_knows(config):
+        return True
+    raise unknown(architecture, _ways_out(config))
+
+
+def _ways_out(config: Mapping[str, Any]) -> str:
+    """Return how a model could run that cpuserve does not implement."""
+    parts = parts_beside_text(config)
+    if parts is not None:
+        known = ", ".join(sorted(TEXT_PARTS))
+        return (
+            f"it has a part for {parts}, and cpuserve runs the text parts of: {known}. "
+            "A GGUF file of its text part may run: give its path"
+        )
+    found = find_spec("transformers")
+    slowly = (
+        f"install {TORCH}, with which it may run through transformers, slowly"
+        if found is None
+        else "a newer transformers may run it, slowly: the installed one does not have it"
+    )
+    return f"{slowly}; or give a GGUF file of the same model, if llama.cpp has its architecture"
+
+
+def transformers_knows(config: Mapping[str, Any]) -> bool:
+    """Return whether an installed transformers has a decoder of the model type of `config`.
+
+    The function reads the table of decoders, because importing transformers is slow.
+    If it cannot read the table, it looks for the directory of the model type.
     """
     kind = str(config.get("model_type") or "").replace("-", "_")
     found = find_spec("transformers")
     places = found.submodule_search_locations if found else None
     if not places or not kind.isidentifier():
         return False
-    return (Path(places[0]) / "models" / kind).is_dir()
+    models = Path(places[0]) / "models"
+    decoders = _decoders(models / "auto" / "modeling_auto.py")
+    has = decoders is None or str(config.get("model_type")) in decoders or kind in decoders
+    return has and (models / kind).is_dir()
+
+
+@cache
+def _decoders(file: Path) -> frozenset[str] | None:
+    """Return the model types of decoders in the table of transformers; None if it has no table."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        names = [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
+        if isinstance(node, ast.Assign) and names == ["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]:
+            pairs = [each for each in ast.walk(node.value) if isinstance(each, ast.Tuple)]
+            first = [pair.elts[0] for pair in pairs if pair.elts]
+            return frozenset(str(e.value) for e in first if isinstance(e, ast.Constant))
+    return None
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -26,6 +26,7 @@ _NO_ATTENTION = "no layer of it attends. Hybrids run: Falcon-H1, Granite 4 and N
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
 _PICTURES = "it is for images or sound, and cpuserve reads texts. Gemma 3, Qwen3 and Qwen3.5 run"
 _ENCODER = "its attention has biases by distance. EuroBERT and jina-embeddings v3 and v5 run"
+_PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such as EuroBERT run"
 REASONS = {
     **dict.fromkeys(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _NO_ATTENTION),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
@@ -33,7 +34,8 @@ REASONS = {
         ("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl", "paddleocr"), _PICTURES
     ),
     "wavtokenizer-dec": _PICTURES,
-    **dict.fromkeys(("jina-bert-v2", "t5", "t5encoder"), _ENCODER),
+    "jina-bert-v2": _ENCODER,
+    **dict.fromkeys(("t5", "t5encoder"), _PAIR),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "of its kind, GLM-4 (glm4) runs",
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",

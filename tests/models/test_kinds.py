@@ -1,0 +1,149 @@
+"""Models of other kinds are refused by their kind, before a port opens."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import transformers
+
+from cpuserve.errors import ModelError
+from cpuserve.models import BUILTIN, TEXT_PARTS
+from cpuserve.models.generic import _decoders, read_spec, transformers_knows
+from cpuserve.models.kinds import other_kind
+from tests.api.server_process import free_port
+from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.tiny import tiny_model
+
+# model_type: (an architecture of it in transformers, a part of the message)
+OTHERS = {
+    "whisper": ("WhisperForConditionalGeneration", "a model of speech or sound"),
+    "wav2vec2": ("Wav2Vec2ForCTC", "a model of speech or sound"),
+    "t5": ("T5ForConditionalGeneration", "an encoder-decoder"),
+    "bart": ("BartForConditionalGeneration", "an encoder-decoder"),
+    "m2m_100": ("M2M100ForConditionalGeneration", "an encoder-decoder"),
+    "vit": ("ViTForImageClassification", "a model of images"),
+    "clip": ("CLIPModel", "a model of images"),
+    "dinov2": ("Dinov2Model", "a model of images"),
+}
+
+
+def config_of(kind):
+    """config.json of a model of this type, with the defaults of transformers."""
+    return {**transformers.AutoConfig.for_model(kind).to_dict(), "architectures": [OTHERS[kind][0]]}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_of_another_kind_says_what_it_is(kind):
+    with pytest.raises(ModelError) as raised:
+        read_spec(config_of(kind))
+    architecture, what = OTHERS[kind]
+    assert str(raised.value).startswith(f"{architecture} is {what}")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("NewForCTC", "speech"),
+        ("NewForObjectDetection", "images"),
+    ],
+)
+def test_types_that_no_list_has_are_told_by_their_architecture(architecture, what):
+    assert what in other_kind({"model_type": "new"}, architecture)
+
+
+def test_an_encoder_decoder_of_an_unknown_type_is_told_by_its_config():
+    config = {"model_type": "new", "is_encoder_decoder": True}
+    assert "encoder-decoder" in other_kind(config, "NewForConditionalGeneration")
+
+
+def test_no_model_that_runs_is_of_another_kind():
+    for kind in ("llama", "qwen3", "bert", "gemma3", "gpt-oss", "modernbert"):
+        config = json.loads((tiny_model(kind) / "config.json").read_text())
+        assert other_kind(config, config["architectures"][0]) is None
+        read_spec(config)
+
+
+def test_only_decoders_of_transformers_run_through_it():
+    assert transformers_knows({"model_type": "mpt"})
+    assert not transformers_knows({"model_type": "vit"})
+    file = transformers.__path__[0] + "/models/auto/modeling_auto.py"
+    from pathlib import Path
+
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert _decoders(Path(file)) == frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert _decoders(Path("/nowhere")) is None
+
+
+def test_an_unknown_architecture_says_the_ways_out(monkeypatch):
+    config = {"architectures": ["NewForCausalLM"], "model_type": "new_model"}
+    with pytest.raises(ModelError) as raised:
+        read_spec(config)
+    message = str(raised.value)
+    assert f"`cpuserve models` lists the {len(BUILTIN)} that are" in message
+    assert "a newer transformers may run it, slowly" in message.lower()
+    assert "a GGUF file of the same model" in message
+    monkeypatch.setattr("cpuserve.models.generic.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"[Ii]nstall cpuserve\[torch\].*a GGUF file of the same"):
+        read_spec(config)
+
+
+def test_a_model_of_images_and_text_lists_the_text_parts_that_run():
+    config = {"architectures": ["NewVLForConditionalGeneration"], "model_type": "new_vl"}
+    config |= {"vision_config": {"a": 1}, "text_config": {"model_type": "new"}}
+    with pytest.raises(ModelError, match="a part for vision") as raised:
+        read_spec(config)
+    assert all(name in str(raised.value) for name in TEXT_PARTS)
+
+
+@pytest.mark.parametrize("kind", ["whisper", "t5", "vit"])
+def test_serve_ends_before_a_port_opens(kind, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(kind), default=str))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with socket.create_server(("127.0.0.1", free_port())) as taken:  # opening it would fail
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "cpuserve", "serve", str(tmp_path), "--port", str(port)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            **child_options(),
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert OTHERS[kind][1] in line
+
+
+def test_a_further_model_is_checked_before_a_port_opens(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of("whisper"), default=str))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    words = [str(tiny_model("llama")), "--also-serve", f"w={tmp_path}", "--port", str(free_port())]
+    done = subprocess.run(
+        [sys.executable, "-m", "cpuserve", "serve", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        **child_options(),
+    )
+    assert done.returncode == 2
+    assert "a model of speech or sound" in done.stderr
+
+
+def test_a_pipeline_of_diffusers_is_told_by_its_index(tmp_path):
+    (tmp_path / "model_index.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "cpuserve", "config", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        **child_options(),
+    )
+    assert done.returncode == 2
+    assert "a pipeline of diffusers" in done.stderr
