@@ -171,7 +171,7 @@ def test_an_object_has_the_members_that_its_schema_names(walker):
     ):
         values = check(walker, schema, count=30)
         assert set().union(*values) <= names, schema
-        opened = check(walker, schema, count=30, kind="open_json")
+        opened = check(walker, schema, count=120, kind="open_json")
         assert not set().union(*(v if isinstance(v, dict) else () for v in opened)) <= names
 
 

@@ -33,13 +33,13 @@ class Walker:
         self.compiler.fill(matcher.deep_copy(), np.zeros(self.compiler.words, np.int32), ())
         return matcher
 
-    def text(self, matcher, rng, free=FREE_TOKENS):
-        """A random text of the grammar, as bytes."""
+    def text(self, matcher, rng, free=FREE_TOKENS, is_whole=False):
+        """A random text of the grammar, as bytes; is_whole: whether it is one JSON value."""
         matcher, mask = matcher.deep_copy(), np.zeros(self.compiler.words, np.int32)
         found = tail = b""
         for count in range(MOST_TOKENS):
             self.compiler.compute(mask.reshape(1, -1), [(matcher, 0)], 1)
-            self.compiler.finish(matcher, mask, (), tail)
+            self.compiler.finish(matcher, mask, (), tail, is_whole)
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             token = self._choose({int(i) for i in allowed}, rng, count > free)
             if token in self._ends:
@@ -59,4 +59,5 @@ class Walker:
     def values(self, schema, rng, count, kind="json", free=FREE_TOKENS):
         """JSON values of random texts that fit a schema."""
         matcher = self.matcher(kind, json.dumps(schema))
-        return [json.loads(self.text(matcher, rng, free)) for _ in range(count)]
+        is_whole = kind in ("json", "open_json")
+        return [json.loads(self.text(matcher, rng, free, is_whole)) for _ in range(count)]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cpuserve.engine.grammars.digits import Digits, Tails
 from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.input_grammars import with_inputs
+from cpuserve.engine.grammars.line_breaks import LineBreaks
 from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import TYPES, convert
 from cpuserve.engine.grammars.vocabulary import ll_tokenizer
@@ -109,6 +110,7 @@ class Compiler:
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
         self.tails = Tails(loaded.token_bytes)
+        self._breaks = LineBreaks(loaded.token_bytes, vocab)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
         self._special = {text: i for text, i in loaded.masks.ids.items() if i < vocab}
@@ -214,19 +216,27 @@ class Compiler:
         return self._executor is not None
 
     def finish(
-        self, matcher: Any, mask: Mask, stop_ids: Sequence[int], tail: bytes | None = None
+        self,
+        matcher: Any,
+        mask: Mask,
+        stop_ids: Sequence[int],
+        tail: bytes | None = None,
+        is_whole: bool = False,
     ) -> bool:
         """Complete a bitmask from `compute`, and return the same as `fill`.
 
-        tail: the number at the end of a JSON text, from `tails`; None = the text is not JSON.
+        tail: the end of a text with JSON values, from `tails`; None = the text has none.
+        is_whole: whether the whole text is one JSON value.
         """
         if matcher.is_error():  # check this first: after an error, the bitmask allows no token
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
             raise GrammarError(msg)
-        if tail:
+        if tail is not None:
             self._digits.bound(tail, mask)
+            if is_whole:
+                self._breaks.bound(tail, mask)
         return bool(matcher.is_stopped())
 
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:

@@ -20,7 +20,9 @@ from cpuserve.runtime.executor import mask_words
 MAX_INTEGER = 20
 MAX_FRACTION = 17  # the most digits of a fraction: 17 digits write a double exactly
 MAX_EXPONENT = 3
-_TAIL = re.compile(rb"[-+.0-9eE]*\Z")
+# A number or one other character, and the white space after it.
+_TAIL = re.compile(rb"(?:[-+.0-9eE]+|[^-+.0-9eE \t\r\n])?[ \t\r\n]*\Z")
+_GOES_ON = re.compile(rb"[-+.0-9eE]*[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
 _LEADING = re.compile("[0-9]+")
 # The texts that can follow a number; tokenizers write a line break in several ways.
@@ -61,7 +63,7 @@ class Digits:
     def bound(self, tail: bytes, mask: Mask) -> None:
         """Remove from a bitmask the tokens that make the number at the end of a text too long.
 
-        tail: the number at the end of the text, from `Tails.after`.
+        tail: the end of the text, from `Tails.after`.
         """
         if len(tail) + self._longest <= MAX_FRACTION and b"e" not in tail and b"E" not in tail:
             return
@@ -92,25 +94,28 @@ class Digits:
 
 
 class Tails:
-    """Finds the unfinished number at the end of a text, from the tokens of the text."""
+    """Finds the end of a text, from its tokens: a number or another character, and white space."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._bytes = token_bytes
         self._known: dict[int, tuple[bool, bytes]] = {}
 
     def after(self, tail: bytes, tokens: list[int]) -> bytes:
-        """Return the number at a text's end after `tokens`; tail: the number before `tokens`."""
+        """Return the end of a text after `tokens`; tail: its end before them."""
         for token in tokens:
-            is_all, end = self._known.get(token) or self._read(token)
-            tail = tail + end if is_all else end
+            goes_on, end = self._known.get(token) or self._read(token)
+            tail = _end_of(tail + end) if goes_on else end
         return tail[-64:]
 
     def _read(self, token: int) -> tuple[bool, bytes]:
         text = self._bytes(token)
-        end = _TAIL.search(text)
-        found = b"" if end is None else end[0]
-        self._known[token] = found == text, found
+        self._known[token] = _GOES_ON.fullmatch(text) is not None, _end_of(text)
         return self._known[token]
+
+
+def _end_of(text: bytes) -> bytes:
+    found = _TAIL.search(text)
+    return b"" if found is None else found[0]
 
 
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)

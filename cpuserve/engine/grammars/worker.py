@@ -53,6 +53,7 @@ from cpuserve.engine.grammars.messages import (
     inbound_frames,
 )
 from cpuserve.engine.ipc import encode_frame
+from cpuserve.sampling.structured import JSON, OPEN_JSON
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
@@ -77,7 +78,8 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._in_json: set[int] = set()  # the numbers of grammars for texts with JSON values
+        # Grammars for texts with JSON values, by number: whether the whole text is one.
+        self._in_json: dict[int, bool] = {}
         self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -134,8 +136,8 @@ class Worker:
         self._compiling.sendall(encode_frame(Alive()))
 
     def _drop(self, message: Drop) -> None:
-        self._in_json.difference_update(message.numbers)
         for number in message.numbers:
+            self._in_json.pop(number, None)
             self._grammars.pop(number, None)
             if self._job is not None and self._job.number == number:
                 self._job.cancel()
@@ -173,7 +175,7 @@ class Worker:
                 self._reply(wanted.number, self._error)
             else:
                 if is_json(wanted.kind, wanted.text):
-                    self._in_json.add(wanted.number)
+                    self._in_json[wanted.number] = wanted.kind in (JSON, OPEN_JSON)
                 held = (self._compiling, self._filling)
                 self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
 
@@ -205,7 +207,8 @@ class Worker:
         for row, its in ready:
             try:
                 mask = self._masks[row.mask]
-                if self._compiler.finish(its.matcher, mask, its.stop_ids, its.tail):
+                told = its.tail, its.is_whole
+                if self._compiler.finish(its.matcher, mask, its.stop_ids, *told):
                     reply.ended.append(row.request)
             except Exception as error:
                 self._fail(row, error, reply)
@@ -222,7 +225,8 @@ class Worker:
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
             tail = b"" if row.grammar in self._in_json else None
-            self._matchers[row.request] = _Matcher(copy, row.stop_ids, tail)
+            is_whole = self._in_json.get(row.grammar, False)
+            self._matchers[row.request] = _Matcher(copy, row.stop_ids, tail, is_whole)
         found = self._matchers[row.request]
         take(found.matcher, row.tokens)
         if found.tail is not None:
@@ -232,11 +236,15 @@ class Worker:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The matcher of a request. tail: the number at the end of its text; None = it is not JSON."""
+    """The matcher of a request.
+
+    tail: the end of its text; None = it has no JSON. is_whole: whether the text is one JSON value.
+    """
 
     matcher: Any
     stop_ids: list[int]
     tail: bytes | None
+    is_whole: bool
 
 
 class _Trial:
