@@ -22,7 +22,7 @@ class CallParser(ABC):
 
     Each state is a method that reads the held-back text. The method returns True if it has changed
     the state; then the method of the new state is called. Thoughts are reported without tags.
-    In a thought, no text is a tool call; in other text, `markers` begin tool calls.
+    In a thought, no text is a tool call (ThoughtCalls); in other text, `markers` begin calls.
 
     The beginning of a call is never reported as text: if the response ends there, it is dropped.
 

@@ -27,8 +27,10 @@ from cpuserve.serving.tools.base import (
 )
 from cpuserve.serving.tools.custom import CustomCalls
 from cpuserve.serving.tools.form import FormParser
+from cpuserve.serving.tools.machine import CallParser
 from cpuserve.serving.tools.plain import PLAIN
-from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
+from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
+from cpuserve.serving.tools.thoughts import USUAL, Around, ThoughtUse
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall, Prompt
@@ -72,6 +74,9 @@ class ToolUse:
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
         around = replace(around, functions=frozenset(self.kept), formed=self.formed)
         parser = self.format.parser(index, opening, self.schemas, around)
+        is_forced = self.opening or self.form is not None or self.formed
+        if self.kept and not is_forced and isinstance(parser, CallParser) and finds_calls(parser):
+            parser = self._with_thought_calls(index, parser, around)
         if self.custom:
             parser = CustomCalls(parser, self.custom)
         parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
@@ -87,6 +92,14 @@ class ToolUse:
         markers: tuple[str, ...] = getattr(parser, "markers", ())
         is_marked = self.format.opening(None).lstrip().startswith(markers)
         return FormParser(parser, index, markers) if is_marked else parser
+
+    def _with_thought_calls(self, index: int, parser: CallParser, around: Around) -> ToolParser:
+        within = replace(around, thinks=False, continues=True)
+
+        def make() -> ToolParser:
+            return self.format.parser(index, "", self.schemas, within)
+
+        return ThoughtCalls(parser, make, self.kept)
 
     def grammar(self) -> str:
         """Return the Lark grammar of a response of tool calls; InvalidRequest if it has none."""
