@@ -110,8 +110,7 @@ class CallParser(ABC):
             self._end_thought()
             self._held = ""
         self._end()
-        if self.num_calls:
-            self._tell_arguments(self._finite.end())
+        self._end_arguments()
         if "".join(self._lead).strip(_SPACE + ",;"):  # a further call has begun
             self._is_at_call = False
         self._lead.clear()
@@ -249,6 +248,7 @@ class CallParser(ABC):
             if self._follows_thought and not self._in_thought_words:
                 self._thought_blanks.append("\n\n")
             self._in_thought_words, self._is_at_call = True, False
+            self._end_arguments()
             self._pieces.append(Thought(self._index, "".join([*self._thought_blanks, said])))
             self._thought_blanks.clear()
         if len(text) > len(said):
@@ -299,6 +299,7 @@ class CallParser(ABC):
 
     def _tell_text(self, text: str) -> None:
         if text:
+            self._end_arguments()
             self._last = text[-1]
             self._pieces.append(Text(self._index, text, []))
 
@@ -332,6 +333,7 @@ class CallParser(ABC):
 
     def _begin_call(self, name: str, arguments: str) -> None:
         """Report a new call; its arguments begin with `arguments`."""
+        self._end_arguments()
         self.num_calls += 1
         self.last_closed = self._in_words = False
         self._is_at_call = True
@@ -347,7 +349,7 @@ class CallParser(ABC):
 
     def _close_call(self) -> None:
         """Count the last tool call as complete."""
-        self._tell_arguments(self._finite.end())
+        self._end_arguments()
         self.num_closed += 1
         self.last_closed = True
         if self.ends_at_repeat:
@@ -358,6 +360,10 @@ class CallParser(ABC):
     def _continue_call(self, arguments: str) -> None:
         """Report a further part of the arguments of the last tool call."""
         self._tell_arguments(self._finite.feed(arguments))
+
+    def _end_arguments(self) -> None:
+        """Report a number that is held back at the end of the last call, before other pieces."""
+        self._tell_arguments(self._finite.end())
 
     def _tell_arguments(self, arguments: str) -> None:
         if arguments:
