@@ -207,6 +207,45 @@ def test_the_final_message_can_be_continued(api):
     assert prompt_of(api) == PROMPT + "Well, "
 
 
+HI, WELL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"continue_final_message": True}])
+def test_prefix_marks_the_message_to_continue_as_for_deepseek_and_mistral(api, fields):
+    """vllm-project/vllm#31147, vercel/ai#19383: without it, a new turn followed silently."""
+    assert api.chat(messages=[HI, {**WELL, "prefix": True}], **fields).status_code == 200
+    assert prompt_of(api) == PROMPT + "Well, "
+
+
+@pytest.mark.parametrize("prefix", [False, None])
+def test_a_false_prefix_continues_nothing(api, prefix):
+    api.chat(messages=[HI, {**WELL, "prefix": prefix}])
+    assert prompt_of(api) == PROMPT + "Well, <|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "where"),
+    [
+        ([{**WELL, "prefix": True}, HI], {}, "messages[0].prefix"),
+        ([{**HI, "prefix": True}], {}, "messages[0].prefix"),
+        ([HI, {**WELL, "prefix": "yes"}], {}, "messages[1].prefix must be true or false"),
+        ([HI, {**WELL, "prefix": 1}], {}, "messages[1].prefix must be true or false"),
+        ([HI, {**WELL, "prefix": True}], {"continue_final_message": False}, "omit one of them"),
+    ],
+)
+def test_a_prefix_that_cannot_be_continued_is_refused(api, messages, fields, where):
+    error = error_of(api.chat(messages=messages, **fields))
+    assert error["param"] == "messages"
+    assert where in error["message"]
+
+
+def test_tokenize_counts_the_prompt_of_a_prefix(api):
+    asked = [HI, {**WELL, "prefix": True}]
+    counted = api.post("/tokenize", messages=asked).json()["tokens"]
+    api.chat(messages=asked)
+    assert api.engine.asked[-1][0] == counted
+
+
 @pytest.mark.parametrize(
     "content",
     ["I am I ", "|", "<", "im_end", " both ", "", [{"type": "text", "text": "a "}, "b "]],

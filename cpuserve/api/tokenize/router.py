@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openai.chat.conversation import chat_messages
+from cpuserve.api.openai.chat.conversation import chat_messages, continues
 from cpuserve.api.openai.chat.schema import offered
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.request.context import RequestContext
@@ -81,6 +81,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
         raise InvalidRequest(msg, param="prompt")
     if asked.messages is not None:
         messages, offer = chat_messages(asked.messages or []), offered(asked.tools or [])
+        asked.continue_final_message = continues(asked.messages, asked.continue_final_message)
         call = call_from(asked, messages=messages, tools=offer.functions, custom_tools=offer.custom)
         return await prompt_ids(context, call, num_bytes)
     text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)

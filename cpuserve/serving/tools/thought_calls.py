@@ -1,4 +1,4 @@
-"""Calls that a model writes inside its thought, and with which its response ends.
+"""Calls that a model writes at the end of a thought, after which nothing follows.
 
 Some models call a tool before they end their thought, or end it only after the call:
 

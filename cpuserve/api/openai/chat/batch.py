@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.api.openai.chat.conversation import chat_messages
+from cpuserve.api.openai.chat.conversation import chat_messages, continues
 from cpuserve.api.openai.chat.schema import ChatFields, ChatMessage, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter, echoed
 from cpuserve.api.request.fields import is_set, with_refused
@@ -43,6 +43,11 @@ def batch_call(request: BatchChatRequest) -> GenerateCall:
     if request.n not in (None, 1):
         msg = "n must be 1, because each conversation has one response: omit it"
         raise InvalidRequest(msg, param="n")
+    goes_on = {continues(each, request.continue_final_message) for each in request.messages}
+    if len(goes_on) > 1:
+        msg = "prefix must be true in the last message of every conversation, or of none"
+        raise InvalidRequest(msg, param="messages")
+    (request.continue_final_message,) = goes_on
     call = to_call(_first(request))
     others = [chat_messages(messages) for messages in request.messages[1:]]
     call.conversations = [call.messages or [], *others]

@@ -6,6 +6,7 @@ from typing import Any
 
 from cpuserve.api.openai.parts import openai_part
 from cpuserve.api.request.content_parts import plain
+from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.conversation import Content, ContentPart, ConversationMessage, MediaPart
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -23,6 +24,32 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
         message if _is_plain(message) else _message(message, f"messages[{index}]")
         for index, message in enumerate(messages)
     ]
+
+
+def continues(messages: list[dict[str, Any]], asked: bool | None) -> bool | None:
+    """Return `asked` (continue_final_message), or True if the last message has `prefix`.
+
+    In the APIs of DeepSeek and Mistral, `prefix` marks the message that the model continues.
+
+    Raises:
+      InvalidRequest: `prefix` is not a boolean, is true elsewhere, or contradicts `asked`.
+    """
+    for index, message in enumerate(messages):
+        prefix = message.get("prefix")
+        if prefix is None or prefix is False:
+            continue
+        where = f"messages[{index}].prefix"
+        if prefix is not True:
+            msg = f"{where} must be true or false, got {str(prefix)[:80]!r}"
+            raise InvalidRequest(msg, param="messages")
+        if index != len(messages) - 1 or message.get("role") != "assistant":
+            msg = f"{where} is true, but only a last message of the assistant can be continued"
+            raise InvalidRequest(msg, param="messages")
+        if asked is False:
+            msg = f"{where} is true, but continue_final_message is false: omit one of them"
+            raise InvalidRequest(msg, param="messages")
+        return True
+    return asked
 
 
 def _is_plain(message: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.openai.beams import beam_rules, check_best_of
-from cpuserve.api.openai.chat.conversation import chat_messages
+from cpuserve.api.openai.chat.conversation import chat_messages, continues
 from cpuserve.api.openai.checks import (
     check_fields_together,
     form_field,
@@ -174,6 +174,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
     if any(kind != "text" for kind in request.modalities or ()):
         msg = 'modalities can only be ["text"]: this server writes nothing else'
         raise unsupported(msg, "modalities")
+    request.continue_final_message = continues(request.messages, request.continue_final_message)
     if not request.use_beam_search:
         check_best_of(request.n or 1, request.best_of)
     offer = offered(request.tools or [])
