@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.arrange import arranged, without_thoughts
 from cpuserve.tokenizer.conversation import ConversationMessage
-from cpuserve.tokenizer.described import ASKS_FOR_CALLS, described, example_of
+from cpuserve.tokenizer.described import (
+    ASKS_FOR_CALLS,
+    WriteCalls,
+    described,
+    example_of,
+    usual_calls,
+)
 from cpuserve.tokenizer.messages import template_messages
 from cpuserve.tokenizer.rendering.client import NESTED, RENDERER, TemplateRefused, TemplateStopped
 from cpuserve.tokenizer.traits import Traits, find_traits
@@ -65,6 +71,19 @@ class ChatTemplate:
         self._turns: dict[str, str] = {}
         self._traits: dict[str, Traits | InvalidRequest] = {}
         self._examples: dict[str, str] = {}
+        self._write: WriteCalls | None = None
+        self._describes = False
+
+    def write_calls(self, write: WriteCalls | None, *, describe: bool = False) -> None:
+        """Write the calls of earlier turns with `write`, if the template writes none.
+
+        write: None = in the usual format, if the template asks for it.
+
+        describe: the template gets neither tools nor calls: the system message describes the tools
+          with an example that `write` returns, and calls become texts.
+        """
+        self._write, self._describes = write, describe
+        self._examples.clear()
 
     def render(
         self,
@@ -104,10 +123,7 @@ class ChatTemplate:
             )
         ]
         tools = self._masked(tools)
-        if tools and not traits.tools:
-            checked = described(checked, tools, traits, self._example(source, traits))
-        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # the template drops calls
-            checked = described(checked, None, traits, "")
+        checked = self._described(checked, tools, source, traits)
         known = arranged(checked, traits if rewrites_ids else replace(traits, call_ids="any"))
         given = tools if traits.takes_tools else None
         further = {
@@ -126,6 +142,21 @@ class ChatTemplate:
             return self._render(source, fewer, further)
         except TemplateRefused as error:
             raise _cannot(error) from None
+
+    def _described(
+        self,
+        checked: list[ConversationMessage],
+        tools: list[dict[str, Any]] | None,
+        source: str,
+        traits: Traits,
+    ) -> list[ConversationMessage]:
+        """Return messages with the tools and calls that the template does not write."""
+        write = self._write or usual_calls
+        if tools and not traits.tools:
+            return described(checked, tools, traits, self._example(source, traits), write)
+        if not traits.calls and (self._write or ASKS_FOR_CALLS.search(source)):
+            return described(checked, None, traits, "", write)
+        return checked
 
     def mask(self, text: str) -> str:
         """Return a text for a rendered prompt, with its control texts masked."""
@@ -193,7 +224,9 @@ class ChatTemplate:
             self._traits[source] = found
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message)
-        return found
+        if not self._describes:
+            return found
+        return replace(found, tools=False, takes_tools=False, calls=False)
 
     def traits(self) -> Traits | None:
         """Return the kinds of messages that a request with tools can have; None = no template."""
@@ -236,15 +269,16 @@ class ChatTemplate:
     def _example(self, source: str, traits: Traits) -> str:
         """Return an example of a call as the template writes it, for the description of tools."""
         if source not in self._examples:
+            write = self._write or usual_calls
 
             def render(messages: list[dict[str, Any]]) -> str:
                 further = {"add_generation_prompt": False}
                 return self._render(source, arranged(messages, traits), further)
 
             try:
-                self._examples[source] = example_of(render, traits)
+                self._examples[source] = example_of(render, traits, write)
             except TemplateRefused:
-                self._examples[source] = example_of(render, replace(traits, calls=False))
+                self._examples[source] = example_of(render, replace(traits, calls=False), write)
         return self._examples[source]
 
     def _render(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cpuserve.tokenizer.conversation import Content, ConversationMessage, text_of
 from cpuserve.tokenizer.traits import Traits
 
 CALL_TAG = "<tool_call>"
+CALL_GAP = "\n"  # between a text and the calls after it
 # Matches a template that instructs the model to write calls in the format of this file.
 ASKS_FOR_CALLS = re.compile(CALL_TAG + r"""(?:\s|\\n)*\{+\s*\\?["']?(?:name|arguments)\b""")
 _NAME, _ARGUMENTS = "name_of_function", {"name_of_argument": "value"}
@@ -34,18 +36,30 @@ EXAMPLE
 You will get its result in the next message. If you need no function, answer as usual."""
 
 
+# Returns the text of calls. A call is (name of the function, arguments).
+WriteCalls = Callable[[Sequence[tuple[str, Any]]], str]
+
+
+def usual_calls(calls: Sequence[tuple[str, Any]]) -> str:
+    """Return calls as JSON objects between two tags."""
+    texts = (json.dumps({"name": n, "arguments": a}, ensure_ascii=False) for n, a in calls)
+    return "\n".join(f"{CALL_TAG}\n{text}\n</tool_call>" for text in texts)
+
+
 def described(
     messages: list[ConversationMessage],
     tools: list[ConversationMessage] | None,
     traits: Traits,
     example: str,
+    write: WriteCalls = usual_calls,
 ) -> list[ConversationMessage]:
     """Return checked messages with the tools as a part of the system message.
 
-    example: a call as the model should write it. Without tools, only the calls of earlier turns
-    are changed: they become texts.
+    example: a call as the model should write it.
+    write: returns the texts that calls of earlier turns become.
+    Without tools, only these calls and their results are changed.
     """
-    written = [_as_texts(message, traits) for message in messages]
+    written = [_as_texts(message, traits, write) for message in messages]
     if not tools:
         return written
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -58,13 +72,17 @@ def described(
     return [{**first, "content": said}, *written[1:]]
 
 
-def example_of(render: Callable[[list[ConversationMessage]], str], traits: Traits) -> str:
-    """Return an example call as the template writes it, or else the usual format of this file.
+def example_of(
+    render: Callable[[list[ConversationMessage]], str],
+    traits: Traits,
+    write: WriteCalls = usual_calls,
+) -> str:
+    """Return an example call as the template writes it, or else as `write` does.
 
     Raises the errors of `render`.
     """
     if not traits.calls:
-        return _call_text(_CALL)
+        return write([(_NAME, _ARGUMENTS)])
     asked = {"role": "user", "content": "a"}
     called = render([asked, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
     said = render([asked, {"role": "assistant", "content": _TEXT}])
@@ -73,21 +91,18 @@ def example_of(render: Callable[[list[ConversationMessage]], str], traits: Trait
     return called[begin:].removesuffix(behind).strip()
 
 
-def _as_texts(message: ConversationMessage, traits: Traits) -> ConversationMessage:
+def _as_texts(
+    message: ConversationMessage, traits: Traits, write: WriteCalls
+) -> ConversationMessage:
     """Return a message with its calls, or a tool's result, as text if the template needs that."""
     calls = message.get("tool_calls")
     if calls and not traits.calls:
-        texts = [_call_text(call) for call in calls]
+        functions = [call["function"] for call in calls]
+        text = write([(function["name"], function["arguments"]) for function in functions])
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
         said = text_of(message["content"])
-        return {**rest, "content": "\n".join([*([said] if said else []), *texts])}
+        return {**rest, "content": CALL_GAP.join([*([said] if said else []), text])}
     if message["role"] != "tool" or "tool" in traits.texts | traits.parts:
         return message
     result = text_of(message["content"])
     return {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
-
-
-def _call_text(call: ConversationMessage) -> str:
-    function = call["function"]
-    written = {"name": function["name"], "arguments": function["arguments"]}
-    return f"{CALL_TAG}\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"

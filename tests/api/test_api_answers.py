@@ -100,14 +100,13 @@ def test_a_thought_that_the_client_began_and_the_model_continues_has_no_calls():
 
 
 @every_dialect
-def test_a_format_of_calls_that_is_not_known_is_refused_by_name(dialect):
+def test_a_format_of_calls_that_is_not_known_is_described(dialect):
     counted = "{{- '<<call ' + f.name + ' with ' + f.arguments | length | string + '>>' }}"
-    api = tool_api(says("hi"), source=chatml(counted))
-    response = ask(api, dialect)
-    assert response.status_code == 400
-    for words in ("<<call NAME with 5>>", "--tool-call-parser", "--chat-template"):
-        assert words in json.dumps(response.json()), words
-    assert ask(api, dialect, tools=False).status_code == 200
+    api = tool_api(says(CALL), source=chatml(counted))
+    body = told(ask(api, dialect))
+    assert "Paris" in body
+    assert "<tool_call>" not in body
+    assert "write nothing but the call" in prompt_of(api)
 
 
 HARMONY = (

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from cpuserve.engine.ipc import Output
+from cpuserve.serving.tools.learn import learn_format
 from tests.api.fakes import ANSWER, error_of, events_of, tokenizer
-from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
+from tests.api.tools import CALL, WEATHER, prompt_of, says, template, tool_api
 
 HI = [{"role": "user", "content": "hi"}]
 OTHER = {"type": "function", "function": {"name": "other"}}
@@ -315,8 +316,20 @@ def test_a_bad_tool_is_refused_and_named(fields, param):
     assert api.chat().status_code == 200
 
 
-def test_a_model_that_calls_tools_in_an_unknown_way_refuses_them_with_what_to_do():
-    api = tool_api(says("x"), source="{{ tools }}{{ messages[0].content }}")
+def test_a_model_whose_template_does_not_show_how_to_call_tools_is_told():
+    source = "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    api = tool_api(says(CALL), source=source)
+    for choice in ("auto", "required"):
+        assert api.chat(tools=[WEATHER], tool_choice=choice).status_code == 200
+        assert prompt_of(api).count("Tell the weather.") == 1
+        assert '<tool_call>\n{"name": "name_of_function"' in prompt_of(api)
+        assert api.engine.asked[-1][1].structured_outputs.role == "tools"
+    assert api.chat(tools=[WEATHER]).json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_server_without_a_format_of_calls_refuses_tools_with_what_to_do():
+    api = tool_api(says("x"))
+    api.context.learned_format = learn_format(template(), calls="none")
     error = error_of(api.chat(tools=[WEATHER]))
     assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
     assert "--tool-call-parser" in error["message"]
@@ -399,5 +412,5 @@ def test_types_of_arguments_come_from_the_tools_of_the_request(per_output):
     call = f"<tool_call>\n<function=f>\n{values}\n</function>\n</tool_call>"
     api = tool_api(says(f"So:\n{call}", per_output), source=CODER)
     message = api.chat(tools=[tool]).json()["choices"][0]["message"]
-    assert message["content"] == "So:\n"  # the template shows nothing that would belong to a call
+    assert message["content"] == "So:"  # the line break is written before calls of earlier turns
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "7", "days": 7}'

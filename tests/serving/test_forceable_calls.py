@@ -199,6 +199,37 @@ def test_the_schema_of_a_strict_function_is_kept(family, allows):
         assert not allows(used.form, text), text
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"])
+def test_words_in_tags_may_be_those_of_python(name, allows):
+    """Qwen3-Coder's template writes True, although lists and objects are JSON."""
+    found = family_of(name)
+    schema = {"type": "object", "properties": {"a": {"type": ["boolean", "null"]}},
+              "required": ["a"], "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+    call = GenerateCall(tools=tools, messages=[], tool_choice="required")
+    used = tool_use(call, LearnedFormat(found))
+    for word, value in (("True", True), ("false", False), ("None", None), ("null", None)):
+        whole = found.written([("f", {"a": "WORD"})]).replace("WORD", word)
+        text = whole.removeprefix(used.opening)
+        assert any(allows(used.form, one) for one in ends_of(text)), text
+        pieces = used.parser(0, Prompt([]), used.opening).push(text)
+        assert json.loads("".join(p.arguments for p in pieces)) == {"a": value}
+    bad = found.written([("f", {"a": "WORD"})]).removeprefix(used.opening)
+    assert not any(allows(used.form, one) for one in ends_of(bad))
+
+
+@families
+def test_a_format_writes_calls_that_it_reads(family):
+    """So calls of earlier turns are written for templates that leave them out."""
+    found = learned(family)[0].calls
+    calls = [(NAME, GOOD), (OTHER, {"city": "x", "days": 0})]
+    text = found.written(calls)
+    header = learned(family)[0].turns
+    if header is not None:
+        text = text.removeprefix(header.begun)
+    assert read(family, "", text) == calls
+
+
 def test_braces_are_sorted_where_the_family_sorts_them(allows):
     found = LearnedFormat(family_of("gemma4"))
     tool = {"name": "f", "parameters": {"properties": {"b": {}, "a": {}}, "required": ["a", "b"]}}

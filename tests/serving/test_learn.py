@@ -1,5 +1,6 @@
 """How a model writes answers is learned from what its chat template renders."""
 
+import json
 import re
 
 import pytest
@@ -30,7 +31,8 @@ READ = {
     "only instructions": (chatml("", tools='Write <tool_call>\\n{"name": NAME, "arguments": {}}'
         "\\n</tool_call> "), HERMES, "\n"),
 }  # fmt: skip
-REFUSED = {
+# Templates that do not show how calls are written, or write them in a way that is not known.
+UNKNOWN = {
     "a name is lost": (chatml(JSON_CALL.replace("f.name", "'f'")), "does not show how calls"),
     "escapes are lost": (
         chatml("""{{- '<own_call>{"name": "' + f.name + '", "arguments": {"text": "' }}
@@ -43,6 +45,8 @@ REFUSED = {
         chatml("{{ raise_exception('never') }}"),
         "does not show how calls",
     ),
+}
+REFUSED = {
     "a fault always": ("{{ nothing.at.all }}", "does not render a request"),
     "no template": (None, "no chat template"),
 }
@@ -63,11 +67,80 @@ def test_a_format_of_whole_answers_is_found_without_tools_too():
 
 
 @pytest.mark.parametrize(("source", "why"), REFUSED.values(), ids=REFUSED)
-def test_other_formats_are_refused_by_name(source, why):
+def test_a_template_that_cannot_be_rendered_has_no_calls(source, why):
     answers = learn_format(ChatTemplate(source, tokenizer()))
     assert answers.calls is None
     assert re.search(why, answers.why), answers.why
     assert len(answers.why) < 400
+
+
+HISTORY = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": "P"}}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "17 degrees"},
+]  # fmt: skip
+F = [{"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {"a": {"type": "string"}}}}}]  # fmt: skip
+
+
+def calls_in(found, text):
+    parser = found.calls.parser(0, schemas={"f": F[0]["function"]["parameters"]})
+    pieces = parser.push(text) + parser.flush()
+    calls = [piece for piece in pieces if isinstance(piece, ToolCallDelta)]
+    return [p.name for p in calls if p.name], "".join(p.arguments for p in calls)
+
+
+@pytest.mark.parametrize(("source", "why"), UNKNOWN.values(), ids=UNKNOWN)
+def test_where_the_way_of_writing_is_not_known_the_system_message_describes_it(source, why):
+    template = ChatTemplate(source, tokenizer())
+    answers = learn_format(template)
+    assert (answers.calls, answers.guided) == (HERMES, True)
+    assert re.search(why, answers.why), answers.why
+    assert "the system message describes" in answers.why
+    assert len(answers.why) < 400
+    prompt = template.render(HISTORY, tools=F)
+    system, _, rest = prompt.partition("<|im_start|>user")
+    assert system.count('"name": "f"') == 1
+    assert '<tool_call>\n{"name": "name_of_function"' in system
+    assert calls_in(answers, rest) == (["f"], '{"a": "P"}')
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "describes"),
+    [
+        ("lfm2", chatml("", tools="List of tools: [ {{ keep_past_thinking }}"), False),
+        ("granite", chatml("", tools="<|tool_call|>"), False),
+        ("glm45", chatml("", tools="<arg_key>"), False),
+        ("gemma4", chatml("", tools="<|tool_call> "), False),
+        ("kimi_k2", chatml("", tools="<|tool_calls_section_begin|>"), False),
+        ("llama4_pythonic", chatml("", tools="[func_name1(param"), False),
+        ("mcp", "{{ raise_exception('x') if tools }}{# <use_mcp_tool> #}"
+            + chatml("").replace("{%- if tools %}", "{%- if false %}"), True),
+    ],
+)  # fmt: skip
+def test_a_template_of_a_known_family_gets_calls_in_the_way_of_the_family(name, source, describes):
+    template = ChatTemplate(source, tokenizer())
+    found = learn_format(template)
+    assert found.calls == family(name), found.why
+    assert f"the table of families has {name}" in found.why
+    assert template.describes_tools == describes
+    prompt = template.render(HISTORY, tools=F)
+    turn = prompt.partition("<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
+    names, arguments = calls_in(found, turn)
+    assert (names, json.loads(arguments)) == (["f"], {"a": "P"})
+    assert ("name_of_function" in prompt.partition("<|im_start|>user")[0]) == describes
+
+
+def test_a_template_that_sets_members_of_messages_is_rendered():
+    """As MiroThinker's, which is written for the templates of llama.cpp."""
+    source = "{%- for m in messages %}{%- set m.content = m.content + '!' %}{%- endfor %}" + chatml(
+        ""
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = ChatTemplate(source, tokenizer()).render(messages)
+    assert "hi!<|im_end|>" in prompt
+    assert messages == [{"role": "user", "content": "hi"}]
 
 
 def test_a_model_whose_template_has_no_tools_calls_them_as_json():

@@ -299,7 +299,7 @@ def test_a_text_that_may_be_null_is_told_while_it_is_written():
         ({"enum": ["a", None, 7, True]}, ["a", "null", "7", "true"], ["None", "True", "b"]),
         ({"const": "x"}, ["x"], ["y"]),
         ({"type": ["string", "null"]}, ["null", "any"], ["a</function>", "a<parameter=b>"]),
-        ({"type": ["boolean", "null"]}, ["true", "null"], ["True", "x"]),
+        ({"type": ["boolean", "null"]}, ["true", "null", "True", "None"], ["TRUE", "x"]),
     ],
     ids=str,
 )

@@ -12,8 +12,8 @@ For each *.jinja, one line of a Markdown table:
 - cuts: whether the pieces are the same for a cut at each byte, and for single characters
 - thoughts: the tags, and whether the prompt begins a thought
 - back: whether the next prompt has the call, its result and the thought
-- forced: whether the grammar of a forced call accepts a call of the template and no other; refused:
-  the format has no grammar
+- forced: whether calls can be required, named and strict, and structured outputs have calls
+  beside them: the grammars accept a call of the template and refuse other names
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from cpuserve.serving.tools import learn
 from cpuserve.serving.tools import probe_conversations as probes
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.hermes import HERMES
-from cpuserve.serving.tools.learn_layout import common_end
 from cpuserve.serving.tools.thoughts import begins_thought
-from cpuserve.serving.tools.use import tool_use
+from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import tokenizer
@@ -123,7 +122,7 @@ class Trial:
             same = os.path.commonprefix([text, self.before or self.prompt])
             begin = 1 + max(same.rfind(end) for end in (">", "]", "\n"))
         answer = text[begin:].removesuffix(self.after)
-        answer = answer.removesuffix(common_end(answer, self.after))
+        answer = answer.removesuffix(probes._common_turn_end(answer, self.after))
         for token in set(SPECIAL.findall(answer)):  # as the server, which leaves special tokens out
             if not any(token in text for text in self.visible):
                 answer = answer.replace(token, "")
@@ -226,40 +225,74 @@ def allowed(form, text):
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def forced(trial):
-    """Whether forced calls are possible, and their grammar accepts what the template writes."""
-    found = trial.found.calls
-    if found is None:
-        return "-"
-    tools = [
-        {"type": "function", "function": {**t["function"], "strict": True}} for t in probes.TOOLS
-    ]
-    call = GenerateCall(tools=tools, tool_choice="required")
-    if not found.forces:
-        try:
-            tool_use(call, trial.found)
-        except InvalidRequest:
-            return "refused"
-        return "NOT REFUSED"
+def rests(text, opening):
+    """What may follow a forced beginning in a response: with and without the end of the turn."""
+    begin = opening.strip()
+    if begin not in text:  # the opening has an id of the server, which differs
+        begin = next((begin[-n:] for n in (12, 8, 6, 4) if begin[-n:] in text), "")
+    found = [text[text.index(begin) + len(begin) :]]
+    space = opening[len(opening.rstrip()) :]
+    found = [found[0].removeprefix(space), found[0].removeprefix(space).rstrip()]
+    while len(found) < 8 and "<" in found[-1]:
+        found.append(found[-1].rpartition("<")[0].rstrip())
+    return found
+
+
+def used_for(trial, *, strict=True, **fields):
+    """(the ToolUse, the form) of a call; if no grammar has open objects, it is not strict."""
+    functions = [{**t["function"], "strict": strict} for t in probes.TOOLS]
+    tools = [{"type": "function", "function": function} for function in functions]
+    call = GenerateCall(tools=tools, messages=[], **fields)
     try:
         used = tool_use(call, trial.found)
-    except InvalidRequest:  # the grammar has no open objects
-        used = tool_use(GenerateCall(tools=probes.TOOLS, tool_choice="required"), trial.found)
+    except InvalidRequest:
+        return used_for(trial, strict=False, **fields) if strict else (None, None)
+    return used, response_structure(call, used)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+
+
+def forced(trial):
+    """Whether calls can be forced, named and strict, and structured outputs follow a thought.
+
+    The grammar must accept the call that the template writes, and refuse another name.
+    """
+    if trial.found.calls is None:
+        return "-"
     response = trial.response("", [(TWO, SIMPLE)], "")
     if response is None or TWO not in response[0]:
         return "generic" if trial.found.guided else "no call to compare"
-    text = re.sub(r"\bFalse\b", "false", response[0])  # the grammar writes JSON
-    begin = used.opening.strip()[-12:]
-    good = text[text.rindex(begin) + len(begin) :] if begin and begin in text else text
-    good = good.removeprefix(used.opening[len(used.opening.rstrip()) :])
-    several = [good, good.rstrip()]
-    while len(several) < 8 and "<" in several[-1]:  # without the end of the call, or of the turn
-        several.append(several[-1].rpartition("<")[0].rstrip())
-    good = next((one for one in several if allowed(used.form, one)), None)
-    if good is None:
-        return f"NO {several[0][:60]!r}"
-    bad = good.replace(TWO, "another_name")
-    return "yes" if not allowed(used.form, bad) else "ANY NAME"
+    close = (trial.found.tags or learn.THINK).close
+    _, thought, text = response[0].rpartition(close)  # without an empty thought
+    text = text.lstrip() if thought else text.lstrip("\n")
+    text = text if text.startswith((" to=", " ->")) else text.lstrip()
+    ways = {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": "required", "tool_name": TWO},
+        "strict": {},
+        "form": FORM,
+    }
+    for way, fields in ways.items():
+        used, form = used_for(trial, **fields)
+        if used is None:
+            return f"{way} is refused"
+        if form is None:  # arguments are free, and the opening forces the rest
+            continue
+        texts = rests(text, used.opening)
+        if not any(allowed(form, one) for one in texts):
+            return f"NO, {way}: {texts[0][:60]!r}"
+        others = [] if way == "named" else [one.replace(TWO, "another_name") for one in texts[:1]]
+        if "form" in way:
+            turns, whole = trial.found.turns, trial.found.whole
+            header = whole.form_opening if whole else turns.text if turns else ""
+            if not allowed(form, header + '{"a": 1}'):
+                return "NO, form"
+            others.append(header + '{"a": "x"}')
+        if any(allowed(form, one) for one in others) and trial.found.calls.name != "llama3_json":
+            return f"{way}: ANY NAME"
+    return "yes"
 
 
 def row(file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.grammar_marks import OTHER_TOKENS
@@ -17,6 +17,8 @@ JsonSchema: TypeAlias = Mapping[str, Any]
 Schemas: TypeAlias = Mapping[str, JsonSchema]
 OptionalSchemas: TypeAlias = Mapping[str, JsonSchema | None]
 NO_SCHEMAS: Schemas = {}
+# The name of a function and its arguments (an object, or a text that is no JSON), for each call.
+Calls: TypeAlias = Sequence[tuple[str, Any]]
 
 
 class ToolParser(Protocol):
@@ -133,6 +135,9 @@ class ToolFormat(Protocol):
         where the parser finds it.
         """
 
+    def written(self, calls: Calls) -> str:
+        """Return calls as models of this family write them."""
+
     def parser(
         self,
         index: int,
@@ -151,7 +156,7 @@ class ToolFormat(Protocol):
 
 
 class UnforcedCalls:
-    """The methods of a ToolFormat without grammars, which cannot force tool calls."""
+    """The methods of a ToolFormat without calls, which cannot be forced."""
 
     forces = False
 
@@ -172,6 +177,10 @@ class UnforcedCalls:
 
     def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
         """Raise NotImplementedError: this format has no grammar."""
+        raise NotImplementedError
+
+    def written(self, calls: Calls) -> NoReturn:
+        """Raise NotImplementedError: this format has no calls."""
         raise NotImplementedError
 
 
@@ -244,6 +253,11 @@ def marked_calls_rule(
 def definitions(schema: JsonSchema) -> dict[str, Any]:
     """Return the definitions of a schema, which `$ref` in its parts refers to from the root."""
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+
+def as_json_text(arguments: Any) -> str:
+    """Return arguments as JSON; a text is returned unchanged."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def new_call_id() -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cpuserve.serving.tools.base import OptionalSchemas, Schemas
 from cpuserve.serving.tools.layout import LayoutFormat, chunks, lark
@@ -43,6 +45,22 @@ class Braces:
     def fixed(self, text: str) -> list[str]:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments with marks around strings, and the brace that ends the call."""
+        if not isinstance(arguments, Mapping):
+            return f"{arguments}}}"
+        return self._value(arguments)[1:]
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self.mark}{value}{self.mark}"
+        if isinstance(value, Mapping):
+            keys = sorted(value, key=str.lower) if self.sorts else value
+            return "{" + ",".join(f"{key}:{self._value(value[key])}" for key in keys) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(self._value, value)) + "]"
+        return json.dumps(value)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""

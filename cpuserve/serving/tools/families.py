@@ -112,6 +112,14 @@ def _mistral(list_of: bool) -> tuple[CallLayout, Writing]:
     return CallLayout("", "[TOOL_CALLS]", "[ARGS]", "", "", "", "nine"), NAMED_JSON
 
 
+def _mcp() -> tuple[CallLayout, Writing]:
+    section, begin = "<use_mcp_tool>\n", f"<server_name>{ID}</server_name>\n<tool_name>"
+    middle, end = "</tool_name>\n<arguments>\n", "\n</arguments>"
+    close = "\n</use_mcp_tool>"
+    layout = CallLayout(section, begin, middle, end, "\n", close, server="tools")
+    return layout, NAMED_JSON
+
+
 def _gemma(open_: str, close: str, mark: str) -> tuple[CallLayout, Writing]:
     return CallLayout("", f"{open_}call:", "{", close), Braces(mark, sorts=True)
 
@@ -133,6 +141,7 @@ _LAYOUTS: dict[str, Callable[[], tuple[CallLayout, Writing]]] = {
     "kimi_k2": _kimi,
     "lfm2": lambda: _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
     "llama4_pythonic": lambda: _python("[", ", ", "]"),
+    "mcp": _mcp,
     "minimax": lambda: (
         CallLayout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"), _LIST),
     "minimax_m2": _minimax,
@@ -154,7 +163,8 @@ _OWN: dict[str, ToolFormat] = {
 }
 # (family, texts): if a text is in the template or is a special token, the family is this one.
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>")),
+    ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>", "keep_past_thinking")),
+    ("mcp", ("<use_mcp_tool>",)),
     ("granite", ("<|tool_call|>",)),
     ("cohere_command_r", ("followed by a json-formatted list of actions",)),
     ("phi4_mini_json", ("functools[",)),

@@ -26,9 +26,11 @@ from cpuserve.sampling.grammar_marks import (
 )
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    Calls,
     JsonSchema,
     OptionalSchemas,
     Schemas,
+    as_json_text,
     new_call_id,
 )
 from cpuserve.serving.tools.json_call import arguments_rule, arguments_rules
@@ -96,6 +98,11 @@ class Harmony:
         start = f"start: {'before' if whole else ''} named {more}"
         form = FORM_BEGINS + json.dumps(_FINAL)
         return "\n".join([*([form] if whole else []), start, *_call_rules(schemas)])
+
+    def written(self, calls: Calls) -> str:
+        """Return calls as messages after `<|start|>assistant`."""
+        texts = (f"{self.opening(name)}{as_json_text(args)}<|call|>" for name, args in calls)
+        return f"{START}assistant".join(texts)
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of messages on channels; calls are of functions in `schemas`.

@@ -16,8 +16,10 @@ import re
 
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    Calls,
     OptionalSchemas,
     Schemas,
+    as_json_text,
     marked_calls_rule,
     text_rules,
 )
@@ -63,6 +65,12 @@ class Hermes:
         """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
+
+    def written(self, calls: Calls) -> str:
+        """Return calls, each between the two markers."""
+        return "\n".join(
+            f"{self.opening(name)} {as_json_text(args)}}}\n{CLOSE}" for name, args in calls
+        )
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only."""

@@ -12,12 +12,13 @@ import secrets
 import string
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from cpuserve.sampling.grammar_marks import FORM_BEGINS, OTHER_TOKENS
 from cpuserve.serving.tools.atoms import BRACKETED, TAG
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    Calls,
     OptionalSchemas,
     Schemas,
     ToolParser,
@@ -68,6 +69,7 @@ class CallLayout:
       at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
     turns: the headers that the model writes before messages, if each call is a message of its own:
       BEGIN then begins with a header.
+    server: the text that the server writes for ID where it is no id (the name of a tool server).
     """
 
     section: str = ""
@@ -78,6 +80,7 @@ class CallLayout:
     close: str = ""
     ids: str = ""
     turns: Turns | None = None
+    server: str = ""
 
     @property
     def first(self) -> str:
@@ -114,6 +117,9 @@ class Writing(Protocol):
 
         Text that is a part of a call's own JSON object (as `{"name": "`) is left out.
         """
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as a template writes them, up to the layout's text after them."""
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return a Lark expression for each function's arguments and `end`, and all Lark rules.
@@ -205,7 +211,8 @@ class LayoutFormat:
             if layout.ids == "indexed":  # the model writes the number of the call
                 return begin[: begin.index(ID)]
         while ID in begin:
-            begin = begin.replace(ID, layout.new_id() if layout.ids else "0", 1)
+            given = layout.new_id() if layout.ids else layout.server or "0"
+            begin = begin.replace(ID, given, 1)
         return begin.rstrip(" ")
 
     def grammar(
@@ -219,6 +226,8 @@ class LayoutFormat:
         """Return the Lark grammar of the text after `opening`, or with `whole` of the response."""
         layout = self.layout
         before = lark(layout.opening) if whole else ""
+        if whole and layout.turns is not None and not layout.turns.begun:
+            before = f"{_turn_end(layout.turns)} {before}"  # an empty text may come first (Kimi K3)
         if not whole and function is None and layout.opening.endswith(" "):
             before = '" "?'  # opening() does not end with this space
         if function is not None and not whole and layout.ids == "indexed":
@@ -231,6 +240,16 @@ class LayoutFormat:
         header = "" if layout.turns is None else layout.turns.text
         form = [FORM_BEGINS + json.dumps(header)] if whole and header else []
         return "\n".join([*form, start, *self._rules(schemas)])
+
+    def written(self, calls: Calls) -> str:
+        """Return calls as a template with this layout writes them."""
+        layout, found = self.layout, []
+        for i, (name, arguments) in enumerate(calls):
+            before = (layout.between if i else layout.section) + layout.begin
+            middle = layout.middle.replace(NAME, name)
+            text = f"{before}{name}{middle}{self.writing.written(arguments)}{layout.end}"
+            found.append(text.replace(ID, layout.server or str(i)))
+        return "".join([*found, _until_end(layout.close)]).strip()
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only."""
@@ -271,7 +290,7 @@ class LayoutFormat:
             heads = " | ".join(f"{text} {of}" for text, of in zip(texts, arguments, strict=True))
             found.append(f"first: {heads}")
         if any(" ID" in rule for rule in found) or ID in self.layout.opening + self.layout.between:
-            found.append("ID: /[A-Za-z0-9]{1,32}/")
+            found.append("ID: /[A-Za-z0-9][A-Za-z0-9_-]{0,31}/")
         return found
 
     def parser(

@@ -18,6 +18,7 @@ from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.call_probe import CallProbe
 from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family, hinted
+from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn_layout import layouts
 from cpuserve.serving.tools.probe_conversations import (
     ARGUMENTS,
@@ -36,6 +37,7 @@ from cpuserve.serving.tools.thoughts import (
     Turns,
     tags_in,
 )
+from cpuserve.tokenizer.described import CALL_GAP
 from cpuserve.tokenizer.traits import THOUGHTS
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
+_BROKEN = "the template does not render a request"
 _SHORTEST = 3  # a token with fewer characters may be a part of any text
 # Some templates write the text and the calls as two messages. This matches the tags after the text.
 _TURN = re.compile(rf"(?<=\w)\s*{SHORT_TAG}.*", re.DOTALL)
@@ -135,12 +138,24 @@ def learn_format(
 ) -> LearnedFormat:
     """Return how a model with this template writes responses; this renders some conversations.
 
+    If the template does not write calls, or in an unknown way, it is told how to (write_calls).
+
     calls, reasoning: the names of parsers in config/parsers.py;
     "auto" = find the format, "none" = no calls, or no thoughts.
     """
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
+    template.write_calls(None)
+    found = _learn_format(template, source, calls, reasoning)
+    if found.calls is not None or calls == "none" or found.why.startswith(_BROKEN):
+        return found
+    template.write_calls(HERMES.written, describe=True)
+    told = _learn_format(template, source, calls, reasoning)
+    return found if told.calls is None else replace(told, why=f"{found.why}, so {told.why}")
+
+
+def _learn_format(template: ChatTemplate, source: str, calls: str, reasoning: str) -> LearnedFormat:
     probe = ProbeConversations(template)
     whole = next((f for f in FORMATS if isinstance(f, WholeFormat) and probe.writes(f)), None)
     if whole is not None and calls not in ("auto", whole.name):
@@ -193,15 +208,18 @@ def _learn_calls(
     if named == "none":
         return LearnedFormat(None, "--tool-call-parser is none", gap, tags)
     if named != "auto":
+        template.write_calls(family(named).written)
         return LearnedFormat(family(named), f"--tool-call-parser {named}", gap, tags)
     if probe.fault:
-        return LearnedFormat(
-            None, f"the template does not render a request: {probe.fault}", "", tags
-        )
+        return LearnedFormat(None, f"{_BROKEN}: {probe.fault}", "", tags)
     alone = probe.response("", 1)
     if not probe.shows_tools:
         return LearnedFormat(None, "the template does not show tools to the model", "", tags)
     described = template.describes_tools
+    if described and (known := hinted(source, lambda _: False)) is not None:
+        template.write_calls(family(known).written, describe=True)
+        why = f"the table of families has {known}; the system message describes tools"
+        return LearnedFormat(family(known), why, CALL_GAP, tags)
     words = "the system message describes tools, as the template does not; " * described
     told = [(text, n) for text in ("", TEXT) for n in (1, 2)]
     for found in FORMATS if alone is not None or spoken is not None else ():
@@ -222,10 +240,13 @@ def _learn_calls(
     if alone is None and spoken is None:
         for found in FORMATS:
             if found.asks_for_calls(probe.instructions):
+                template.write_calls(found.written)
                 why = "the template asks for it, but writes no calls"
-                return LearnedFormat(found, why, "", tags)
+                return LearnedFormat(found, why, CALL_GAP, tags)
     known = hinted(source, template.has_token)
     if known is not None:
+        gap = CALL_GAP if alone is None and spoken is None else gap
+        template.write_calls(family(known).written)
         return LearnedFormat(family(known), f"the table of families has {known}", gap, tags)
     if alone is None and spoken is None:
         return LearnedFormat(None, "the template does not show how calls are written", "", tags)

@@ -15,8 +15,10 @@ import json
 from cpuserve.sampling.grammar_marks import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    Calls,
     OptionalSchemas,
     Schemas,
+    as_json_text,
     calls_rule,
     definitions,
     text_rules,
@@ -69,6 +71,10 @@ class Llama3Json:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
         return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
+
+    def written(self, calls: Calls) -> str:
+        """Return calls as objects in a row."""
+        return "; ".join(f"{self.opening(name)} {as_json_text(args)}}}" for name, args in calls)
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only.

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from cpuserve.serving.tools.base import OptionalSchemas, Schemas
+from typing import Any
+
+from cpuserve.serving.tools.base import OptionalSchemas, Schemas, as_json_text
 from cpuserve.serving.tools.json_call import arguments_rule, arguments_rules
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.layout import LayoutFormat, chunks, lark
@@ -24,6 +26,10 @@ class NamedJson:
     def fixed(self, text: str) -> list[str]:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as JSON."""
+        return as_json_text(arguments)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from cpuserve.serving.tools.atoms import BRACKETED
-from cpuserve.serving.tools.base import OptionalSchemas, Schemas
+from cpuserve.serving.tools.base import OptionalSchemas, Schemas, as_json_text
 from cpuserve.serving.tools.json_call import (
     JsonCall,
     JsonCallParser,
@@ -42,6 +43,10 @@ class Objects:
         """Return the chunks of `text`, a text around a call, that are not JSON."""
         found = (chunk.lstrip("]},") for chunk in chunks(_OBJECT.split(text, 1)[0]))
         return [chunk for chunk in found if _FIXED.fullmatch(chunk)]
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as JSON."""
+        return as_json_text(arguments)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""

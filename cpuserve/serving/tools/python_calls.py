@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from cpuserve.serving.tools.base import OptionalSchemas, Schemas
 from cpuserve.serving.tools.layout import LayoutFormat, chunks
@@ -33,6 +34,12 @@ class Python:
     def fixed(self, text: str) -> list[str]:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as Python writes them, with the parenthesis that ends the call."""
+        if not isinstance(arguments, Mapping):
+            return f"{arguments})"
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""

@@ -24,6 +24,7 @@ from typing import Any
 from cpuserve.sampling.grammar_marks import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
+    Calls,
     JsonSchema,
     OptionalSchemas,
     Schemas,
@@ -76,6 +77,12 @@ class Qwen3Coder:
         """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
+
+    def written(self, calls: Calls) -> str:
+        """Return calls with a tag for each argument."""
+        return "\n".join(
+            f"{self.opening(name)}{_TAGS.written(args)}{END}\n{CLOSE}" for name, args in calls
+        )
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only.

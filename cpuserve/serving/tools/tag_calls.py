@@ -18,6 +18,7 @@ from typing import Any
 
 from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, Schemas
 from cpuserve.serving.tools.element_values import json_of_elements
+from cpuserve.serving.tools.element_values import written as elements_of
 from cpuserve.serving.tools.layout import LayoutFormat, chunks
 from cpuserve.serving.tools.layout_parser import LayoutParser
 from cpuserve.serving.tools.tag_rules import tag_rules
@@ -41,6 +42,14 @@ class Tags(TagTexts):
     def fixed(self, text: str) -> list[str]:
         """Return all chunks of a text around a call: this way of writing has no JSON there."""
         return chunks(text)
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as a template writes them."""
+        if self.item and isinstance(arguments, Mapping):
+            # The layout's text before the arguments ends with the text that each tag begins with.
+            shared = self.prefix.removesuffix(self.open)
+            return f"{elements_of(dict(arguments), self)}{shared}".removeprefix(shared)
+        return super().written(arguments)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""

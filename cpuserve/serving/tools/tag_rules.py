@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from cpuserve.sampling.grammar_marks import INPUT_GRAMMAR, PARAMETERS_OF, RAW_TEXT, WHITE_SPACE
@@ -83,13 +84,8 @@ def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> st
         return rf"{rule}[suffix={end}]: /(.|\n)*/"
     if tags.item and types & {"array", "object"}:
         return nested_rule(tags, rule, schema, of_all, value_rule)
-    if tags.python and "string" not in types:
-        values = ValueRules(PYTHON_VALUES, f"{rule}_v", of_all)
-        return "\n".join([f"{rule}: {values.value(schema)} {end}", *values.lines])
     if "string" not in types:
-        options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-        json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"
-        return f"{rule}: {rule}_json {end}\n{json_rule}"
+        return _other_value_rule(tags, rule, schema, of_all, types)
     choices: list[Any] = []
     for part in parts_of(schema, of_all):
         for word in ("pattern", "format", "minLength", "maxLength"):
@@ -105,6 +101,24 @@ def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> st
         asked = {**schema[INPUT_GRAMMAR], "end": behind + tags.tail}
         return f"{begin}: {RAW_TEXT} {json.dumps(asked)}"
     return f"{begin}[suffix={json.dumps(behind + tags.tail)}]: TEXT"
+
+
+def _other_value_rule(
+    tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema, types: Types
+) -> str:
+    """Return the Lark rule of a value that is no string, and of the end tag after it."""
+    end = json.dumps(tags.tail)
+    if tags.python:
+        values = ValueRules(PYTHON_VALUES, f"{rule}_v", of_all)
+        with suppress(ValueError):  # these rules allow JSON too, but not all keywords of schemas
+            return "\n".join([f"{rule}: {values.value(schema)} {end}", *values.lines])
+    options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"
+    is_free = not any({"enum", "const"} & part.keys() for part in parts_of(schema, of_all))
+    words = ["True", "False"] * ("boolean" in types) + ["None"] * ("null" in types)
+    # Templates write these words as Python does, also where lists and objects are JSON.
+    more = "".join(f" | {json.dumps(word)}" for word in words) if is_free else ""
+    return f"{rule}: ( {rule}_json{more} ) {end}\n{json_rule}"
 
 
 def _listed(tags: TagTexts, choices: list[Any], types: Types) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from cpuserve.serving.tools.layout import chunks
-from cpuserve.serving.tools.values import Types
+from cpuserve.serving.tools.values import Types, types_of
 
 # The placeholder in a tail for the key of the argument, as in </KEY>.
 KEY = "\2"
@@ -34,6 +37,20 @@ class TagTexts:
     item: str = ""
     prefix: str = ""
     python: bool = False
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as a template writes them; a text that is no object, unchanged."""
+        if not isinstance(arguments, Mapping):
+            return str(arguments)
+        found = []
+        for key, value in arguments.items():
+            if isinstance(value, str):
+                text = f"{self.quote[0]}{value}{self.quote[1]}"
+            else:
+                text = repr(value) if self.python else json.dumps(value, ensure_ascii=False)
+            head = self.head_of(types_of({"const": value}, {}))
+            found.append(f"{self.open}{key}{head}{text}{self.of_key(key).tail}")
+        return "".join(found)
 
     def of_key(self, key: str) -> TagTexts:
         """Return the texts around the argument with this key."""

@@ -44,8 +44,8 @@ class ValueSyntax:
     keys: the texts around a key of an object, and around the key of an argument of a call.
     key: a terminal of any key of an object.
     terminals: further rules and terminals.
-    quotes: the texts around a string, one pair for each way of writing; a fixed string has
-      no escapes, so it is written in the ways whose end it does not contain.
+    quotes: the texts around a string, one for each way of writing; a fixed string has no escapes,
+      so a string that contains one of these texts is written with another one.
     raw_mark: the text around strings, if they have no escapes; "" = strings have some.
     sorts: whether keys are written in alphabetical order, not in the order of the schema.
     """
@@ -101,7 +101,7 @@ class ValueSyntax:
         return _either([f"{quote}{key}{quote}" for quote in self.key_quotes])
 
     def ordered(self, members: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the members of an object in the order in which they are written."""
+        """Return the members of an object as they are ordered in calls."""
         found = list(members.items())
         return sorted(found, key=lambda member: member[0].lower()) if self.sorts else found
 

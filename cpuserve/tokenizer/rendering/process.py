@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-from jinja2 import Template
+from jinja2 import Template, TemplateRuntimeError
 
-from cpuserve.tokenizer.rendering.sandbox import ChatEnvironment
+from cpuserve.tokenizer.rendering.sandbox import NO_NAMESPACE, ChatEnvironment, assignable
 from cpuserve.tokenizer.rendering.wire import (
     READY,
     REFUSED,
@@ -134,7 +134,13 @@ class _Worker:
             self._templates[job.template] = ChatEnvironment().from_string(source)
         if job.variables is None:
             return RENDERED, b""
-        text = self._templates[job.template].render(unpacked(job.variables))
+        template = self._templates[job.template]
+        try:
+            text = template.render(unpacked(job.variables))
+        except TemplateRuntimeError as error:
+            if NO_NAMESPACE not in str(error):
+                raise
+            text = template.render(assignable(unpacked(job.variables)))
         if len(text) > job.max_bytes:
             return STOPPED, b"it writes %d characters; at most %d are allowed here" % (
                 *(len(text), job.max_bytes),

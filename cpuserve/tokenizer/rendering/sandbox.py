@@ -15,8 +15,11 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
+from jinja2.utils import Namespace
 
 MAX_MESSAGE_CHARS = 1000
+# The message of Jinja for a template that sets a member of an object.
+NO_NAMESPACE = "cannot assign attribute on non-namespace object"
 _ESCAPED = re.compile("[^\x00-\x7f\U00100000-\U0010fffd]+")
 
 
@@ -46,6 +49,20 @@ class ChatEnvironment(SandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+
+
+class _Assignable(dict[str, Any], Namespace):
+    """An object that a template may change: `{% set message.content = "" %}`."""
+
+
+def assignable(value: Any) -> Any:
+    """Return a copy of a JSON value, with _Assignable as its objects.
+
+    llama.cpp allows such assignments, so templates made for it have them (MiroThinker).
+    """
+    if isinstance(value, dict):
+        return _Assignable({key: assignable(member) for key, member in value.items()})
+    return [assignable(item) for item in value] if isinstance(value, list) else value
 
 
 def _to_json(
