@@ -11,7 +11,8 @@
 The parser reports the arguments as JSON, with the types in the function's schema.
 A string is reported as it is written, without the line breaks next to the tags;
 other values are converted when they have ended (values.py). Some models omit <tool_call>
-or </parameter>. Text that does not follow the format is reported unchanged, with markers.
+or </parameter>. A string may contain </parameter>, if no tag of the format follows it.
+Text that does not follow the format is reported unchanged, with markers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cpuserve.serving.tools.base import (
 from cpuserve.serving.tools.tag_rules import value_rule
 from cpuserve.serving.tools.tag_texts import TagTexts
 from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.typed_values import TypedValues, inside
+from cpuserve.serving.tools.typed_values import TypedValues
 from cpuserve.serving.tools.values import types_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -45,6 +46,7 @@ PARAMETER, VALUE_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\r\n]{1,128}")
 _SPACE = " \t\r\n"
 _VALUE_ENDS = (VALUE_END, PARAMETER, END)
+_BEHIND_VALUES = (PARAMETER, END, CLOSE)  # other text after VALUE_END belongs to the value
 _TAGS = TagTexts(PARAMETER, (("", ">\n"),), f"\n{VALUE_END}\n")
 # A string value may not contain a tag, because the tag would end it.
 _TEXT = r"TEXT: /(.|\n)*/ & ~/(.|\n)*(<parameter=|<\/function>)(.|\n)*/"
@@ -152,13 +154,9 @@ class Qwen3CoderParser(TypedValues):
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
-        """Report the held-back text; drop the beginning of an incomplete call.
-
-        In a string argument, the held-back text is the rest of the string.
-        """
-        if self._state == self._in_string:
-            self._continue_call(inside(self._held))
-        elif self._state in (self._in_text, self._in_thought):
+        """Report the held-back text; drop the beginning of an incomplete call."""
+        self._end_value()
+        if self._state in (self._in_text, self._in_thought):
             self._say_lead(self._held)
 
     def _at_marker(self, marker: str) -> None:
@@ -240,7 +238,7 @@ class Qwen3CoderParser(TypedValues):
 
         The value ends at its end tag or, because models forget it, at the next tag.
         """
-        value, end = self._certain(_VALUE_ENDS, breaks=True)
+        value, end = self._certain(_VALUE_ENDS, breaks=True, follows=_BEHIND_VALUES)
         if end is None:
             return value, False
         self._held = self._held[len(end) * (end == VALUE_END) :]

@@ -24,7 +24,7 @@ from cpuserve.serving.tools.layout_parser import LayoutParser
 from cpuserve.serving.tools.tag_rules import tag_rules
 from cpuserve.serving.tools.tag_texts import KEY, TagTexts
 from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.typed_values import TypedValues, inside
+from cpuserve.serving.tools.typed_values import TypedValues
 from cpuserve.serving.tools.values import types_of
 
 _TEXT = frozenset({"string"})
@@ -87,10 +87,8 @@ class TagParser(LayoutParser, TypedValues):
         super().__init__(found, index, opening, schemas, around)
 
     def _end(self) -> None:
-        if self._state == self._in_string:
-            self._continue_call(inside(self._held))
-        else:
-            super()._end()
+        self._end_value()
+        super()._end()
 
     def _at_arguments(self) -> bool:
         """Begin the call if an argument or the end of the call follows."""
@@ -199,7 +197,9 @@ class TagParser(LayoutParser, TypedValues):
         The value ends at its end tag (tail) or, because models forget this tag, at the next tag.
         """
         ends = self._stops
-        value, end = self._certain(ends, breaks=self._writing.breaks)
+        is_tag = ends is self._value_ends and not self._writing.item
+        follows = (self._open[0], self._closes, *self._format.tails) if is_tag else ()
+        value, end = self._certain(ends, breaks=self._writing.breaks, follows=follows)
         if end is None:
             return value, False
         if end not in self._value_ends[1:]:
