@@ -7,6 +7,7 @@ import pytest
 from cpuserve.serving.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format
+from cpuserve.serving.tools.thoughts import Around
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
 from tests.helpers.call_templates import GPT_OSS
@@ -50,6 +51,20 @@ SHOWN = {
         '{"city": "Oslo"}<|call|><|start|>assistant<|channel|>analysis<|message|>And now the time.'
         "<|end|><|start|>assistant<|channel|>commentary to=functions.get_time<|message|>{}<|call|>",
         ("The weather is needed. | And now the time.", "", [WEATHER, ("get_time", {})])),
+    # ggml-org/llama.cpp#27720: 4 of 100 turns of gpt-oss-20b began with such a header.
+    "words in a header without a message": (
+        f"<|channel|>We need the sum. <|end|><|start|>assistant{THINKS}{ANSWERS}",
+        ("A sum of two numbers.", "It is 4.", [])),
+    "a channel twice": (
+        f"<|channel|>commentary?<|channel|>analysis<|message|>A sum.<|end|>{ANSWERS}",
+        ("A sum.", "It is 4.", [])),
+    "a header that ends before its message": (
+        f"<|channel|>commentary?commentary?<|end|>{ANSWERS}", ("", "It is 4.", [])),
+    "a channel that does not exist": (
+        f"<|channel|>thinking<|message|>A sum.<|end|>{ANSWERS}", ("A sum.", "It is 4.", [])),
+    "a recipient without a namespace": (
+        '<|channel|>commentary to=get_weather <|constrain|>json<|message|>{"city":"Oslo"}<|call|>',
+        ("", "", [WEATHER])),
     "a built-in tool": (
         "<|channel|>analysis to=browser.search code<|message|>{\"query\": \"x\"}<|call|>",
         ("", "", [])),
@@ -63,7 +78,7 @@ SHOWN = {
 
 def told(*texts):
     """(thought, text, calls) of a response that comes in these texts."""
-    parser = HARMONY.parser(0)
+    parser = HARMONY.parser(0, around=Around(functions=frozenset({"get_weather", "get_time"})))
     pieces = [p for text in texts for p in parser.push(text)] + parser.flush()
     calls, thoughts = [], {}  # thoughts by the number of calls before them
     for piece in pieces:

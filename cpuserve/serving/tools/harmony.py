@@ -45,6 +45,7 @@ _TO = " to=functions."
 _END = f"( {' | '.join(map(json.dumps, ('<|call|>', '<|end|>')))} )?"
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
+_NAMED = re.compile(r"\bto=([A-Za-z0-9_.:-]+)")
 _RECIPIENT = re.compile(r"\bto=")
 _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # how headers begin; START may be in the prompt
 _LONGEST_HEADER = 1024
@@ -169,6 +170,11 @@ def _call_rules(schemas: OptionalSchemas) -> list[str]:
     ]
 
 
+def _begins_at(parts: tuple[str, str, str]) -> int:
+    before, mark, _ = parts
+    return len(before) + len(mark)
+
+
 class HarmonyParser(CallParser):
     """A parser with four states: in a header, in a body, before arguments, or in arguments."""
 
@@ -241,19 +247,28 @@ class HarmonyParser(CallParser):
             self._shows, self._thinks, self._state = True, False, self._in_text
             return True
         self._held = rest
-        function = _FUNCTION.search(header)
+        # A header without <|message|> is no message: the header of the next one counts.
+        header = max((header.rpartition(mark) for mark in self.markers), key=_begins_at)[2]
+        function = self._function(header)
         if function is not None and self._finds_calls:
-            self._begin_call(function[1], "")
+            self._begin_call(function, "")
             self._scanner, self._state = ObjectScanner(), self._before_call
             return True
-        channel = _CHANNEL.search(header)
-        named = "final" if channel is None else channel[1]
+        named = next(reversed(_CHANNEL.findall(header)), "final")
         is_told = _RECIPIENT.search(header) is None
         self._shows = is_told and named in ("final", "commentary")
-        self._thinks = is_told and named == "analysis"
+        self._thinks = is_told and not self._shows  # also in a channel that does not exist
         self._in_words = False  # so that a line break divides the texts of two messages
         self._state = self._in_text
         return True
+
+    def _function(self, header: str) -> str | None:
+        """Return the function that a header calls; models may omit the namespace `functions`."""
+        found = _FUNCTION.search(header)
+        if found is not None:
+            return found[1]
+        named = _NAMED.search(header)
+        return named[1] if named is not None and named[1] in self._around.functions else None
 
     def _in_text(self) -> bool:
         ends = [(at, m) for m in self.markers if (at := self._held.find(m)) >= 0]
