@@ -5,6 +5,31 @@
 
 namespace CPUSERVE_NS {
 
+// Adds x[r] w[j] to the sums c, where x[r] is the float at left + r * stride. With kInOrder, gcc
+// finishes a sum before the next one. This saves spills in QK of bf16 (1.15 x with 6 rows), but
+// delays QK of 8-bit codes (0.9 x).
+template <bool kInOrder, int R, int V>
+CPUSERVE_INLINE void add_singles(F (&c)[R][V], const float* left, int stride, const F (&w)[V]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    const F x = set1(left[r * stride]);
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) {
+      c[r][j] = fma(x, w[j], c[r][j]);
+      if constexpr (kInOrder) c[r][j] = in_order(c[r][j]);
+    }
+  }
+}
+
+// Hides the origin of a pointer from the compiler. With kSplit, a step reads the first elements
+// of its pairs, multiplies them, and reads the pairs again: otherwise gcc keeps both elements of
+// all pairs in registers, and spills the sums.
+template <class T>
+CPUSERVE_INLINE T* read_again(T* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // Stores in s the scores of R rows and V * kLanes keys: the keys of block a, then of block b.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
@@ -22,15 +47,27 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
   }
   for (int d = 0; d < steps; d++) {
     fetch_lines<kAhead>(f, step_lines<Kv, kAhead, false>(V));
-    typename Kv::Vec w[V];
+    const auto at = [&](int j) { return (j < kInBlock ? a : b) + j % kInBlock * kVec; };
+    if constexpr (Kv::kSplit) {
+      F w[V];
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++)
-      w[j] = Kv::load((j < kInBlock ? a : b) + j % kInBlock * kVec, kBlock);
+      for (int j = 0; j < V; j++) w[j] = Kv::first(at(j), kBlock);
+      add_singles<!Kv::kScaled>(c, q, 2, w);
+      a = read_again(a);
+      b = read_again(b);
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) w[j] = Kv::second(at(j), kBlock);
+      add_singles<!Kv::kScaled>(c, q + 1, 2, w);
+    } else {
+      typename Kv::Vec w[V];
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) w[j] = Kv::load(at(j), kBlock);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const typename Kv::Vec x = Kv::broadcast(q + r * Kv::kStep);
+      for (int r = 0; r < R; r++) {
+        const typename Kv::Vec x = Kv::broadcast(q + r * Kv::kStep);
 #pragma GCC unroll 4
-      for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+        for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+      }
     }
     q += R * Kv::kStep;
     a += kBlock * Kv::kStep;
@@ -74,11 +111,21 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
     return blocks.v[k / kBlock] + k % kBlock / S * hd * S + column * Kv::kSide;
   };
   const auto multiply = [&](int k) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const typename Kv::Vec x = Kv::broadcast(p + place_in_p<Kv>(r, k));
+    if constexpr (Kv::kSplit) {
+      F half[V];
 #pragma GCC unroll 4
-      for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+      for (int j = 0; j < V; j++) half[j] = even(w[j]);
+      add_singles<false>(c, p + place_in_p<Kv>(0, k), kChunk, half);
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) half[j] = odd(w[j]);
+      add_singles<false>(c, p + place_in_p<Kv>(0, k) + 1, kChunk, half);
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const typename Kv::Vec x = Kv::broadcast(p + place_in_p<Kv>(r, k));
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+      }
     }
   };
   int k = begin;
@@ -93,6 +140,17 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
     const int block_end = (k / kBlock + 1) * kBlock, stop = whole < block_end ? whole : block_end;
     for (const typename Kv::Elem* v = at(k); k < stop; k += S, v += hd * S) {
       fetch_lines<kAhead>(f, step_lines<Kv, kAhead, true>(V));
+      if constexpr (Kv::kSplit) {
+        F half[V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j++) half[j] = Kv::first(v + j * kVec, hd);
+        add_singles<false>(c, p + place_in_p<Kv>(0, k), kChunk, half);
+        const typename Kv::Elem* again = read_again(v);
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j++) half[j] = Kv::second(again + j * kVec, hd);
+        add_singles<false>(c, p + place_in_p<Kv>(0, k) + 1, kChunk, half);
+        continue;
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < V; j++) w[j] = Kv::load(v + j * kVec, hd);
       multiply(k);

@@ -109,9 +109,7 @@ static inline double dot_loop(int64_t iterations) {
 // with the dot product of the weight kind W.
 template <class W, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
-  // This loop is not unrolled, because gcc would then delay the additions
-  // and keep all products on the stack.
-#pragma GCC unroll 1
+#pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
     asm volatile("" : "+r"(p) : : "memory");
     Q w[V];
@@ -121,7 +119,7 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
     for (int r = 0; r < R; r++) {
       const Q a = set1_quad(reinterpret_cast<const int8_t*>(p + V * 64 + r * 4));
 #pragma GCC unroll 16
-      for (int j = 0; j < V; j++) c[r][j] = W::dot(c[r][j], w[j], a);
+      for (int j = 0; j < V; j++) c[r][j] = add_product<W, R * V>(c[r][j], w[j], a);
     }
   }
 }

@@ -181,9 +181,9 @@ struct GgufQ5 {
 // The values of the codes 0 to 15 in IQ4_NL and IQ4_XS, plus 128.
 constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                     129, 141, 153, 166, 181, 197, 217, 241};
-// The values of the codes 0 to 15 in E2M1 (FP4), times 2, plus 128.
-constexpr uint8_t kFp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140,
-                                    128, 127, 126, 125, 124, 122, 120, 116};
+// The values of the codes 0 to 15 in E2M1 (FP4), times 2, plus 16. With 16, not 128, the operands
+// of products are at most 28, so that four quads fit a 16-bit sum (plane_layout.h).
+constexpr uint8_t kFp4Values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 struct GgufIq4Nl {
   static constexpr int kUnit = 32, kBytes = 18, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
@@ -212,7 +212,7 @@ struct GgufIq4Xs {
 };
 
 struct GgufMxfp4 {
-  static constexpr int kUnit = 32, kBytes = 17, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
+  static constexpr int kUnit = 32, kBytes = 17, kSub = 32, kLow = 4, kHigh = 0, kZero = 16;
   static constexpr Factors kFactors = Factors::exponent;
   static constexpr bool kMin = false, kTable = true;
   static constexpr const uint8_t* values() { return kFp4Values; }
@@ -221,6 +221,17 @@ struct GgufMxfp4 {
     take_nibbles(b + 1, 16, c.q);
   }
 };
+
+// Returns the largest operand of a product that the kind has: a code, or a value of its table.
+template <class G>
+constexpr int largest_code() {
+  if constexpr (!G::kTable) return (1 << (G::kLow + G::kHigh)) - 1;
+  if constexpr (G::kTable) {
+    int largest = 0;
+    for (int i = 0; i < 16; i++) largest = G::values()[i] > largest ? G::values()[i] : largest;
+    return largest > 127 ? 255 : largest;
+  }
+}
 
 inline float factor_of(Factors form, uint16_t d) {
   float out[kLanes];

@@ -131,7 +131,7 @@ CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt
     const Q a =
         set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
+    for (int v = 0; v < NV; v++) acc[r][v] = add_product<W, MR * NV>(acc[r][v], wq[v], a);
   }
 }
 

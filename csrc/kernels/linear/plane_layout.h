@@ -25,45 +25,63 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// How the products of codes are summed. Codes up to 15 may have sums of less than 32 bits
-// (SmallCodes); codes up to 127 need 32 bits. Values from tables are bytes, where 128 represents 0.
+// Returns how many of the eight quads of a group a small sum can add, a power of two. A sum
+// of 16 bits adds kProductsOfQuad products of a quad, each at most `largest` (a code) times 127:
+// 8 quads of 4-bit codes (8 * 2 * 15 * 127 = 30,480), 4 of 5-bit codes, 2 of 6-bit codes.
+constexpr int quads_of_small_sum(int largest) {
+  int quads = 8;
+  while (!kWideS && quads * kProductsOfQuad * largest * 127 > 32767) quads /= 2;
+  return quads;
+}
+
+// How the products of codes are summed: in small sums of kSumQuads quads each. Codes from a table
+// of bytes, where 128 represents 0, need sums of 32 bits.
+template <int kLargest>
 struct SmallCodes {
   using Sum = S;
   static constexpr bool kStartsFromAny = kWideS;
+  static constexpr int kSumQuads = quads_of_small_sum(kLargest);
   CPUSERVE_INLINE S start() { return szero(); }
   CPUSERVE_INLINE I finish(S x) { return widen(x); }
   CPUSERVE_INLINE S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
+  template <bool kSecond>
+  CPUSERVE_INLINE auto factor(Q words) {
+    return kSecond ? second_factor(words) : first_factor(words);
+  }
+  template <class Factor>
+  CPUSERVE_INLINE I scaled(I acc, S x, Factor f) {
+    return add_scaled(acc, x, f);
+  }
 };
-struct WideCodes {
+struct TableCodes {
   using Sum = I;
   static constexpr bool kStartsFromAny = true;
+  static constexpr int kSumQuads = 8;
   CPUSERVE_INLINE I start() { return izero(); }
   CPUSERVE_INLINE I finish(I x) { return x; }
-  CPUSERVE_INLINE I dot(I acc, Q w, Q a) { return dot4_small(acc, w, a); }
-};
-struct TableCodes : WideCodes {
   CPUSERVE_INLINE I dot(I acc, Q w, Q a) { return dot8(acc, w, a); }
+  template <bool kSecond>
+  CPUSERVE_INLINE I factor(Q words) {
+    return kSecond ? odd_words(words) : even_words(words);
+  }
+  CPUSERVE_INLINE I scaled(I acc, I x, I f) { return imad(x, f, acc); }
 };
-template <bool kTable, bool kSmall>
+template <bool kTable, int kLargest>
 struct CodesOf {
-  using Type = WideCodes;
-};
-template <bool kSmall>
-struct CodesOf<true, kSmall> {
-  using Type = TableCodes;
+  using Type = SmallCodes<kLargest>;
 };
 template <>
-struct CodesOf<false, true> {
-  using Type = SmallCodes;
+struct CodesOf<true, 255> {
+  using Type = TableCodes;
 };
 
 template <class G>
-struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
+struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
   using Block = G;
   static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
   static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
   // The code of a weight of 0, in the operands of the dot product.
-  static constexpr int kZero = G::kTable ? kDot8Zero : G::kZero;
+  static constexpr int kZero = largest_code<G>() == 255 ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
   static constexpr int kHalves = G::kFactors == Factors::exponent ? 16

@@ -58,7 +58,7 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
     const Q a =
         set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
+    for (int v = 0; v < NV; v++) acc[r][v] = add_product<W, MR * NV>(acc[r][v], wq[v], a);
   }
 }
 
@@ -104,22 +104,23 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group for MR x NV vectors.
+// Computes the sums of the products of quads [kQuad, kEnd) of a group for MR x NV vectors,
+// W::kSumQuads quads at a time, and calls add(sums) for each of these parts.
 // The sums of row r start from first(r).
-template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
-CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
-  typename W::Sum acc[MR][NV];
+template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First, class Add>
+CPUSERVE_INLINE void plane_sums(const PlaneAt& at, const First& first, const Add& add) {
+  if constexpr (kQuad < kEnd) {
+    constexpr int kNext = kQuad + W::kSumQuads < kEnd ? kQuad + W::kSumQuads : kEnd;
+    typename W::Sum acc[MR][NV];
 #pragma GCC unroll 16
-  for (int r = 0; r < MR; r++) {
-    const typename W::Sum from = first(r);
+    for (int r = 0; r < MR; r++) {
+      const typename W::Sum from = first(r);
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) acc[r][v] = from;
-  }
-  plane_products<W, NPF, kQuad, kEnd>(acc, at);
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; r++) {
-#pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) out[r][v] = W::finish(acc[r][v]);
+      for (int v = 0; v < NV; v++) acc[r][v] = from;
+    }
+    plane_products<W, NPF, kQuad, kNext>(acc, at);
+    add(acc);
+    plane_sums<W, NPF, kNext, kEnd, MR, NV>(at, first, add);
   }
 }
 
@@ -254,13 +255,26 @@ struct PlaneGroups : PlaneShape<W> {
       return isub(izero(), shl<log2_of(W::kZero)>(sum_of(r)));
     };
     I dot[MR][NV];
-    plane_sums<W, NPF, 0, 8>(
-        dot, at, [&](int r) __attribute__((always_inline)) {
+    bool added = false;  // the compiler knows its value, because plane_sums is unrolled
+    plane_sums<W, NPF, 0, 8, MR, NV>(
+        at,
+        [&](int r) __attribute__((always_inline)) {
           if constexpr (kStart) {
             return zero_term(r);
           } else {
             return W::start();
           }
+        },
+        [&](const typename W::Sum(&sums)[MR][NV]) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+          for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v++) {
+              const I x = W::finish(sums[r][v]);
+              dot[r][v] = added ? iadd(dot[r][v], x) : x;
+            }
+          }
+          added = true;
         });
     F scale[NV], least[NV];
 #pragma GCC unroll 16
@@ -366,26 +380,36 @@ struct PlaneBlocks : PlaneShape<W> {
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
-    I dot[MR][NV];
-    plane_sums<W, NPF, kQuad, kEnd>(
-        dot, at, [](int) __attribute__((always_inline)) { return W::start(); });
+    const auto update = [&](const auto& add) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) {
-      const I scale = kSecond ? odd_words(scales[v]) : even_words(scales[v]);
+      for (int v = 0; v < NV; v++) {
+        const auto factor = W::template factor<kSecond>(scales[v]);
 #pragma GCC unroll 16
-      for (int r = 0; r < MR; r++) {
-        float* to = memory + (r * NV + v) * kLanes;
-        I x = imad(dot[r][v], scale, kKept ? sum[r][v] : load_bits(to));
-        if constexpr (kSecond && W::kZero != 0) {
-          x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
-        }
-        if constexpr (kKept) {
-          sum[r][v] = x;
-        } else {
-          store_bits(to, x);
+        for (int r = 0; r < MR; r++) {
+          float* to = memory + (r * NV + v) * kLanes;
+          const I x = add(kKept ? sum[r][v] : load_bits(to), factor, r, v);
+          if constexpr (kKept) {
+            sum[r][v] = x;
+          } else {
+            store_bits(to, x);
+          }
         }
       }
-    }
+    };
+    int left = kEnd - kQuad;  // the compiler knows its value, because plane_sums is unrolled
+    plane_sums<W, NPF, kQuad, kEnd, MR, NV>(
+        at, [](int) __attribute__((always_inline)) { return W::start(); },
+        [&](const typename W::Sum(&sums)[MR][NV]) __attribute__((always_inline)) {
+          left -= W::kSumQuads;
+          update([&](I x, auto factor, int r, int v) __attribute__((always_inline)) {
+            x = W::scaled(x, sums[r][v], factor);
+            if constexpr (kSecond && W::kZero != 0) {
+              if (left > 0) return x;
+              x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
+            }
+            return x;
+          });
+        });
   }
 
   // Adds to the fp32 sums: the integer sums of a unit times its scales,

@@ -84,6 +84,14 @@ CPUSERVE_INLINE uint32_t lanes_between(F x, F lo, F hi) {
   const F in = _mm256_and_ps(_mm256_cmp_ps(x, lo, _CMP_GE_OQ), _mm256_cmp_ps(x, hi, _CMP_LT_OQ));
   return (uint32_t)_mm256_movemask_ps(in);
 }
+CPUSERVE_INLINE I in_order(I sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
+CPUSERVE_INLINE F in_order(F sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
 CPUSERVE_INLINE I izero() { return _mm256_setzero_si256(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm256_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -186,6 +194,9 @@ CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
 CPUSERVE_INLINE __m256i bf16_bits_normal(F x) {
   const __m256i rounded = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x8000));
   return _mm256_srli_epi32(rounded, 16);
+}
+CPUSERVE_INLINE F round_bf16_normal(F x) {
+  return odd({_mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x8000))});
 }
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   const __m256i r = bf16_bits_normal(x);
@@ -291,16 +302,20 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
 constexpr int kGroupVecs = 12, kDot8Zero = 128;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 constexpr bool kWideS = true, kEmulatesDots = false;
+constexpr int kProductsOfQuad = 4;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
+CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
+CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(x, factor, acc); }
 #else
 constexpr int kGroupVecs = 8, kDot8Zero = 0;
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127
-  return _mm256_add_epi32(acc,
-                          _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
+  const __m256i p = _mm256_maddubs_epi16(u.v, s.v);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
 // w = u8 - 128 is a weight, and s8 is in [-127, 127]. VPMADDUBSW multiplies |w| by s8 with the sign
 // of w, and its sums of two products fit 16 bits: 2 * 128 * 127 = 32,512.
@@ -310,15 +325,27 @@ CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum holds eight quads (32 codes up to 15): at most 8 * 2 * 15 * 128 = 30,720.
+constexpr int kProductsOfQuad = 2;
 struct S {
   __m256i v;
 };
+CPUSERVE_INLINE S in_order(S sums) { return {in_order(sums.v)}; }
 CPUSERVE_INLINE S szero() { return {_mm256_setzero_si256()}; }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(u.v, s.v))};
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
+// A factor of 16-bit sums is in both words of a lane, because VPMADDWD multiplies and widens both.
+CPUSERVE_INLINE Q both_words(Q words, int from) {
+  const __m256i at = _mm256_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c, 0x01000100,
+                                       0x05040504, 0x09080908, 0x0d0c0d0c);
+  return {_mm256_shuffle_epi8(words.v, _mm256_add_epi8(at, _mm256_set1_epi8((char)from)))};
+}
+CPUSERVE_INLINE Q first_factor(Q words) { return both_words(words, 0); }
+CPUSERVE_INLINE Q second_factor(Q words) { return both_words(words, 2); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, Q factor) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, factor.v));
+}
 #endif
 // Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added,
 // for four vectors together, and `ascending` puts the results in order.

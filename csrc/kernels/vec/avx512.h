@@ -67,6 +67,14 @@ CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
   const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, x)));
 }
+CPUSERVE_INLINE F in_order(F sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
+CPUSERVE_INLINE I in_order(I sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
 CPUSERVE_INLINE I izero() { return _mm512_setzero_si512(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm512_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -173,6 +181,9 @@ CPUSERVE_INLINE __m512i bf16_bits(F x) {
 }
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(x)));
+}
+CPUSERVE_INLINE F round_bf16_normal(F x) {
+  return odd({_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))});
 }
 #ifdef __AVX512BF16__
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
@@ -288,10 +299,14 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
 }
 constexpr int kGroupVecs = 24;
 constexpr bool kWideS = true, kEmulatesDots = false;
+constexpr int kProductsOfQuad = 4;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
+CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
+CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(x, factor, acc); }
 #else
 // VPMADDUBSW would saturate with u8 up to 255,
 // so even and odd bytes are widened to 16-bit words before the multiplication.
@@ -303,23 +318,35 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return _mm512_add_epi32(acc, _mm512_add_epi32(a, b));
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127
-  return _mm512_add_epi32(acc,
-                          _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
+  const __m512i p = _mm512_maddubs_epi16(u.v, s.v);
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(p, _mm512_set1_epi16(1)));
 }
 CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
 constexpr int kGroupVecs = 12;  // the other registers hold products while these are emulated
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum holds eight quads (32 codes up to 15): at most 8 * 2 * 15 * 128 = 30,720.
+constexpr int kProductsOfQuad = 2;
 struct S {
   __m512i v;
 };
+CPUSERVE_INLINE S in_order(S sums) { return {in_order(sums.v)}; }
 CPUSERVE_INLINE S szero() { return {_mm512_setzero_si512()}; }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(u.v, s.v))};
 }
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
+// A factor of 16-bit sums is in both words of a lane, because VPMADDWD multiplies and widens both.
+CPUSERVE_INLINE Q both_words(Q words, int from) {
+  const __m512i at =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
+  return {_mm512_shuffle_epi8(words.v, _mm512_add_epi8(at, _mm512_set1_epi8((char)from)))};
+}
+CPUSERVE_INLINE Q first_factor(Q words) { return both_words(words, 0); }
+CPUSERVE_INLINE Q second_factor(Q words) { return both_words(words, 2); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, Q factor) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, factor.v));
+}
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 // Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added,

@@ -88,6 +88,14 @@ CPUSERVE_INLINE uint32_t lanes_between(F x, F lo, F hi) {
   const uint32_t bits[4] = {1, 2, 4, 8};
   return vaddvq_u32(vandq_u32(vandq_u32(vcgeq_f32(x, lo), vcltq_f32(x, hi)), vld1q_u32(bits)));
 }
+CPUSERVE_INLINE F in_order(F sum) {
+  asm("" : "+w"(sum));
+  return sum;
+}
+CPUSERVE_INLINE I in_order(I sum) {
+  asm("" : "+w"(sum));
+  return sum;
+}
 CPUSERVE_INLINE I izero() { return vdupq_n_s32(0); }
 CPUSERVE_INLINE I iset1(int x) { return vdupq_n_s32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return vaddq_s32(a, b); }
@@ -183,6 +191,10 @@ CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
   return vshrq_n_u32(vbslq_u32(vceqq_f32(x, x), r, quiet), 16);
 }
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { vst1_u16(p, vmovn_u32(bf16_bits(x))); }
+CPUSERVE_INLINE F round_bf16_normal(F x) {
+  const uint32x4_t rounded = vaddq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x8000));
+  return odd({vreinterpretq_u16_u32(rounded)});
+}
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   const uint32x4_t rounded = vaddq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x8000));
   vst1_u16(p, vshrn_n_u32(rounded, 16));
@@ -269,6 +281,7 @@ CPUSERVE_INLINE int8x16_t as_signed(Q x) { return vreinterpretq_s8_u8(x.v); }
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) { return vdotq_s32(acc, a, b); }
 constexpr int kGroupVecs = 16;
 constexpr bool kWideS = true, kEmulatesDots = false;
+constexpr int kProductsOfQuad = 4;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
@@ -283,11 +296,11 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false, kEmulatesDots = true;
-// A 16-bit sum adds one product from each of the eight quads (4 codes) of a group of 32 codes,
-// so it is at most 8 * 15 * 128 = 15,360.
+constexpr int kProductsOfQuad = 1;
 struct S {
   int16x8_t low, high;
 };
+CPUSERVE_INLINE S in_order(S sums) { return sums; }  // VMLAL adds its products at once
 CPUSERVE_INLINE S szero() { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   const int8x16_t a = as_signed(u), b = as_signed(s);
@@ -295,6 +308,9 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return vpaddq_s32(vpaddlq_s16(x.low), vpaddlq_s16(x.high)); }
 #endif
+CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
+CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(widen(x), factor, acc); }
 constexpr int kDot8Zero = 0;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot_signed(acc, less128(u), as_signed(s)); }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {

@@ -8,6 +8,7 @@ namespace CPUSERVE_NS {
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true;
+constexpr int kProductsOfQuad = 4;
 // A vector type of the compiler (GCC's vector extensions):
 // each sum or product of four floats is one instruction, so it is cheap to inline.
 struct F {
@@ -231,6 +232,10 @@ CPUSERVE_CALL F load_e5m2(const uint8_t* p) {
   return r;
 }
 CPUSERVE_CALL void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
+CPUSERVE_CALL F round_bf16_normal(F x) {
+  CPUSERVE_LANES x.v[i] = from_bf16(to_bf16(x.v[i]));
+  return x;
+}
 CPUSERVE_CALL void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
 CPUSERVE_CALL void store_bf16_normal2(uint16_t* p, F x, F y) {
   store_bf16_normal(p, x);
@@ -364,8 +369,13 @@ CPUSERVE_CALL I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_CALL I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
+CPUSERVE_INLINE F in_order(F sum) { return sum; }
+CPUSERVE_INLINE I in_order(I sum) { return sum; }
 CPUSERVE_CALL S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
+CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
+CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
+CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(x, factor, acc); }
 CPUSERVE_CALL I round_to_int(F x) {
   I r;
   CPUSERVE_LANES {

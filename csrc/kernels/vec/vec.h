@@ -44,9 +44,13 @@
 //   void store_bf16_normal(uint16_t*, F): store_bf16 with a third of the operations. A lane must
 //     be finite and not denormal, or a NaN widened from bf16. Ties round to even or away from 0.
 //   void store_bf16_normal2(uint16_t*, F x, F y): stores x, and then y after it
+//   F round_bf16_normal(F): what store_bf16_normal stores, as floats (levels without native dot2)
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): like interleave_bf16, but truncates instead of rounding
 //   F even(P) odd(P): the even and the odd elements as floats
+//   F in_order(F) I in_order(I) S in_order(S): the same value, which the compiler computes before
+//   it
+//     goes on
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
 //   Q low_nibbles(Q) high_nibbles(Q)  Q either(Q, Q): bitwise or
 //   Q take_bits<from, to, n>(Q): moves bits [from, from + n) of each byte to [to, to + n), and
@@ -70,9 +74,13 @@
 //   constexpr bool kNativeDot2; if false, dot2 is fma(odd a, odd b, fma(even a, even b, acc))
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 other than -128): acc + the sum of
 //     (u8 - 128 + kDot8Zero) s8
-//   S: small sums of at most 8 calls of sdot. S szero()  S sdot(S, Q u8 <= 15, Q s8): adds products
+//   S: small sums of 16 or 32 bits. S szero()  S sdot(S, Q u8 <= 127, Q s8): adds products
 //     I widen(S): the sums as int32
 //     constexpr bool kWideS: S is the type I, so its sums may start from any value
+//     constexpr int kProductsOfQuad: how many of the four products sdot adds to one of these sums
+//     first_factor(Q words) second_factor(Q words): the first and the second word of each lane,
+//       as add_scaled takes them
+//     I add_scaled(I acc, S x, factor): acc + widen(x) factor
 //   constexpr bool kEmulatesDots: dot4, dot8 and sdot take several instructions
 //   constexpr int kLanes, kVecs = kPanel / kLanes
 //   constexpr int kTileRows, kTileVecs: the largest register tile of float sums is kTileRows rows
