@@ -30,6 +30,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "HF_HUB_OFFLINE": "1",
+    "MEM0_TELEMETRY": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "OPENAI_API_KEY": "none",

@@ -92,6 +92,12 @@ def vectors() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def pair() -> Iterator[Server]:
+    """Real tiny models that embed and generate, at one address."""
+    yield from _server("pair")
+
+
+@pytest.fixture(scope="session")
 def tiny() -> Iterator[Server]:
     """A real tiny model that generates."""
     yield from _server("tiny")

@@ -52,6 +52,7 @@ ENVIRONMENTS = {
         hub=True,
     ),
     "voyageai": Environment(("voyageai==0.5.0", "mixedbread==0.54.0"), VECTORS),
+    "mem0": Environment(("mem0ai==2.2.1",), ("pair",)),
     "litellm": Environment(("litellm==1.110.2",), VECTORS),
     "langchain": Environment(
         (

@@ -62,4 +62,12 @@ def smollm2() -> Iterator[Server]:
         yield Server(found.url, DEFAULT_MODEL)
 
 
-SERVERS = {"scripted": scripted, "vectors": vectors, "tiny": tiny, "smollm2": smollm2}
+@contextmanager
+def pair() -> Iterator[Server]:
+    """A tiny model that embeds ("embeds"), and a tiny one that generates ("chat")."""
+    also = ("--also-serve", f"chat={tiny_model('llama')}")
+    with running_server(embedding_model("mean"), "--served-model-name", "embeds", *also) as found:
+        yield Server(found.url, "chat", embedder="embeds")
+
+
+SERVERS = {"scripted": scripted, "vectors": vectors, "tiny": tiny, "smollm2": smollm2, "pair": pair}

@@ -17,7 +17,7 @@ def test_every_file_of_flows_has_an_environment():
 
 def test_every_package_is_pinned():
     packages = [p for environment in ENVIRONMENTS.values() for p in environment.packages]
-    assert [p for p in packages if not re.fullmatch(r"[a-z-]+(\[[a-z,-]+\])?==[0-9.]+", p)] == []
+    assert [p for p in packages if not re.fullmatch(r"[a-z0-9-]+(\[[a-z,-]+\])?==[0-9.]+", p)] == []
 
 
 def test_the_default_suite_has_the_clients_of_the_extra():
