@@ -145,6 +145,7 @@ def test_commands_of_the_readme_are_understood():
 AGENTS = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 CLIENTS = (
     *("Claude Code", "Codex", "opencode", "Qwen Code", "Continue", "Cline", "aider", "Zed"),
+    *("pi", "Copilot CLI", "mistral-vibe", "gptme"),
     *("llama.vim", "minuet", "Open WebUI", "LibreChat", "Home Assistant", "n8n", "LangChain"),
 )
 
