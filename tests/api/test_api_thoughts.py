@@ -172,6 +172,32 @@ def test_a_thought_that_is_cut_off_is_no_text():
     assert chat(api, stream=False)[:2] == (THOUGHT, "")
 
 
+@every_cut
+@pytest.mark.parametrize("source", [OPENS, OPENED], ids=["the model opens", "the prompt opens"])
+@pytest.mark.parametrize("end", ["", "\n</think>\n\n"], ids=["open", "closed"])
+def test_a_call_with_which_a_thought_ends_is_a_call(source, end, per_output):
+    """vllm-project/vllm#35687, cubist38/mlx-openai-server#284: it was a thought, and no call."""
+    text = ("" if source is OPENED else "<think>\n") + f"{THOUGHT}\n{CALL}{end}"
+    api = tool_api(says(text, per_output), source=source)
+    assert chat(api, stream=True, tools=[WEATHER])[:2] == (THOUGHT, "")
+    (told,) = api.chat(tools=[WEATHER]).json()["choices"]
+    assert (told["message"]["reasoning"], told["finish_reason"]) == (THOUGHT, "tool_calls")
+    (call,) = told["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    anthropic = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+    body = api.post("/v1/messages", messages=HI, max_tokens=99, tools=[anthropic]).json()
+    assert [block["type"] for block in body["content"]] == ["thinking", "tool_use"]
+    assert body["stop_reason"] == "tool_use"
+
+
+def test_a_call_in_a_thought_that_max_tokens_cuts_is_no_call():
+    api = tool_api(says(f"{THOUGHT}\n{CALL}", finish="length"), source=OPENED)
+    (told,) = api.chat(tools=[WEATHER]).json()["choices"]
+    assert told["message"]["reasoning"] == f"{THOUGHT}\n{CALL}"
+    assert told["finish_reason"] == "length"
+    assert "tool_calls" not in told["message"]
+
+
 def turns(*texts):
     """A script that says the next text for each request."""
 
