@@ -67,11 +67,7 @@ def sampling_params(
     reads = call.embed or call.echo or call.fills_cache or prompt_logprobs is not None
     scoring = call.max_tokens == 0 and reads
     asked = call.max_tokens
-    if call.embed:
-        for index, prompt in enumerate(prompts):
-            check_input_fits(index, len(prompt), limits.max_model_len)
-    for prompt in prompts:
-        check_fits(len(prompt), limits.max_model_len, 0 if scoring else 1)
+    _check_prompts(call, prompts, limits.max_model_len, 0 if scoring else 1)
     # The last token of a response needs no place in the KV cache, so kv_tokens + 1 tokens fit.
     # check_prompt below rejects a prompt that does not fit into the cache.
     context = max(*map(len, prompts), min(limits.max_model_len, limits.kv_tokens + 1))
@@ -87,6 +83,24 @@ def sampling_params(
         check_prompt(prompt, of_prompt, limits)
     check_params(shared, limits)
     return params
+
+
+def _check_prompts(
+    call: GenerateCall, prompts: Sequence[list[int]], max_model_len: int, least: int
+) -> None:
+    """Raise InvalidRequest, which names the prompt if there are several, if one does not fit.
+
+    Clients send many texts at once, and must know which one makes the server refuse all.
+    """
+    several = len(prompts) > 1
+    for index, prompt in enumerate(prompts):
+        if several and not prompt:
+            name = f"{'Input' if call.embed else 'Prompt'} {index}"
+            msg = f"{'A text' if call.pairs is not None else name} is empty: leave it out"
+            raise InvalidRequest(msg, role="prompt")
+        if call.embed:
+            check_input_fits(index, len(prompt), max_model_len)
+        check_fits(len(prompt), max_model_len, least, index if several else None)
 
 
 def max_tokens(lengths: Lengths) -> int:
@@ -119,11 +133,17 @@ def _check_min_tokens(call: GenerateCall, budgets: list[int]) -> None:
         raise InvalidRequest(msg, role="min_tokens", code=CONTEXT_LENGTH)
 
 
-def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
-    """Raise PromptTooLong unless the prompt and `least` new tokens fit in the context."""
+def check_fits(
+    num_prompt: int, max_model_len: int, least: int = 0, index: int | None = None
+) -> None:
+    """Raise PromptTooLong unless the prompt and `least` new tokens fit in the context.
+
+    index: the position of the prompt, None if it is the only one.
+    """
     if num_prompt + least > max_model_len:
+        what = "The prompt" if index is None else f"Prompt {index}"
         msg = (
-            f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+            f"This model's maximum context length is {max_model_len} tokens. {what} has "
             f"{num_prompt} tokens, which leaves none to generate: shorten it"
         )
         raise PromptTooLong(msg, num_tokens=num_prompt, most=max_model_len - least)

@@ -162,7 +162,7 @@ def _listed(
         msg = "prompt is an empty list: give text, token ids, or a list of either"
         raise InvalidRequest(msg, role="prompt")
     if isinstance(given[0], int):
-        _check_ids_fit(0, len(given), max_model_len, embed=embed)
+        _check_ids_fit(0, len(given), max_model_len, embed=embed, several=False)
         ids = [item for item in given if isinstance(item, int)]
         if len(ids) == len(given):
             return [ids]
@@ -175,12 +175,14 @@ def _listed(
         raise InvalidRequest(msg, role="prompt")
     for index, item in enumerate(prompts):
         if isinstance(item, list):
-            _check_ids_fit(index, len(item), max_model_len, embed=embed)
+            _check_ids_fit(index, len(item), max_model_len, embed=embed, several=len(prompts) > 1)
     return prompts
 
 
-def _check_ids_fit(index: int, num_tokens: int, max_model_len: int, *, embed: bool) -> None:
+def _check_ids_fit(
+    index: int, num_tokens: int, max_model_len: int, *, embed: bool, several: bool
+) -> None:
     if embed:
         check_input_fits(index, num_tokens, max_model_len)
     else:
-        check_fits(num_tokens, max_model_len)
+        check_fits(num_tokens, max_model_len, index=index if several else None)

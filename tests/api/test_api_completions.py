@@ -41,6 +41,14 @@ def test_the_whole_answer_has_openais_shape(api):
     assert body["usage"]["completion_tokens"] == 5
 
 
+def test_an_error_names_the_prompt_that_causes_it(api):
+    error = error_of(api.complete(prompt=[IDS, [], IDS]))
+    assert (error["param"], error["message"]) == ("prompt", "Prompt 1 is empty: leave it out")
+    error = error_of(api.complete(prompt=[IDS, IDS, IDS * 9999]))
+    assert "Prompt 2 has" in error["message"]
+    assert "The prompt is empty" in error_of(api.complete(prompt=[[]]))["message"]
+
+
 def test_max_tokens_default_to_16(api):
     for fields in ({}, {"max_tokens": None}):
         api.complete(**fields)

@@ -94,6 +94,8 @@ def test_the_official_client_reads_them(server):
         ({"input": "a b " * 5000}, "input", "set truncate_prompt_tokens (-1 cuts"),
         ({"input": [[1], [5] * 65]}, "input", "Input 1 has 65 tokens: shorten it, or set truncate"),
         ({"input": [5] * 65}, "input", "Input 0 has 65 tokens"),
+        # volcengine/OpenViking#5123: of 32 texts one was empty, and nobody said which.
+        ({"input": [[1], [], [2]]}, "input", "Input 1 is empty: leave it out"),
         ({"input": [1, 99999]}, "input", "token id 99999"),
         ({"input": "a", "dimensions": 65}, "dimensions", "between 1 and 64"),
         ({"input": "a", "dimensions": 0}, "dimensions", "between 1 and 64"),
