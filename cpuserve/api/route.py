@@ -98,7 +98,7 @@ def post(
     schema, response, error: the types of the bodies; response = None: the response is plain text.
     also: additional error statuses of the route.
     pages: whether web pages may send JSON to the route (see WebPages);
-      False for routes that change what the server keeps or serves.
+      False for routes that change models, files or settings of the server.
     id_prefix: the prefix of the response id.
     stream: the media type of streamed responses; None = the route never streams.
     conversation: the body field with the messages; see BodyForm.

@@ -1,4 +1,4 @@
-"""Models of other kinds than cpuserve serves, by their config.json: what they are, and what to do.
+"""Models of other kinds than cpuserve serves, by their config.json: their kind, and the ways out.
 
 The lists have model types of transformers and architectures outside of it.
 """

@@ -1,4 +1,4 @@
-"""What the offline API of vLLM has and `LLM` does not, with the reason that the error gives."""
+"""The parts of the offline API of vLLM that `LLM` refuses, with the reason in the error."""
 
 from __future__ import annotations
 

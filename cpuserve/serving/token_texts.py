@@ -8,7 +8,7 @@ from itertools import accumulate
 
 
 class TokenTexts:
-    """Finds the tokens whose texts contain or end with some bytes."""
+    """Finds the tokens that contain or end with some bytes."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         """texts: the text of each token, by its id."""
@@ -20,7 +20,7 @@ class TokenTexts:
         self._reversed = sorted((text[::-1], token) for token, text in enumerate(texts) if text)
 
     def containing(self, part: bytes) -> Iterator[int]:
-        """Yield the tokens whose texts contain `part`, which is not empty, in the order of ids."""
+        """Yield the tokens that contain `part`, which is not empty, in the order of ids."""
         # No match reaches from one text into the next if the byte between them is not in `part`.
         between = next(byte for byte in range(256) if byte not in part)
         whole = bytes([between]).join(self._texts)
@@ -31,7 +31,7 @@ class TokenTexts:
             found = whole.find(part, self._starts[token + 1])
 
     def ending(self, part: bytes) -> Iterator[int]:
-        """Yield the tokens whose texts end with `part`, which is not empty."""
+        """Yield the tokens that end with `part`, which is not empty."""
         wanted = part[::-1]
         for place in range(bisect_left(self._reversed, (wanted, -1)), len(self._reversed)):
             text, token = self._reversed[place]

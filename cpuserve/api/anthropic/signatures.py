@@ -42,7 +42,7 @@ def _content(message: dict[str, Any]) -> list[Any]:
 
 
 def _is_sealed(block: object) -> bool:
-    """Return whether a block is a thought whose text is only in its signature."""
+    """Return whether a block is a thought with its text in the signature only."""
     if not isinstance(block, dict) or block.get("type") not in THOUGHTS:
         return False
     return not block.get("thinking") and is_sealed(block.get("signature"))

@@ -29,7 +29,7 @@ _BEFORE = "\x02"
 
 
 class GrammarTokens:
-    """What llguidance asks of a tokenizer (the attributes of its TokenizerWrapper)."""
+    """The attributes of a tokenizer that llguidance reads (those of its TokenizerWrapper)."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, end: int) -> None:
         self.eos_token_id = end

@@ -63,7 +63,7 @@ class ReferringRequest:
 async def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
     """Return the request together with all stored items that it refers to.
 
-    A thread reads long conversations, whose bytes count as bytes of the body from then on.
+    A thread reads long conversations. From then on their bytes count as bytes of the body.
 
     Raises:
       NotFound: the caller has no such response, conversation or item.
