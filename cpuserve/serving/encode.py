@@ -33,13 +33,15 @@ async def encode(
     most: int | None = None,
     cut: Cut | None = None,
     places: list[int] | None = None,
+    embed: bool = False,
     masked: bool = False,
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
     masked: the texts are rendered prompts, with masks for control texts of messages.
     cut: which tokens are kept of each text; None = all tokens.
-    places: the index of each text among the inputs of an embedding request, for the error message.
+    places: the index of each text among the prompts of the request, for the error message.
+    embed: the request is for embeddings.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
@@ -54,7 +56,7 @@ async def encode(
             text = tokenizer.masks.unmask(given) if masked else given
             if cut is None and cannot_fit(tokenizer, text, longest):
                 at = None if places is None else places[index]
-                raise too_long(text, longest, context.max_model_len, at)
+                raise too_long(text, longest, context.max_model_len, at, embed=embed)
         return [
             encode_one(
                 text,
@@ -118,10 +120,12 @@ def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:
     return Cut(asked, left=side == "left" or (side is None and not reads))
 
 
-def too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> PromptTooLong:
-    """Return the error for a text; index: its position in an embedding request, None for others."""
-    what = "The text" if index is None else f"Input {index}"
-    more = "" if index is None else CUT_ADVICE
+def too_long(
+    text: str, most: int, max_model_len: int, index: int | None = None, *, embed: bool = True
+) -> PromptTooLong:
+    """Return the error for a text; index: its position in the request, None if it is alone."""
+    what = "The text" if index is None else f"{'Input' if embed else 'Prompt'} {index}"
+    more = "" if index is None or not embed else CUT_ADVICE
     msg = (
         f"This model's maximum context length is {max_model_len} tokens. {what} has {len(text)} "
         f"characters, which is more than {most} tokens: shorten it{more}"

@@ -68,8 +68,16 @@ async def prompts_of(
     before = _prompt_text(context, call) if call.embed else ""
     texts = [before + item for item in given if isinstance(item, str)]
     add_special = call.add_special_tokens is not False
-    places = [i for i, item in enumerate(given) if isinstance(item, str)] if call.embed else None
-    found = await encode(context, texts, add_special_tokens=add_special, cut=cut, places=places)
+    is_named = call.embed or len(given) > 1
+    places = [i for i, item in enumerate(given) if isinstance(item, str)] if is_named else None
+    found = await encode(
+        context,
+        texts,
+        add_special_tokens=add_special,
+        cut=cut,
+        places=places,
+        embed=bool(call.embed),
+    )
     encoded = iter(found)
     return [
         # A text that was cut is echoed as its tokens.

@@ -45,7 +45,11 @@ def test_an_error_names_the_prompt_that_causes_it(api):
     error = error_of(api.complete(prompt=[IDS, [], IDS]))
     assert (error["param"], error["message"]) == ("prompt", "Prompt 1 is empty: leave it out")
     error = error_of(api.complete(prompt=[IDS, IDS, IDS * 9999]))
-    assert "Prompt 2 has" in error["message"]
+    assert "Prompt 2 has 19998 tokens" in error["message"]
+    error = error_of(api.complete(prompt=[IDS, "word " * 99_999]))
+    assert "Prompt 1 has 499995 characters" in error["message"]
+    error = error_of(api.complete(prompt="word " * 99_999))
+    assert "The text has 499995 characters" in error["message"]
     assert "The prompt is empty" in error_of(api.complete(prompt=[[]]))["message"]
 
 

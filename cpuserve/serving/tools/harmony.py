@@ -257,7 +257,7 @@ class HarmonyParser(CallParser):
         named = next(reversed(_CHANNEL.findall(header)), "final")
         is_told = _RECIPIENT.search(header) is None
         self._shows = is_told and named in ("final", "commentary")
-        self._thinks = is_told and not self._shows  # also in a channel that does not exist
+        self._thinks = is_told and not self._shows  # or the channel does not exist
         self._in_words = False  # so that a line break divides the texts of two messages
         self._state = self._in_text
         return True
