@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.parts import Parts
 
 T = TypeVar("T")
+# More characters than a token has on average in most texts; and how many tokens may depend on the
+# text behind them.
+_CHARS_PER_TOKEN, _MARGIN_TOKENS = 6, 1024
 LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
 
 # Normalizers that drop no characters.
@@ -135,12 +138,31 @@ class Tokenizer:
                 Or the library tokenizers fails on this text, for example if a regular expression
                 in the model's tokenizer.json backtracks without end.
         """
-        found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
+        if (
+            most is None
+            or (found := self._encode_end(text, add_special_tokens, most, left)) is None
+        ):
+            found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
         bos = self.bos_id if add_special_tokens and self._add_bos else None
         if most is not None:
             ids = [ids[i] for i in kept(found.sequence_ids, most - (bos is not None), left=left)]
         return ids if bos is None else [bos, *ids]
+
+    def _encode_end(
+        self, text: str, add_special_tokens: bool, most: int, left: bool
+    ) -> Encoding | None:
+        """Return the Encoding of the end of a long text that is kept; None if it is too short.
+
+        To make lists of 8 million tokens, and then cut most of them, would keep the GIL for 200 ms.
+        The tokens next to the cut may differ, so there must be _MARGIN_TOKENS that are not kept.
+        """
+        size = _CHARS_PER_TOKEN * (most + _MARGIN_TOKENS)
+        if len(text) <= size:
+            return None
+        end = text[-size:] if left else text[:size]
+        found = self._encode(end, add_special_tokens, unlocked=True)
+        return found if len(found) >= most + _MARGIN_TOKENS else None
 
     @cached_property
     def masks(self) -> Masks:

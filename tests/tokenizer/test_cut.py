@@ -5,6 +5,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers.processors import TemplateProcessing
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer import tokenizer as tokenizer_module
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.rerankers import reranker
 from tests.helpers.tiny import tiny_model
@@ -57,3 +58,33 @@ def test_a_special_token_in_the_text_is_cut_like_others(tmp_path):
     text = "<|im_end|>" * 9
     assert Tokenizer.load(tmp_path).encode(text, most=4) == [1, 2, 2, 2]
     assert Tokenizer.load(tmp_path).encode(text, False, most=4) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(
+    ("text", "reads_all"),
+    [("".join(f"word{number}, " for number in range(20_000)), False), (" " * 200_000, None)],
+)
+def test_of_a_long_text_only_the_end_that_is_kept_is_tokenized(text, reads_all, left, monkeypatch):
+    tokenizer, read = Tokenizer.load(tiny_model("llama")), []
+    whole = tokenizer.encode(text)
+    real = Tokenizer._encode
+
+    def recorded(self, given, *args, **kwargs):
+        read.append(len(given))
+        return real(self, given, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "_encode", recorded)
+    found = tokenizer.encode(text, False, most=500, left=left)
+    assert found == (whole[-500:] if left else whole[:500])
+    if reads_all is not None:
+        assert max(read) < len(text) // 4
+
+
+def test_a_text_of_long_tokens_is_tokenized_whole(monkeypatch):
+    """Its beginning has too few tokens, so all of it is read."""
+    tokenizer = Tokenizer.load(tiny_model("llama"))
+    monkeypatch.setattr(tokenizer_module, "_CHARS_PER_TOKEN", 1)
+    monkeypatch.setattr(tokenizer_module, "_MARGIN_TOKENS", 10_000)
+    text = "the word " * 5000
+    assert tokenizer.encode(text, most=300) == tokenizer.encode(text)[:300]
