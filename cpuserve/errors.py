@@ -20,6 +20,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def brief(value: object, most: int = 80) -> str:
+    """Return the beginning of a value for a message, at most `most` characters.
+
+    The text of a list or object may have megabytes, so it is only named.
+    """
+    if isinstance(value, list | tuple | dict):
+        return "an object" if isinstance(value, dict) else "a list"
+    return (value if isinstance(value, str) else str(value))[:most]
+
+
 class CpuserveError(Exception):
     """Base class of the errors that cpuserve raises deliberately."""
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cpuserve.errors import brief
 from cpuserve.ids import CpuId, NodeId
 
 GIB = 1 << 30
@@ -97,7 +98,7 @@ def parse_count(text: str) -> int:
 
 def parse_duration(value: object) -> float:
     """Return the seconds of "5m", "1h30m", "500ms", "90" or a number; inf if it is negative."""
-    text = str(value).strip().lower()
+    text = brief(value, 65).strip().lower()
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     seconds = math.nan
     if isinstance(value, bool) or len(text) > 64:

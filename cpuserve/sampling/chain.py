@@ -124,11 +124,13 @@ class Chain:
 def stage_names(samplers: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the STAGES that `samplers` lists; as in llama.cpp, unknown names are left out.
 
-    samplers: a list, or a text with a letter for each; None = the default order.
+    samplers: a list, or a text with a letter for each; None = the default order. More entries than
+      MAX_SAMPLERS are not read, because check_samplers refuses them.
     """
     if samplers is None:
         return DEFAULT_ORDER
-    return tuple(name for each in samplers if (name := _stage(each, samplers)) is not None)
+    read = samplers[:MAX_SAMPLERS]
+    return tuple(name for each in read if (name := _stage(each, samplers)) is not None)
 
 
 def unknown_samplers(samplers: str | Sequence[str] | None) -> list[str]:

@@ -140,3 +140,10 @@ def most_counted(context: ModelContext) -> int:
     The limit is above the context, because clients count tokens to find out how much fits into it.
     """
     return max(4 * context.max_model_len, _MOST_COUNTED)
+
+
+def check_count(context: ModelContext, name: str, count: int) -> None:
+    """Raise InvalidRequest if the field `name` has more token ids than `most_counted` allows."""
+    if count > (most := most_counted(context)):
+        msg = f"{name} has {count} token ids: at most {most} are allowed. Send fewer in one request"
+        raise InvalidRequest(msg, role=name)

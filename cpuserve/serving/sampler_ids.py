@@ -34,7 +34,7 @@ MAX_BREAKER_TOKENS = 20
 # The most ids of all sequences that break a repetition, in one sequence of a request
 # and in all of them together: the message that sends a sequence to the engine contains its ids.
 # Half of a vocabulary may contain one letter.
-MAX_BREAKER_IDS, MAX_ALL_BREAKER_IDS = 1 << 18, 1 << 22
+MAX_BREAKER_IDS, MAX_ALL_BREAKER_IDS = 1 << 19, 1 << 22
 # The table of prefixes has 4 bytes for each id of the vocabulary.
 # The message that sends a sequence to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20

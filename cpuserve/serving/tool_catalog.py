@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cpuserve.errors import brief
+
 MOST_FOUND = 5
 _LONGEST_PATTERN = 200
 _LONGEST_TEXT = 8192  # only this many characters of a description are searched
@@ -156,13 +158,13 @@ def _texts_of(tool: dict[str, Any]) -> Iterator[str]:
     """Yield the name and description of a tool and of its parameters, up to _LONGEST_TEXT."""
     function = tool["function"]
     yield function["name"]
-    yield str(function.get("description") or "")[:_LONGEST_TEXT]
+    yield brief(function.get("description") or "", _LONGEST_TEXT)
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     for name, schema in properties.items() if isinstance(properties, dict) else ():
         yield name[:_LONGEST_TEXT]
         if isinstance(schema, dict):
-            yield str(schema.get("description") or "")[:_LONGEST_TEXT]
+            yield brief(schema.get("description") or "", _LONGEST_TEXT)
 
 
 def _words(text: str) -> list[str]:

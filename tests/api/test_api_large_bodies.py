@@ -144,7 +144,7 @@ def test_a_conversation_may_have_more_objects_than_other_fields():
     api = Api()
     most = MAX_OBJECTS // 12  # objects in a message of responses, and more than one of chat has
     message = {"type": "message", "content": [{"type": "input_text", "text": "x" * 40}]}
-    items = [{**message, "role": "user"}] * (most + 40)
+    items = [{**message, "role": "user"}] * (most + 15)
     error = error_of(api.post("/v1/responses", input=items))
     assert error["code"] == "context_length_exceeded"
 

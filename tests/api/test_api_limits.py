@@ -2,6 +2,9 @@
 
 import pytest
 
+from cpuserve.config.values import parse_duration
+from cpuserve.errors import brief
+from cpuserve.sampling.chain import MAX_SAMPLERS, stage_names
 from tests.api.fakes import MAX_LEN, VOCAB, Api, error_of
 
 # (fields, the parameter the error must name)
@@ -562,3 +565,32 @@ def test_fields_that_exclude_every_token_are_400_before_the_engine_gets_the_prom
     assert error["param"] == "allowed_token_ids"
     assert "allowed_token_ids and min_tokens" in error["message"]
     assert api.engine.asked == []
+
+
+class Unread(list):
+    """A list that fails when somebody makes a text of it."""
+
+    def __repr__(self):
+        pytest.fail("its text was made")
+
+    __str__ = __repr__
+
+
+def test_a_message_names_a_list_instead_of_showing_megabytes():
+    assert brief(Unread([1])) == "a list"
+    assert brief({"a": Unread()}) == "an object"
+    assert (brief("x" * 100), brief(5), brief(None), brief("xyz", 2)) == (
+        "x" * 80,
+        "5",
+        "None",
+        "xy",
+    )
+    with pytest.raises(ValueError, match="must be seconds or a time"):
+        parse_duration(Unread([1]))
+
+
+@pytest.mark.parametrize("samplers", ["k" * 100_000, ["top_k"] * 1000])
+def test_a_long_list_of_samplers_is_refused_before_all_of_it_is_read(samplers):
+    assert len(stage_names(samplers)) == MAX_SAMPLERS
+    error = error_of(Api().chat(samplers=samplers))
+    assert error["param"] == "samplers"

@@ -4,8 +4,10 @@ import json
 import threading
 from unittest.mock import create_autospec
 
+import msgspec
 import pytest
 
+from cpuserve.api.llamacpp.completion import prompts
 from cpuserve.api.ollama import create
 from cpuserve.api.ollama.created.store import CreatedModels
 from cpuserve.api.openai.chat import schema
@@ -14,8 +16,11 @@ from cpuserve.api.openai.completions import writer as completions
 from cpuserve.api.openai.conversations import router as conversations
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openai.responses import history
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.stored.store import StoredItem
 from cpuserve.serving import bad_words, chat_prompt, generate, threads
+from cpuserve.serving.decisions import questions
+from cpuserve.serving.decisions.questions import content_text
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
 
@@ -158,3 +163,30 @@ def test_long_histories_are_read_in_a_thread(watch, monkeypatch, count, place):
     assert checked[-1] == place
     assert not stored.running
     assert api.state.bodies.held == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/detokenize", {"tokens": [5] * 131_073}), ("/decode", {"ids": [[5] * 131_072, [5]]})],
+)
+def test_more_ids_than_are_counted_are_refused_undecoded(watch, path, body):
+    decoded = watch(Tokenizer, "decode")
+    refused = Api().post(path, **body)
+    assert refused.status_code == (422 if path == "/decode" else 400), refused.text
+    assert "at most 131072 are allowed" in refused.text
+    assert decoded == []
+
+
+@pytest.mark.parametrize(("count", "place"), [(10, "loop"), (40_000, "thread")])
+def test_prompts_of_many_ids_of_llama_cpp_are_read_in_a_thread(watch, count, place):
+    where = watch(prompts, "_texts_of"), watch(prompts, "_joined")
+    Api().post("/completion", prompt=["a", *[5] * count])
+    assert where == ([place], [place])
+
+
+def test_long_json_is_written_in_steps_and_stays_the_same(monkeypatch):
+    rows = [[1.5, 2, None], {"a": "é\n"}, []]
+    assert msgspec.json.encode({"a": in_parts(rows)}) == msgspec.json.encode({"a": rows})
+    whole = content_text(rows)
+    monkeypatch.setattr(questions, "_LONG_BYTES", 5)
+    assert content_text(rows) == whole == json.dumps(rows, ensure_ascii=False)

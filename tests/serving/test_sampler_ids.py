@@ -82,7 +82,7 @@ def test_breakers_in_too_many_tokens_are_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(sampler_ids, "MAX_BREAKER_IDS", 3)
     with pytest.raises(InvalidRequest, match="dry_sequence_breakers has texts that are in too"):
         ids_of(tokenizer, dry_multiplier=1.0, dry_sequence_breakers=["a", "e", "\u0000a"])
-    monkeypatch.setattr(sampler_ids, "MAX_BREAKER_IDS", 1 << 18)
+    monkeypatch.setattr(sampler_ids, "MAX_BREAKER_IDS", 1 << 19)
     monkeypatch.setattr(sampler_ids, "MAX_ALL_BREAKER_IDS", 4)
     with pytest.raises(InvalidRequest, match="at most 2 are allowed"):
         ids_of(tokenizer, dry_multiplier=1.0, dry_sequence_breakers=["a", "e", "\u0000a"])

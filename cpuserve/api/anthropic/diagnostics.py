@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.response.cache_miss import FirstDifference
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 
 if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
@@ -40,7 +40,7 @@ def check_diagnostics(asked: dict[str, Any] | None) -> None:
     """Raise InvalidRequest if the request's `diagnostics` is invalid."""
     named = (asked or {}).get("previous_message_id")
     if named is not None and not isinstance(named, str):
-        msg = f"diagnostics.previous_message_id must be the id of a message, got {named!r:.80}"
+        msg = f"diagnostics.previous_message_id must be the id of a message, got {brief(named)!r}"
         raise InvalidRequest(msg, param="diagnostics")
 
 

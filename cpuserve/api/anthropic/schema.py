@@ -11,7 +11,7 @@ from cpuserve.api.anthropic.diagnostics import Diagnostics, check_diagnostics
 from cpuserve.api.anthropic.tool_references import with_definitions
 from cpuserve.api.anthropic.tools import offered
 from cpuserve.api.request.fields import with_refused
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
     KEEPS_THOUGHTS,
@@ -226,7 +226,7 @@ def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _budget(tokens: Any) -> int:
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-        msg = f"thinking.budget_tokens must be a number of tokens, got {str(tokens)[:80]!r}"
+        msg = f"thinking.budget_tokens must be a number of tokens, got {brief(tokens)!r}"
         raise InvalidRequest(msg, param="thinking")
     return tokens
 

@@ -10,7 +10,7 @@ from typing import Any
 from cpuserve.api.anthropic.client_tools import client_tool
 from cpuserve.api.anthropic.tool_changes import ToolChanges, changes_of
 from cpuserve.api.anthropic.tool_references import SEARCHES, referenced
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.tool_catalog import ToolSearch, missing_note
 from cpuserve.serving.tools.use import check_function
@@ -109,7 +109,7 @@ def _sorted(tools: list[dict[str, Any]], known: set[str], changes: ToolChanges) 
         function = _function(tool, f"tools.{index}")
         if function is None:
             if not _is_search(tool):
-                into.others.append(str(tool.get("name", tool["type"]))[:64])
+                into.others.append(brief(tool.get("name", tool["type"]), 64))
             continue
         name, offer = function["name"], {"type": "function", "function": function}
         if tool.get("defer_loading") is not True:

@@ -16,6 +16,7 @@ from cpuserve.api.cohere.schema import (
     texts_of,
 )
 from cpuserve.api.openai.embeddings.writer import converted
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.matryoshka import shortened
 
@@ -44,11 +45,13 @@ class CohereWriter:
             version, dimensions = "2", asked.output_dimension
         vectors = [shortened(floats_of(each.vector), dimensions) for each in response.choices]
         types = asked.embedding_types or (["float"] if version == "2" else [])
-        found: CohereVectors | list[list[float]] = [vector.tolist() for vector in vectors]
-        if types:
+        found: CohereVectors | list[list[float]]
+        if not types:
+            found = in_parts(vector.tolist() for vector in vectors)
+        else:
             found = CohereVectors()
             for kind in types:
-                value = [converted(vector, kind) for vector in vectors]
+                value = in_parts(converted(vector, kind) for vector in vectors)
                 setattr(found, "floats" if kind == "float" else kind, value)
         meta = CohereMeta(CohereVersion(version), CohereUnits(response.usage.prompt))
         named = _BY_TYPE if types else _FLOATS

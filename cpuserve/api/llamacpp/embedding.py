@@ -11,6 +11,7 @@ from cpuserve.api.llamacpp.completion.prompts import flat_prompts
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.api.llamacpp.errors import LlamaError
 from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, unsupported
@@ -98,10 +99,10 @@ class LlamaEmbeddingWriter:
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         vectors = (floats_of(choice.vector) for choice in response.choices)
-        items = [
+        items = in_parts(
             LlamaEmbedding(index, [normalized(vector, self._norm)])
             for index, vector in enumerate(vectors)
-        ]
+        )
         return msgspec.json.encode(items)
 
 

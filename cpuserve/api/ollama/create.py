@@ -215,7 +215,7 @@ def _checked_quantize(asked: str) -> str:
 
 async def _checked_template(source: str) -> str:
     """Return the template as Jinja; InvalidRequest if this server cannot render it."""
-    if is_go_template(source) and len(source) <= MAX_TEMPLATE_CHARS:
+    if len(source) <= MAX_TEMPLATE_CHARS and is_go_template(source):
         source = await asyncio.to_thread(to_jinja, source)
     try:
         await asyncio.to_thread(check_template, source)

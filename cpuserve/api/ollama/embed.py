@@ -13,6 +13,7 @@ from fastapi import APIRouter, Response
 from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import generate, post
 from cpuserve.errors import PromptTooLong
@@ -137,10 +138,10 @@ class EmbedWriter:
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        vectors = [
+        vectors = in_parts(
             shortened(floats_of(choice.vector), self._dimensions).tolist()
             for choice in response.choices
-        ]
+        )
         model, took = self._received.served.name, time.monotonic() - self._received.begun
         return to_json(OllamaVectors(model, vectors, nanoseconds(took), 0, response.usage.prompt))
 

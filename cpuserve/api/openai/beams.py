@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.api.request.fields import is_set
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules
 from cpuserve.serving.call import unsupported
 
@@ -88,7 +88,7 @@ def sampled_best_of(request: HasBeams, *, stream: bool) -> int | None:
     if request.use_beam_search or best_of in (None, n):
         return None
     if not isinstance(best_of, int) or best_of < n:
-        msg = f"best_of must be a whole number of n ({n}) or more, got {best_of!r:.80}"
+        msg = f"best_of must be a whole number of n ({n}) or more, got {brief(best_of)}"
         raise InvalidRequest(msg, param="best_of")
     if stream:
         msg = "best_of is not possible in a stream: omit it, or set stream to false"
@@ -117,6 +117,7 @@ def beam_rules(request: HasBeams) -> BeamRules | None:
     width = n if best_of is None else best_of
     if not isinstance(width, int) or not n <= width <= MOST_BEAMS:
         least = "" if best_of is None else f" n ({n}) or more, and"
-        msg = f"{field} must be{least} at most {MOST_BEAMS} with use_beam_search, got {width!r:.80}"
+        range_ = f"{least} at most {MOST_BEAMS}"
+        msg = f"{field} must be{range_} with use_beam_search, got {brief(width)}"
         raise InvalidRequest(msg, param=field)
     return BeamRules(width, 1.0 if penalty is None else penalty)

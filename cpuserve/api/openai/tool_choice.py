@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.tool_catalog import missing_note
 
@@ -116,9 +116,9 @@ def _allowed_tools(
     chosen = [tool for tool in chosen if not words.skips(tool)] or chosen
     names = [words.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}
-    for tool, name in zip(chosen, names, strict=True):
+    for name in names:
         if name not in offered:
-            msg = f"tool_choice allows {str(tool)[:128]}, which is not among the tools"
+            msg = f"tool_choice allows {brief(name, 128)!r}, which is not among the tools"
             raise InvalidRequest(msg, param="tool_choice")
     allowed_names = set(names)
     kept = [tool for tool in tools if function_name(tool) in allowed_names]

@@ -17,6 +17,7 @@ from cpuserve.api.pooling.schema import (
     PoolingUsage,
     task_of,
 )
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.serving.classes import activated
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.matryoshka import shortened
@@ -66,7 +67,7 @@ class PoolingWriter:
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         received = self._received
-        items = [self._item(choice) for choice in response.choices]
+        items = in_parts(self._item(choice) for choice in response.choices)
         name, usage = received.served.name, _usage(response)
         whole = PoolingAnswer(received.id, "list", received.created, name, items, usage)
         return msgspec.json.encode(whole)
@@ -81,7 +82,7 @@ class PoolingWriter:
     def _shown(self, data: Data) -> PoolingData:
         """Return the numbers as they are, or the base64 text of their little-endian fp32 bytes."""
         if self._asked.encoding_format != "base64":
-            return data
+            return in_parts(data) if data and isinstance(data[0], list) else data
         rows = (each if isinstance(each, list) else [each] for each in data)
         return base64_of(array("f", (value for row in rows for value in row)))
 

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+# The limit on the objects of a conversation beyond MAX_OBJECTS, whatever the context. With others,
+# they are created in 50 ms on a slow CPU.
+_MOST_IN_CONVERSATION = 1 << 18
+
+
 @dataclass(slots=True)
 class RequestContext:
     """A request and its model; `id` is the id prefix of the endpoint followed by request_id.
@@ -222,10 +227,11 @@ async def _model_of_large(received: RequestContext, body: bytearray) -> ModelCon
 def _most_objects(max_model_len: int) -> int:
     """Return the maximum number of JSON lists, objects and strings in a conversation.
 
-    A short message has 5 of them: an object, and keys and values of role and content. In nearly all
-    templates, a message has two tokens or more (its text and a marker), so 4 per token are enough.
+    A message has 5 of them: an object, and keys and values of role and content, and four tokens or
+    more: its text, its role and two markers. So 2 per token are enough. No other Python thread
+    runs while they are created, so in long contexts, where messages are longer, there may be less.
     """
-    return MAX_OBJECTS + 4 * max_model_len
+    return MAX_OBJECTS + min(2 * max_model_len, _MOST_IN_CONVERSATION)
 
 
 def request_id(request: Request) -> str:

@@ -12,7 +12,7 @@ from cpuserve.api.tei.errors import ERRORS, TeiError
 from cpuserve.api.tei.schema import check_inputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.context import ModelContext
-from cpuserve.serving.encode import encode_spans
+from cpuserve.serving.encode import check_count, encode_spans
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import TokenSpan, named_prompt
@@ -112,6 +112,7 @@ async def decode(received: RequestContext, asked: DecodeRequest) -> Response:
         raise InvalidRequest(msg, param="ids")
     skips = asked.skip_special_tokens is not False
     count = sum(map(len, lists))
+    check_count(received.context, "ids", count)
     body = await run_sized(count, lambda: _texts(received.context, lists, skips=skips))
     return Response(body, media_type="application/json")
 

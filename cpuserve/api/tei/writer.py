@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.tei.schema import SparseValue, TextRank
 from cpuserve.serving.classes import rows_of
 from cpuserve.serving.events import floats_of
@@ -39,7 +40,7 @@ class TeiEmbedWriter:
         asked, unit = self._asked, self._asked.normalize is not False
         vectors = (floats_of(choice.vector) for choice in response.choices)
         return msgspec.json.encode(
-            [shortened(vector, asked.dimensions, unit=unit).tolist() for vector in vectors]
+            in_parts(shortened(vector, asked.dimensions, unit=unit).tolist() for vector in vectors)
         )
 
 
@@ -54,7 +55,10 @@ class EmbedAllWriter:
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         return msgspec.json.encode(
-            [rows_of(floats_of(each.vector), len(each.prompt.ids)) for each in response.choices]
+            in_parts(
+                in_parts(rows_of(floats_of(each.vector), len(each.prompt.ids)))
+                for each in response.choices
+            )
         )
 
 
@@ -73,7 +77,7 @@ class EmbedSparseWriter:
             for each in response.choices
         ]
         return msgspec.json.encode(
-            [[SparseValue(index, value) for index, value in each.items()] for each in found]
+            in_parts([SparseValue(index, value) for index, value in each.items()] for each in found)
         )
 
 

@@ -26,7 +26,7 @@ from cpuserve.api.tokenize.schema import (
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import call_from
 from cpuserve.serving.context import ModelContext
-from cpuserve.serving.encode import encode, most_counted
+from cpuserve.serving.encode import check_count, encode, most_counted
 from cpuserve.serving.generate import prompt_ids
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.threads import run_sized
@@ -115,6 +115,7 @@ async def tokenizer_info(request: Request) -> Response:
 async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Response:
     """Return the text of token ids, including special tokens."""
     await received.choose(asked.model)
+    check_count(received.context, "tokens", len(asked.tokens))
     body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
     return Response(body, media_type="application/json")
 

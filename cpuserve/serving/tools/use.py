@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.structured import (
     MAX_CHARS,
     InputGrammar,
@@ -168,7 +168,8 @@ def tool_use(
 def _use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
     choice = call.tool_choice
     if choice not in ("none", "auto", "required"):
-        msg = f"tool_choice must be none, auto, required or the name of a function, got {choice!r}"
+        choices = "none, auto, required or the name of a function"
+        msg = f"tool_choice must be {choices}, got {brief(choice)!r}"
         raise InvalidRequest(msg, param="tool_choice")
     if not (offered := call.callable_tools):
         if choice == "required":
@@ -347,13 +348,13 @@ def check_function(function: Mapping[str, Any], where: str, schema: str = "param
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         msg = (
             f"{where}.name must have 1 to 128 letters, digits and the characters _.:-, "
-            f"got {str(name)[:128]!r}"
+            f"got {brief(name, 128)!r}"
         )
         raise InvalidRequest(msg, param="tools")
     if not isinstance(function.get("parameters") or {}, Mapping):
         msg = f"{where}.{schema} must be a JSON schema, which is an object"
         raise InvalidRequest(msg, param="tools")
     if not isinstance(function.get("strict"), bool | None):
-        msg = f"{where}.strict must be true or false, got {str(function['strict'])[:80]!r}"
+        msg = f"{where}.strict must be true or false, got {brief(function['strict'])!r}"
         raise InvalidRequest(msg, param="tools")
     return name

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.encode import encode
+from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
+
+# How many texts and token ids are looked at in a microsecond.
+_ITEMS_PER_US = 8
 
 
 async def flat_prompts(
@@ -51,17 +56,30 @@ def _text(item: PromptItem) -> str:
 
 async def _ids(context: ModelContext, items: list[str | int] | list[PromptItem]) -> list[int]:
     """Return the token ids of one prompt, which is a list of texts and token ids."""
-    if any(not isinstance(item, str | int) for item in items):
-        msg = "prompt mixes token ids with lists or objects: give each prompt as a list of its own"
-        raise InvalidRequest(msg, param="prompt")
-    texts = [item for item in items if isinstance(item, str)]
+    texts = await run_sized(len(items) // _ITEMS_PER_US, lambda: _texts_of(items))
     if not texts:
-        return [item for item in items if isinstance(item, int)]
+        return cast("list[int]", items)
     encoded = await encode(context, texts, add_special_tokens=False)
     if isinstance(items[0], str):
         encoded[:1] = await encode(context, texts[:1], add_special_tokens=True)
+    return await run_sized(len(items) // _ITEMS_PER_US, lambda: _joined(items, encoded))
+
+
+def _texts_of(items: list[str | int] | list[PromptItem]) -> list[str]:
+    """Return the texts of a prompt; InvalidRequest if it has more than texts and token ids."""
+    if any(not isinstance(item, str | int) for item in items):
+        msg = "prompt mixes token ids with lists or objects: give each prompt as a list of its own"
+        raise InvalidRequest(msg, param="prompt")
+    return [item for item in items if isinstance(item, str)]
+
+
+def _joined(items: Sequence[object], encoded: Iterable[list[int]]) -> list[int]:
+    """Return the items with token ids in place of texts. encoded: the ids of each text."""
     following = iter(encoded)
     found: list[int] = []
     for item in items:
-        found += [item] if isinstance(item, int) else next(following)
+        if isinstance(item, int):
+            found.append(item)
+        else:
+            found += next(following)
     return found

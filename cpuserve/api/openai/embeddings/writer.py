@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingItem, EmbeddingUsage
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.matryoshka import shortened
 
@@ -41,7 +42,7 @@ class EmbeddingWriter:
             shown = as_base64(values, asked.kind) if as_text else converted(values, asked.kind)
             return EmbeddingItem("embedding", index, shown)
 
-        data = [item(choice.index, choice.vector) for choice in response.choices]
+        data = in_parts(item(choice.index, choice.vector) for choice in response.choices)
         usage = EmbeddingUsage(prompt, prompt)
         return msgspec.json.encode(EmbeddingAnswer("list", data, self._model, usage))
 

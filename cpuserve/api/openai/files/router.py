@@ -15,7 +15,7 @@ from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 
 router = APIRouter()
 _ONE = "/v1/files/{file_id}"
@@ -66,7 +66,7 @@ async def upload_file(request: Request) -> Response:
     try:
         name, fields = await read_upload(request, directory, made, limits.body_timeout_s)
         if (purpose := fields.pop("purpose", None)) != "batch":
-            msg = f"purpose must be batch, got {str(purpose)[:80]!r}"
+            msg = f"purpose must be batch, got {brief(purpose)!r}"
             raise InvalidRequest(msg, param="purpose")
         for field in fields:
             msg = f"{field[:80]} is not supported: send purpose and file"

@@ -19,7 +19,7 @@ from cpuserve.api.openai.responses.foreign_items import (
 )
 from cpuserve.api.openai.responses.tools import listed
 from cpuserve.api.request.content_parts import joined, plain
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.serving.call import unsupported
 from cpuserve.tokenizer.conversation import ContentPart, ConversationMessage
 
@@ -87,7 +87,7 @@ def calls_of(items: list[dict[str, Any]], earlier: list[StoredItem]) -> list[dic
     """
     marks = []
     for item in items:
-        kind = str(item.get("type"))
+        kind = brief(item.get("type"))
         if kind in OUTPUTS:
             ids = (item.get("call_id"), item.get("id"))
             marks += [msgspec.json.encode(number) for number in ids if isinstance(number, str)]
@@ -114,7 +114,7 @@ class _Conversation:
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item to the messages; `where`: the path of the item."""
         given = item.get("type") or ("message" if "role" in item else None)
-        kind = None if given is None else str(given)
+        kind = None if given is None else brief(given)
         if kind == "message":
             self._add_message(item, where)
         elif kind == "function_call":
@@ -137,7 +137,7 @@ class _Conversation:
             raise unsupported(msg, "input")
         else:
             msg = (
-                f"{where} has type {str(kind)[:40]!r}, which is not supported: send messages, "
+                f"{where} has type {brief(kind, 40)!r}, which is not supported: send messages, "
                 "function_call and function_call_output"
             )
             raise unsupported(msg, "input")

@@ -12,7 +12,7 @@ from cpuserve.api.openai.conversations.conversation import StoredConversation, f
 from cpuserve.api.openai.responses.schema import conversation_id
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.stored.store import StoredItem
-from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.errors import InvalidRequest, NotFound, brief
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _own_item(item: dict[str, Any], store: Store, caller: str) -> StoredItem:
         found = store.item(caller, given) if isinstance(given, str) else None
         if found is None:
             msg = (
-                f"Item with id {str(given)[:80]!r} not found: it was never stored here, or is not "
+                f"Item with id {brief(given)!r} not found: it was never stored here, or is not "
                 "stored any more. Send the item itself"
             )
             raise NotFound(msg, param="input", code="item_not_found")
