@@ -86,17 +86,22 @@ def test_a_call_after_a_thought_that_the_prompt_has_begun_is_one(stream):
     assert (text or "", len(calls), reason) == ("", 1, "tool_calls")
 
 
-def test_a_thought_that_the_client_began_and_the_model_continues_has_no_calls():
+@pytest.mark.parametrize("rest", [" or not.", ""], ids=["a draft", "the end"])
+def test_a_thought_that_the_client_began_and_the_model_continues_has_no_drafts_of_calls(rest):
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "<think>I could "},
     ]
-    api = tool_api(says(f"write {CALL}"))
+    api = tool_api(says(f"write {CALL}{rest}"))
     fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     (choice,) = api.chat(tools=[WEATHER], **fields).json()["choices"]
-    assert choice["message"]["reasoning_content"] == f"write {CALL}"
-    assert choice["message"]["content"] == ""
-    assert choice["finish_reason"] == "stop"
+    message = choice["message"]
+    if rest:
+        assert message["reasoning_content"] == f"write {CALL}{rest}"
+        assert (message["content"], choice["finish_reason"]) == ("", "stop")
+    else:  # nothing follows, so the model has called (tests/serving/test_thought_calls.py)
+        assert message["reasoning_content"] == "write"
+        assert (len(message["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls")
 
 
 @every_dialect
