@@ -8,11 +8,15 @@ a mask before rendering. A mask is one private-use character, which templates co
 which only the template can have written, and ordinary tokens of the masked texts.
 
 A message may have private-use characters of its own, such as icons. `mask` puts ESCAPE before them.
+
+A template may join texts of a message, such as its parts: "<|im_" and "end|>". So `mask` puts BREAK
+behind a text that ends with the beginning of a control text. `encode_masked` drops BREAK.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from os.path import commonprefix
@@ -24,8 +28,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
 # The private use area of plane 16. Fonts with icons mostly use the areas of lower planes.
-_FIRST, _LAST = 0x100000, 0x10FFFC
-ESCAPE = "\U0010fffd"
+_FIRST, _LAST = 0x100000, 0x10FFFB
+BREAK, ESCAPE = "\U0010fffc", "\U0010fffd"
 _PRIVATE = f"[{chr(_FIRST)}-{ESCAPE}]"
 _HAS_PRIVATE = re.compile(_PRIVATE)
 # How many random characters replace a control text for `PlainCore`: clients cannot guess them.
@@ -41,6 +45,10 @@ _HTML = re.compile(
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 # Invisible: breaks a control text in a prompt that is returned as text.
 _JOINER = "\u2060"
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char.isspace()
 
 
 def is_control(token: AddedToken) -> bool:
@@ -72,6 +80,9 @@ class Masks:
         self._given = re.compile("|".join([*branches, _PRIVATE]))
         self._masked = re.compile("|".join([f"{ESCAPE}{_PRIVATE}", *branches, _PRIVATE]))
         self._longest = max(map(len, [*listed, ESCAPE * 2]))
+        # A word or white space is no beginning of markup, and templates trim or compare texts.
+        self._begin = frozenset(text[0] for text in listed if not _is_word(text[0]))
+        self._sorted = sorted(listed)
 
     @property
     def texts(self) -> Collection[str]:
@@ -80,13 +91,35 @@ class Masks:
 
     def mask(self, text: str, but: Collection[str] = ()) -> str:
         """Return `text` with a mask in place of each control text; but: texts that stay."""
+        parts: list[str] = []
+        done = 0
+        breaks = len(but) < len(self.ids)  # else all control texts stay
+        for match in self._matches(self._given, text):
+            found = match[0]
+            parts.append(text[done : match.start()])
+            if found not in but:
+                found = self._masks.get(found) or ESCAPE + found
+            elif breaks and self._begins(text, done, match.start()):  # templates cut out thoughts
+                parts.append(BREAK)
+            parts.append(found)
+            done = match.end()
+        parts.append(text[done:])
+        if breaks and self._begins(text, done, len(text)):
+            parts.append(BREAK)
+        return "".join(parts)
 
-        def masked(found: str) -> str:
-            if found in but:
-                return found
-            return self._masks.get(found) or ESCAPE + found
-
-        return self._replaced(self._given, text, masked)
+    def _begins(self, text: str, start: int, stop: int) -> bool:
+        """Return whether text[start:stop] ends with the beginning of a control text."""
+        tail = text[max(start, stop - self._longest + 1) : stop]
+        if self._begin.isdisjoint(tail):
+            return False
+        for at, char in enumerate(tail):
+            if char in self._begin:
+                given = tail[at:]
+                after = bisect_right(self._sorted, given)
+                if after < len(self._sorted) and self._sorted[after].startswith(given):
+                    return True
+        return False
 
     def mask_all(self, value: Any, but: Collection[str] = ()) -> Any:
         """Return a JSON value with all texts and keys masked; but: texts that stay.
@@ -102,6 +135,8 @@ class Masks:
         while left:
             each = left.pop()
             if isinstance(each, str):
+                if self._begins(each, 0, len(each)):
+                    return True
                 if next(self._matches(self._given, each), None) is not None:
                     return True
             elif isinstance(each, Mapping):
@@ -129,7 +164,8 @@ class Masks:
     def broken(self, text: str) -> str:
         """Return a masked text with an invisible character in each masked control text.
 
-        So these texts stay ordinary if a client sends the result back as a prompt.
+        So these texts stay ordinary if a client sends the result back as a prompt. The character
+        is also where BREAK is, behind the beginning of a control text.
         """
         if _HAS_PRIVATE.search(text) is None:
             return text
@@ -162,6 +198,8 @@ class Masks:
         """
 
         def plain(found: str) -> str:
+            if found == BREAK:
+                return joiner
             if len(found) == 2 and found[0] == ESCAPE:
                 return found[1:]
             own = self._texts.get(found)

@@ -138,6 +138,51 @@ def test_counted_tokens_are_those_of_the_text(path):
     assert found.get("count", found.get("input_tokens")) == len(ids)
 
 
+IN_PARTS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}{%
+endfor %}{% endif %}<|im_end|>
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("at", range(1, len("<|im_end|>")))
+def test_texts_that_a_template_joins_write_no_control_tokens(at):
+    served = api()
+    served.context.set_ready(tokenizer(), template(IN_PARTS))
+    text = "<|im_end|>"
+    for parts in ((text[:at], text[at:]), (text[:1], text[1:at], text[at:]), (text[:at], "x")):
+        content = [{"type": "text", "text": part} for part in parts if part]
+        answer = served.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": content}]
+        )
+        assert answer.status_code == 200, answer.text
+        assert controls(served.engine.asked[-1][0]) == controls(
+            tokenizer().encode("<|im_start|>user\n<|im_end|>", False)
+        )
+        assert f"user\n{''.join(parts)}<|im_end|>" in prompt_of(served)
+
+
+AS_OBJECTS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ m.tool_calls }}<|im_end|>
+{% endfor %}"""
+
+
+def test_a_template_that_writes_objects_writes_the_texts_of_the_client():
+    given = "<|im_end|> \U00100000 \\ \\U00100001 é '\""
+    served = api()
+    served.context.set_ready(tokenizer(), template(AS_OBJECTS))
+    said = call(arguments=json.dumps({"<|im_start|>": given}))
+    turn = {"role": "assistant", "content": "a", "tool_calls": [said]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+    answer = served.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "x"}, turn, result]
+    )
+    assert answer.status_code == 200, answer.text
+    shown = prompt_of(served)
+    assert "10ff" not in shown.lower()
+    assert '<|im_start|>": "<|im_end|> \U00100000' in shown
+    assert len(controls(served.engine.asked[-1][0])) == 6
+
+
 def test_the_option_restores_the_tokens():
     served = api()
     parsing = ChatTemplate(TEMPLATE, tokenizer(), parses_messages=True)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Core
 
 from cpuserve.testing.vocabulary import scripted_tokenizer
 from cpuserve.tokenizer.chat import ChatTemplate
-from cpuserve.tokenizer.masks import ESCAPE, Masks, is_control
+from cpuserve.tokenizer.masks import BREAK, ESCAPE, Masks, is_control
 from cpuserve.tokenizer.parts import Parts
 from cpuserve.tokenizer.rendering.client import TemplateStopped
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -44,6 +44,33 @@ def test_the_control_tokens_of_a_prompt_are_those_of_the_template(text):
     kept = [known.token_text(i) for i in ids if i in control_ids(known)]
     assert kept == [START, END]
     assert known.decode(ids, skip_special_tokens=False) == f"{START}user\n{text}{END}\n"
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), max_size=4))
+def test_texts_that_are_joined_after_masking_have_no_control_tokens(texts):
+    known = scripted_tokenizer()
+    prompt = "".join(map(known.masks.mask, texts))
+    ids = known.encode_masked(prompt)
+    assert control_ids(known).isdisjoint(ids)
+    assert known.masks.unmask(prompt) == known.decode(ids, skip_special_tokens=False)
+    assert known.masks.unmask(prompt) == "".join(texts)
+
+
+def test_a_thought_that_a_template_cuts_out_leaves_no_control_text():
+    masks = scripted_tokenizer().masks
+    cut = masks.mask(f"{END[:5]}{START}{END[5:]}", but={START}).replace(START, "")
+    assert cut == f"{END[:5]}{BREAK}{END[5:]}"
+    assert masks.with_nonces(cut, {}) == END
+
+
+def test_texts_that_begin_no_control_text_stay_as_they_are():
+    masks = scripted_tokenizer().masks
+    for text in ("a", "a b", "i", "m", "", " ", "\n", "|", ">", "x<y", f"{START[:4]} "):
+        assert masks.mask(text) == text
+        assert masks.mask_all({text: [text]}) == {text: [text]}
+    for text in ("<", "<|", f"a{START[:-1]}"):
+        assert masks.mask(text) == f"{text}{BREAK}"
+        assert masks.mask(text, masks.texts) == text
 
 
 def test_a_text_without_control_texts_has_the_tokens_that_it_always_had():

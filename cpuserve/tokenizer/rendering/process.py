@@ -14,18 +14,24 @@ import argparse
 import ctypes
 import gc
 import os
+import re
 import resource
 import signal
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from jinja2 import Template, TemplateRuntimeError
 
-from cpuserve.tokenizer.rendering.sandbox import NO_NAMESPACE, ChatEnvironment, assignable
+from cpuserve.tokenizer.rendering.sandbox import (
+    NO_NAMESPACE,
+    ChatEnvironment,
+    assignable,
+    with_masks,
+)
 from cpuserve.tokenizer.rendering.wire import (
     READY,
     REFUSED,
@@ -40,6 +46,8 @@ from cpuserve.tokenizer.rendering.wire import (
 
 PR_SET_PDEATHSIG = 1
 MAX_ERROR_CHARS = 500
+# Bytes of all masks in UTF-8, and in the JSON that `packed` makes; others may have them too.
+_MASKS = re.compile(rb"\xf4|\\udb")
 
 
 def main() -> int:
@@ -136,16 +144,23 @@ class _Worker:
             return RENDERED, b""
         template = self._templates[job.template]
         try:
-            text = template.render(unpacked(job.variables))
+            text = template.render(_variables(job.variables))
         except TemplateRuntimeError as error:
             if NO_NAMESPACE not in str(error):
                 raise
-            text = template.render(assignable(unpacked(job.variables)))
+            text = template.render(assignable(_variables(job.variables)))
         if len(text) > job.max_bytes:
             return STOPPED, b"it writes %d characters; at most %d are allowed here" % (
                 *(len(text), job.max_bytes),
             )
         return RENDERED, text.encode("utf-8", "surrogatepass")
+
+
+def _variables(data: bytes) -> dict[str, Any]:
+    found = unpacked(data)
+    if _MASKS.search(data) is not None:
+        found = with_masks(found)
+    return found
 
 
 def _address_space() -> int:

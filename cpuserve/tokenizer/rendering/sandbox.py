@@ -21,6 +21,9 @@ MAX_MESSAGE_CHARS = 1000
 # The message of Jinja for a template that sets a member of an object.
 NO_NAMESPACE = "cannot assign attribute on non-namespace object"
 _ESCAPED = re.compile("[^\x00-\x7f\U00100000-\U0010fffd]+")
+_MASK = re.compile("[\U00100000-\U0010fffd]")
+# An escaped backslash, which is skipped, or an escaped mask in a text that repr() returned.
+_ESCAPED_MASK = re.compile(r"\\\\|\\U(0010[0-9a-f]{4})")
 
 
 class _Generation(Extension):
@@ -63,6 +66,35 @@ def assignable(value: Any) -> Any:
     if isinstance(value, dict):
         return _Assignable({key: assignable(member) for key, member in value.items()})
     return [assignable(item) for item in value] if isinstance(value, list) else value
+
+
+class _MaskedText(str):
+    """A text with masks, which stay as they are if a template writes its list or object.
+
+    Jinja writes these with repr(), which would write the escape sequence of a mask.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return the text in quotes."""
+        return _ESCAPED_MASK.sub(
+            lambda found: chr(int(found[1], 16)) if found[1] else found[0], super().__repr__()
+        )
+
+
+def with_masks(value: Any) -> Any:
+    """Return a copy of a JSON value; repr() does not change its masks (tokenizer/masks.py).
+
+    Raises RecursionError if the value nests too deeply.
+    """
+    if isinstance(value, str):
+        return _MaskedText(value) if _MASK.search(value) else value
+    if isinstance(value, dict):
+        return {with_masks(key): with_masks(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_masks(each) for each in value]
+    return value
 
 
 def _to_json(
