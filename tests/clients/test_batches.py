@@ -200,9 +200,15 @@ def test_bad_uploads_are_refused_and_leave_nothing(tmp_path):
             url = f"http://127.0.0.1:{server.port}/v1/files"
             async with httpx.AsyncClient() as http:
                 kind = {"content-type": "multipart/form-data; boundary=b"}
-                for body in (b"--b\r\n", b"nonsense", b""):
+                empty = b"--b\r\n\r\n\r\n"
+                for body in (b"--b\r\n", b"nonsense", b"", 17 * empty + b"--b--\r\n", 99 * empty):
                     answer = await http.post(url, content=body, headers=kind)
                     assert answer.status_code == 400, answer.text
+                assert "too many" in answer.json()["error"]["message"]
+                long = {"content-type": f"multipart/form-data; boundary={'b' * 257}"}
+                answer = await http.post(url, content=b"--b--", headers=long)
+                assert answer.status_code == 400
+                assert "Boundary" in answer.json()["error"]["message"]
                 answer = await http.post(url, json={"file": "x"})
                 assert answer.status_code == 415
             assert list(tmp_path.glob("files/*")) == []

@@ -22,6 +22,8 @@ _FILE = "file"
 # _MOST_FIELD: the maximum bytes of a form field. _MOST_HEADER: the maximum bytes of a part header.
 # Longer ones are refused. Names of files and fields are cut to _MOST_NAME characters.
 _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
+# Each part takes about 2 us on the event loop, even if it is empty.
+_MOST_PARTS = 16
 
 
 async def read_upload(
@@ -86,11 +88,23 @@ def _boundary(request: Request) -> bytes:
     return options[b"boundary"]
 
 
+def _malformed(error: ValueError) -> InvalidRequest:
+    return InvalidRequest(f"The body is no valid multipart/form-data: {error}")
+
+
+def _too_much() -> InvalidRequest:
+    return InvalidRequest("The upload has too many or too long fields: send purpose and file")
+
+
 class _Parts:
     """The parts of an upload: writes the file to disk, and stores the other fields in memory."""
 
     def __init__(self, boundary: bytes, path: Path, reserve: Callable[[int], None]) -> None:
-        """reserve: makes room for a number of bytes, before they are written to `path`."""
+        """reserve: makes room for a number of bytes, before they are written to `path`.
+
+        Raises InvalidRequest if the boundary is too long.
+        """
+        from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import MultipartParser
 
         self._path = path
@@ -98,6 +112,7 @@ class _Parts:
         self._out: int | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._ended = False
+        self._num_parts = 0
         self._name = b""
         self._value = b""
         self._disposition = b""
@@ -115,7 +130,10 @@ class _Parts:
             "on_part_end": self._part_end,
             "on_end": self._end,
         }
-        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        try:
+            self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+        except FormParserError as error:
+            raise _malformed(error) from None
 
     def feed(self, data: bytes) -> None:
         """Parse more bytes of the body."""
@@ -124,8 +142,7 @@ class _Parts:
         try:
             self._parser.write(data)
         except FormParserError as error:
-            msg = f"The body is no valid multipart/form-data: {error}"
-            raise InvalidRequest(msg) from None
+            raise _malformed(error) from None
 
     def end(self) -> tuple[str, dict[str, str]]:
         """Return the file name and the other form fields, after the end of the body."""
@@ -149,6 +166,9 @@ class _Parts:
             self._out = None
 
     def _begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            raise _too_much()
         self._name = self._value = self._disposition = b""
         self._field = None
         self._data = bytearray()
@@ -195,9 +215,8 @@ class _Parts:
             write_all(self._out, piece)
             return
         self._data += piece
-        if len(self._data) > _MOST_FIELD or len(self._fields) >= 16:
-            msg = "The upload has too many or too long fields: send purpose and file"
-            raise InvalidRequest(msg)
+        if len(self._data) > _MOST_FIELD:
+            raise _too_much()
 
     def _part_end(self) -> None:
         if self._field == _FILE:
