@@ -211,6 +211,10 @@ def test_bad_uploads_are_refused_and_leave_nothing(tmp_path):
                 assert "Boundary" in answer.json()["error"]["message"]
                 answer = await http.post(url, json={"file": "x"})
                 assert answer.status_code == 415
+                answer = await http.post(
+                    url, content=b"x", headers={**kind, "content-encoding": "gzip"}
+                )
+                assert answer.status_code == 415
             assert list(tmp_path.glob("files/*")) == []
             for _ in range(2):
                 await client.files.create(file=("a", b"{}"), purpose="batch")

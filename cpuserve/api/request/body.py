@@ -99,7 +99,7 @@ def check_size(num_bytes: int, most: int) -> None:
 
 
 def check_media_type(request: Request) -> None:
-    """Raise UnsupportedMediaType unless the body may be read as JSON: it is not compressed.
+    """Raise UnsupportedMediaType unless the body may be read as JSON, and is not compressed.
 
     Without a CORS preflight request, any web page may post bodies of certain types to 127.0.0.1
     ("simple requests"), or a body without a type (a Blob). So the body of a page must be declared
@@ -112,6 +112,11 @@ def check_media_type(request: Request) -> None:
         what = "missing" if declared is None else repr(declared)
         msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
         raise UnsupportedMediaType(msg)
+    check_encoding(request)
+
+
+def check_encoding(request: Request) -> None:
+    """Raise UnsupportedMediaType if the body is compressed."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
         msg = f"Content-Encoding is {encoding!r}: send the body uncompressed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.body import ClientGone, check_encoding
 from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ async def receive_body(
       PayloadTooLarge: the body has more bytes than `most`.
       RequestTimeout: the client paused longer than `wait_s` seconds.
       ClientGone: the client closed the connection.
+      UnsupportedMediaType: the body is compressed.
     """
+    check_encoding(request)
     received = 0
     while True:
         try:
