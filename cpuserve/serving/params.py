@@ -203,7 +203,7 @@ def _params(
         "frequency_penalty": call.frequency_penalty,
         "seed": call.seed,
         "min_tokens": call.min_tokens,
-        "stop": _stop(call.stop),
+        "stop": checked_stop(call.stop),
         "stop_token_ids": call.stop_token_ids,
         "ignore_eos": call.ignore_eos,
         "include_stop_str_in_output": call.include_stop_str_in_output,
@@ -250,7 +250,8 @@ def _check_count(name: str, ids: list[int] | None, most: int) -> None:
         raise InvalidRequest(msg, role=name)
 
 
-def _stop(stop: str | list[str] | None) -> list[str] | None:
+def checked_stop(stop: str | list[str] | None) -> list[str] | None:
+    """Return the stop strings; InvalidRequest if there are too many, or one is too long."""
     if stop is None:
         return None
     strings = [stop] if isinstance(stop, str) else stop

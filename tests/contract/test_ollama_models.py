@@ -104,6 +104,8 @@ WRONG = {
     "parameter": ({"parameters": {"tfs_z": 0.5}}, 400, "tfs_z"),
     "unknown parameter": ({"parameters": {"nonsense": 1}}, 400, "nonsense"),
     "range": ({"parameters": {"top_p": 7}}, 400, "top_p"),
+    "stops": ({"parameters": {"stop": ["x"] * 65}}, 400, "stop has 65 strings"),
+    "long stop": ({"parameters": {"stop": "x" * 5000}}, 400, "stop has a longer string"),
     "type": ({"parameters": {"temperature": "hot"}}, 400, "temperature"),
     "messages": ({"messages": [{"content": 1}]}, 400, "messages"),
     "quantize": ({"quantize": "q4_K_M"}, 400, "int8"),

@@ -13,7 +13,7 @@ from cpuserve.api.request.fields import NO_EFFECT, OPTIONS, check_fields
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.call import unsupported
-from cpuserve.serving.params import check_repeat_penalty
+from cpuserve.serving.params import check_repeat_penalty, checked_stop
 
 _IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
 # Ollama options that have other names in SamplingParams.
@@ -41,8 +41,7 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
     if (given.get("num_predict") or 0) <= 0:
         given.pop("num_predict", None)  # without this limit, a response may fill the context
-    if isinstance(stop := given.get("stop"), str):
-        given["stop"] = [stop]
+    given["stop"] = checked_stop(given.get("stop"))
     values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     SamplingParams(**values)  # raises InvalidRequest for a value out of range
     return values
