@@ -80,16 +80,21 @@ async def encode_spans(
     """Return the tokens of each text with their positions; long texts are read on another thread.
 
     Raises:
-      InvalidRequest: a text certainly has more than most_counted(context) tokens.
+      InvalidRequest: the texts have more than most_counted(context) tokens together.
     """
     tokenizer, num_chars = context.get_tokenizer(), sum(map(len, texts))
     most = most_counted(context)
 
     def encode_all() -> list[list[TokenSpan]]:
+        found, left = [], most
         for index, text in enumerate(texts):
-            if cannot_fit(tokenizer, text, most):
-                raise too_long(text, most, context.max_model_len, index)
-        return [tokenizer.encode_spans(text, add_special_tokens) for text in texts]
+            fits = not cannot_fit(tokenizer, text, left)
+            spans = tokenizer.encode_spans(text, add_special_tokens, left) if fits else None
+            if spans is None:
+                raise too_long(text, left, context.max_model_len, index)
+            found.append(spans)
+            left -= len(spans)
+        return found
 
     if num_chars <= LARGE_TEXT_CHARS:
         return await run_sized(num_chars, encode_all)

@@ -223,14 +223,29 @@ class Tokenizer:
         some = kept(found.sequence_ids, most, left=left)
         return [found.ids[i] for i in some], [found.type_ids[i] for i in some]
 
-    def encode_spans(self, text: str, add_special_tokens: bool = True) -> list[TokenSpan]:
+    def encode_spans(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[TokenSpan] | None:
         """Return the tokens of `text`, each with its place in the text.
+
+        most: the maximum number of tokens; None is returned if there are more.
 
         Raises:
             InvalidRequest: see `encode`.
         """
-        found = self._encode(text, add_special_tokens, unlocked=False)
-        parts = zip(found.ids, found.tokens, found.offsets, found.special_tokens_mask, strict=True)
+
+        def encode() -> Encoding:
+            if len(text) <= LONG_CHARS:
+                return self._core.encode(text, add_special_tokens=add_special_tokens)
+            # Only `encode_batch` gives back the GIL while it encodes.
+            return self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+        found = _guarded(text, encode)
+        if most is not None and len(found) > most:
+            return None
+        # The list of all offsets would be made in one call, which keeps the GIL.
+        places = (found.token_to_chars(index) or (0, 0) for index in range(len(found)))
+        parts = zip(found.ids, found.tokens, places, found.special_tokens_mask, strict=True)
         spans = [TokenSpan(i, name, *at, bool(special)) for i, name, at, special in parts]
         if not (add_special_tokens and self._add_bos) or self.bos_id is None:
             return spans

@@ -116,7 +116,8 @@ def address(server: Watched, path: str) -> str:
 def test_the_largest_value_of_every_field_leaves_the_event_loop_free(watched, path):
     server = watched(ROUTES[path].pooling if path in ROUTES else "none")
     method, found, taken = largest.method(path), [], 0
-    for field in largest.tried()[path]:
+    fields = largest.tried()[path]
+    for field in fields:
         for shape, bodies in largest.bodies(field, MOST_BYTES):
             for body in bodies:
                 status, seconds, where = server.stop(method, address(server, path), body)
@@ -129,7 +130,7 @@ def test_the_largest_value_of_every_field_leaves_the_event_loop_free(watched, pa
                     taken += 1
                     break
     assert not found, "\n".join(found)
-    assert taken or path in REFUSED, "no value was taken, so the base body is wrong"
+    assert taken or not fields or path in REFUSED, "no value was taken, so the base body is wrong"
 
 
 # Operations that refuse every request to the servers of these tests.

@@ -88,3 +88,16 @@ def test_a_text_of_long_tokens_is_tokenized_whole(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_MARGIN_TOKENS", 10_000)
     text = "the word " * 5000
     assert tokenizer.encode(text, most=300) == tokenizer.encode(text)[:300]
+
+
+@pytest.mark.parametrize("text", [LONG, "é\N{WAVING HAND SIGN}<|im_end|> a" * 1000])
+@pytest.mark.parametrize("special", [True, False])
+def test_places_of_tokens_are_those_of_the_library(path, text, special):
+    core = Core.from_file(str(path / "tokenizer.json"))
+    expected = core.encode(text, add_special_tokens=special)
+    found = Tokenizer.load(path).encode_spans(text, special)
+    assert [(one.id, one.name, (one.start, one.stop)) for one in found] == [
+        *zip(expected.ids, expected.tokens, expected.offsets, strict=True)
+    ]
+    assert Tokenizer.load(path).encode_spans(text, special, len(found)) == found
+    assert Tokenizer.load(path).encode_spans(text, special, len(found) - 1) is None

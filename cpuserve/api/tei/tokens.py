@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.error_format import TEI
+from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import post
 from cpuserve.api.tei.errors import ERRORS, TeiError
 from cpuserve.api.tei.schema import check_inputs
@@ -70,7 +71,9 @@ async def tei_tokenize(received: RequestContext, asked: TeiTokenizeRequest) -> R
 
     def written() -> bytes:
         return msgspec.json.encode(
-            [_tokens(text, spans) for text, spans in zip(texts, found, strict=True)]
+            in_parts(
+                in_parts(_tokens(text, spans)) for text, spans in zip(texts, found, strict=True)
+            )
         )
 
     body = await run_sized(sum(map(len, texts)), written)
