@@ -129,6 +129,23 @@ def test_room_comes_back_when_files_and_batches_are_deleted(tmp_path):
     asyncio.run(main())
 
 
+def test_nothing_is_kept_of_a_batch_that_failed_except_its_record(tmp_path):
+    async def main():
+        async with live(files_dir=str(tmp_path)) as server:
+            directory = server.state.batches.directory
+            url = f"http://127.0.0.1:{server.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+                _, sent = await upload(http, "\n".join([line("a"), line("a")]).encode())
+                ask = {"input_file_id": sent, "endpoint": CHAT, "completion_window": "24h"}
+                batch = (await http.post("/v1/batches", json=ask)).json()
+                while batch["status"] != "failed":
+                    await asyncio.sleep(0.02)
+                    batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
+                assert list(directory._contents) == [sent]
+
+    asyncio.run(main())
+
+
 async def listed(place, keys, key):
     """The ids of the files that `key` sees on a server with `keys`."""
     async with live(files_dir=str(place), api_key=keys) as server:

@@ -384,9 +384,9 @@ class BatchService:
         shown: dict[str, Any] = {"errors": BatchErrors(errors)} if errors else {}
         for name, suffix in ((record.output, "output"), (record.errors, "error")):
             path = directory.path_of(name)
-            if record.owns_files or not path.exists():
+            if record.owns_files:
                 continue
-            if path.stat().st_size == 0:
+            if not path.exists() or path.stat().st_size == 0:
                 directory.remove(name)
                 continue
             directory.add(record.caller, name, f"{batch.id}_{suffix}.jsonl", "batch_output")
