@@ -304,7 +304,7 @@ def test_llama_vim_chooses_the_samplers(tmp_path, path, body, order):
     assert len(params.chain.prefixes) == ("infill" in order) * 4 * api.context.bounds.vocab
 
 
-@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/generate", "/sleep"])
+@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/sleep"])
 def test_routes_of_other_servers_say_what_to_use(path):
     response = tool_api(says(WORDS)).get(path)
     assert response.status_code == 404

@@ -206,9 +206,9 @@ async def _chunks(parts):
 
 def test_the_messages_of_a_body_are_counted_for_its_model():
     """A conversation may have as many messages as the context of its model has tokens."""
-    many = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * 40_000
+    many = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * 29_000
     api = Api(loaders=[Second(max_model_len=200_000, most_body=16 << 20)])
-    for model, told in (("b", "maximum context length"), ("tiny", "at most 33280 are allowed")):
+    for model, told in (("b", "maximum context length"), ("tiny", "at most 33024 are allowed")):
         response = api.post("/v1/chat/completions", model=model, messages=many)
         assert response.status_code in (400, 413)
         assert told in response.json()["error"]["message"], (model, response.text[:300])

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import logging
 import os
 import stat
 import zlib
@@ -66,7 +67,10 @@ def test_the_key_is_kept_and_only_its_owner_can_read_it(tmp_path):
     assert base64.b64encode(file.read_bytes()).decode() not in repr(Seal.kept_in(tmp_path / "new"))
 
 
-def test_without_a_place_for_the_key_the_server_has_one_until_it_ends(tmp_path, caplog):
+def test_without_a_place_for_the_key_the_server_has_one_until_it_ends(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("cpuserve"), "propagate", True)
     (tmp_path / "file").write_text("")
     with caplog.at_level("INFO"):
         seal = Seal.kept_in(tmp_path / "file" / "folder")

@@ -116,9 +116,10 @@ def _allowed_tools(
     chosen = [tool for tool in chosen if not words.skips(tool)] or chosen
     names = [words.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}
-    for name in names:
+    for tool, name in zip(chosen, names, strict=True):
         if name not in offered:
-            msg = f"tool_choice allows {brief(name, 128)!r}, which is not among the tools"
+            shown = brief(name or (tool.get("type") if isinstance(tool, dict) else tool), 128)
+            msg = f"tool_choice allows {shown!r}, which is not among the tools"
             raise InvalidRequest(msg, param="tool_choice")
     allowed_names = set(names)
     kept = [tool for tool in tools if function_name(tool) in allowed_names]
