@@ -49,6 +49,21 @@ def test_an_old_compiler_is_refused_with_what_is_needed(tmp_path, version):
     assert "set CXX to it" in line
 
 
+def test_makefiles_check_the_symbols_of_a_level_before_a_program_is_linked(tmp_path):
+    result = run(
+        CMAKE, "-S", ROOT, "-B", tmp_path, "-G", "Unix Makefiles", "-DCPUSERVE_EXTENSION=OFF",
+        "-DCPUSERVE_LEVELS=scalar",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rules = (tmp_path / "CMakeFiles" / "Makefile2").read_text().splitlines()
+    unit, check, core = (
+        f"CMakeFiles/{name}.dir/all"
+        for name in ("cpuserve_isa_scalar", "cpuserve_isa_scalar_leaks", "cpuserve_core")
+    )
+    assert f"{core}: {check}" in rules
+    assert f"{check}: {unit}" in rules
+
+
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
