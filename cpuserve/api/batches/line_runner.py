@@ -77,6 +77,7 @@ class LineRunner:
         self._batch = batch
         self._until = until
         self._suspects = asyncio.Lock()
+        self._ended = False
 
     async def run(self, lines: Iterable[BatchLine], write: Write, *, most: int) -> None:
         """Run the requests of `lines`, at most `most` at the same time; write their results.
@@ -91,8 +92,13 @@ class LineRunner:
 
         workers = [asyncio.create_task(work()) for _ in range(most)]
         try:
-            await asyncio.gather(*workers)
+            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in done:
+                worker.result()
         finally:
+            # A worker may miss the cancellation: before Python 3.12, asyncio.wait_for drops one
+            # that comes together with its result.
+            self._ended = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -107,6 +113,8 @@ class LineRunner:
             async with self._suspects if tried.deaths else nullcontext():
                 request_id = uuid.uuid4().hex
                 status, body, error = await self._respond(line, request_id)
+            if self._ended:
+                raise asyncio.CancelledError
             if tried.is_final(status, error):
                 response = LineResponse(status, request_id, msgspec.Raw(body or b"null"))
                 return LineResult(name, line.custom_id, response, None)
