@@ -72,7 +72,7 @@ def test_without_a_place_for_the_key_the_server_has_one_until_it_ends(
 ):
     monkeypatch.setattr(logging.getLogger("cpuserve"), "propagate", True)
     (tmp_path / "file").write_text("")
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "cpuserve"):
         seal = Seal.kept_in(tmp_path / "file" / "folder")
     assert opened(seal, seal.sealed("Hm.")) == "Hm."
     assert "cannot be kept" in caplog.text
