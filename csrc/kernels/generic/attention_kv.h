@@ -41,6 +41,12 @@ constexpr bool kBf16Pairs = false;
 //   kQuerySide    how many dims of a row of q are adjacent in the q of a tile
 //   kMostRows     the most rows of a tile
 //   kScaled       whether keys and values are 8-bit codes with a scale for each token
+#ifdef CPUSERVE_UNIT_TILES
+constexpr bool kSplitsPairs = false;  // AMX tiles read pairs, also where a model computes them
+#else
+constexpr bool kSplitsPairs = !kNativeDot2;
+#endif
+
 template <bool kSplits>
 struct PairProducts {
   static constexpr bool kSplit = false;
@@ -77,7 +83,7 @@ struct KvPairs : PairProducts<kSplits> {
 };
 // Splitting costs a load of each pair. With the 16 registers of AVX2, it gains 1.10 to 1.15 x for
 // prompts; with 32 registers, tiles do not spill, and it loses 0.90 x (one thread of a Zen 5).
-struct KvBf16 : KvPairs<!kNativeDot2 && kTileVecs == 2> {
+struct KvBf16 : KvPairs<kSplitsPairs && kTileVecs == 2> {
   using Elem = uint16_t;  // element of the KV cache
   static constexpr int kSide = 2;
   static constexpr bool kScaled = false;
@@ -122,7 +128,7 @@ struct KvF32 : SingleProducts {
 // a value multiplies the probability before it is rounded to bf16. kLargest is the largest value of
 // a code. load() returns the values of codes divided by kWiden, so the scales in the KV cache are
 // kWiden times as large.
-struct ScaledProducts : KvPairs<!kNativeDot2> {
+struct ScaledProducts : KvPairs<kSplitsPairs> {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
   static constexpr bool kScaled = true;
