@@ -10,6 +10,7 @@ import asyncio
 import functools
 import gc
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -51,7 +52,7 @@ async def serve(pooling: str, home: Path) -> None:
         threading.Thread(target=report, args=(watch, loop, ended), daemon=True).start()
         gc.collect()
         gc.freeze()  # as FrontEnd.load does
-        watch.start()
+        watch.start(beats="EVENT_LOOP_FULL" in os.environ)
         print(server.port, flush=True)
         await ended.wait()
 

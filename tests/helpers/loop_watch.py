@@ -33,8 +33,12 @@ class LoopWatch:
         self._beat = time.monotonic()
         self._stack = ""
 
-    def start(self) -> None:
-        """Begin to watch the running event loop."""
+    def start(self, *, beats: bool) -> None:
+        """Begin to watch the running event loop.
+
+        beats: measure heartbeats too, on a quiet machine: where the kernel does not count the time
+          that a thread waits for a CPU, other programs make heartbeats late.
+        """
         self._thread = threading.get_ident()
         run = events.Handle._run
 
@@ -44,7 +48,7 @@ class LoopWatch:
             self._note(time.thread_time() - begun, "a callback of the loop")
 
         events.Handle._run = timed  # type: ignore[method-assign]
-        self._task = asyncio.create_task(self._beats())
+        self._task = asyncio.create_task(self._beats()) if beats else None
         threading.Thread(target=self._sample, daemon=True).start()
 
     def take(self) -> tuple[float, str]:
