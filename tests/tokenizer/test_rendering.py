@@ -66,11 +66,16 @@ def wait_until(true) -> None:
         time.sleep(0.005)
 
 
-def is_running(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """The letter of a process's state in /proc: R runs, S waits, Z has ended; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
 
 
 class Peak:
@@ -275,8 +280,9 @@ def test_a_process_killed_in_the_middle_fails_its_request_alone(renderer):
     renderer.cpu_s = renderer.wall_s = PATIENCE_S  # a busy machine may kill it late
     renderer.check(ENDLESS)
     (fork,) = forks_of(renderer.pid)
+    wait_until(lambda: state_of(fork) == "S")
     thread, found = in_thread(lambda: renderer.render(ENDLESS, {}))
-    wait_until(lambda: not renderer._idle)
+    wait_until(lambda: state_of(fork) == "R")  # it renders: an idle one would be replaced
     os.kill(fork, signal.SIGKILL)
     thread.join()
     assert isinstance(found[0], TemplateStopped)
