@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import queue
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.app import app_of
+from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
 from cpuserve.config.server import ServerOptions
@@ -169,8 +169,7 @@ async def serving_script(
     tokenizer = settings.tokenizer or scripted_tokenizer()
     model = ScriptedModel(tokenizer, respond or queued, settings.pace_s)
     context = make_scripted_context(settings, model)
-    with socket.create_server(("127.0.0.1", settings.port)) as listener:
-        listener.setblocking(False)
+    with open_listener(ServerOptions(port=settings.port)) as listener:
         port = listener.getsockname()[1]
         http = ServerOptions(port=port, **settings.http)
         recorder = Recorder(app_of(ServerState(ModelRegistry(context)), http), settings.record)

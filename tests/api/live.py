@@ -11,6 +11,7 @@ from typing import Any
 
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
+from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
@@ -99,8 +100,7 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
     """Run a server on a free port of 127.0.0.1; context: of its model, in place of a script."""
     context = context or make_context(FakeEngine(script), http=limits)
     engine = context.client
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
+    with open_listener(ServerOptions(port=0)) as listener:
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
