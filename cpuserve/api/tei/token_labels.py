@@ -59,7 +59,7 @@ class TokenLabelsRequest(msgspec.Struct, kw_only=True):
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
-class Entity(msgspec.Struct, omit_defaults=True):
+class Entity(msgspec.Struct, omit_defaults=True, gc=False):
     """A token or an entity of a text, with its label and its character range [start, end).
 
     score: the probability of the label; for an entity, the mean over its tokens.

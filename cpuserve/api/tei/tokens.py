@@ -30,7 +30,7 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     prompt_name: str | None = None
 
 
-class TeiToken(msgspec.Struct):
+class TeiToken(msgspec.Struct, gc=False):
     """A token with its byte range in the text; a special token has no range."""
 
     id: int
