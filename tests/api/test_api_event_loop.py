@@ -24,7 +24,7 @@ from tests.api.serve_watched import MOST_BYTES
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 
-# All operations take 10 to 25 minutes and a quiet machine: `.ci/run event-loop` tries them. Other
+# All operations take six minutes and a quiet machine: `.ci/run event-loop` tries them. Other
 # runs try two, and only the CPU time of callbacks counts, at any load.
 EVERY = "EVENT_LOOP_FULL" in os.environ
 A_FEW = ("/detokenize", "/api/create")
