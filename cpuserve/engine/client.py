@@ -12,11 +12,15 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """The state of one engine: whether it serves, the number of restarts, and its statistics."""
+    """The state of one engine: whether it serves, the number of restarts, and its statistics.
+
+    hung: whether it has work, but does not respond.
+    """
 
     serves: bool
     restarts: int
     stats: Stats
+    hung: bool = False
 
 
 class EngineClient(Protocol):

@@ -277,8 +277,10 @@ class ReplicaClient:
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each replica."""
-        asleep = self._asleep
-        return [ReplicaStatus(r.serves or asleep, r.restarts, r.stats) for r in self._replicas]
+        return [
+            ReplicaStatus(r.serves or self._asleep, r.restarts, r.stats, r.engine.hung)
+            for r in self._replicas
+        ]
 
     async def wait_ready(self) -> None:
         """Wait until all engines serve; raise the StartupError of an engine that cannot start."""

@@ -15,6 +15,7 @@ import yaml
 from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
+from cpuserve.engine.liveness import HangLimits
 from cpuserve.platforms.memory import BLOCK
 from tests.api.server_process import served
 from tests.deploy.pods import DEPLOY, END_S, check_rights, check_times, options, path_of
@@ -199,6 +200,8 @@ def test_the_unit_of_systemd_waits_for_the_drain_and_sets_known_variables():
     assert variables.keys() <= known
     needed = int(variables["CPUSERVE_DRAIN_TIMEOUT"]) + ServerOptions().drain_delay + END_S
     assert int(settings["TimeoutStopSec"]) >= needed
+    assert settings["Type"] == "notify"
+    assert int(settings["WatchdogSec"]) > 2 * HangLimits().end_s  # an engine is replaced first
     cache = settings["CacheDirectory"]
     assert variables["CPUSERVE_CACHE"] == f"/var/cache/{cache}"
     assert variables["HF_HOME"].startswith(f"/var/cache/{cache}/")
@@ -216,6 +219,6 @@ def test_systemd_accepts_the_unit(tmp_path):
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    file.write_text(text.replace("Type=exec", "Type=execute"))
+    file.write_text(text.replace("Type=notify", "Type=execute"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "execute" in done.stderr

@@ -17,6 +17,7 @@ from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
@@ -56,6 +57,8 @@ EXIT_ENGINE_DEAD = 1
 
 # How many seconds connections may take at a shutdown to send the errors that end their requests.
 _FLUSH_S = 1.0
+# How many seconds the end of the engines and of all connections may take after the drain.
+_CLOSE_S = 10.0
 # How many seconds clients can read why the engine died, before a supervisor restarts the server.
 _DEAD_GRACE_S = 1.0
 _POLL_S = 0.1
@@ -104,6 +107,7 @@ class FrontEnd:
             self.state.batches = batch_service(self.state, options)
         if options.models_dir is not None and creation is not None:
             self.state.created = stored_models(self.models, options, creation)
+        self.manager = ServiceManager({})
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0
@@ -139,10 +143,12 @@ class FrontEnd:
         watching = keep("watching the engine", self.wait_ended)
         shown: asyncio.Task[None] | None = None
         batches: asyncio.Task[None] | None = None
+        living = keep("the watchdog", lambda: self.manager.watch(self._lives))
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
+                self.manager.ready(self._url)
                 batches = keep("running batches", self._run_batches)
                 if on_ready is not None:
                     shown = keep("the banner", partial(_shown, on_ready, self._url, self._client))
@@ -154,7 +160,7 @@ class FrontEnd:
             await self._drain(http)
             return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
-            for task in (stopped, loading, watching, shown, batches):
+            for task in (stopped, loading, watching, living, shown, batches):
                 if task is not None:
                     task.cancel()
             if batches is not None:  # end batches before the engine closes, so no line fails
@@ -191,6 +197,10 @@ class FrontEnd:
         gc.freeze()
         return loaded
 
+    def _lives(self) -> bool:
+        """Whether an engine responds, or has no work, or is started again."""
+        return not all(replica.hung for replica in self._client.replicas)
+
     async def wait_ended(self) -> None:
         """Return when the only engine has died, or all replicas have died and none restarts."""
         while not self.context.ready or not self._client.ended:
@@ -216,6 +226,7 @@ class FrontEnd:
         """
         self.state.draining = True
         delay_s = self._options.drain_delay if self.context.ready else 0.0
+        self.manager.stopping(delay_s + self._options.drain_timeout + _CLOSE_S)
         running = len(self._server.server_state.tasks)
         plan = ""
         if delay_s or running:

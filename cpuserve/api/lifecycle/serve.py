@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
+from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.lifecycle.startup_server import StartupServer
+from cpuserve.config.env import environment
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.affinity import affinity
 from cpuserve.engine.launch import SpareProcess
@@ -84,8 +86,7 @@ def serve(
             closing(SpareProcess(affinity())) as spare,
         ):
             _warn_if_open(options)
-            reports = LoadingReports(progress)
-            return _run(listener, prepare, options, reports, on_ready, others, further, spare)
+            return _run(listener, prepare, options, progress, on_ready, others, further, spare)
     except _Stopped as stopped:
         log.info("%s: stopped before the server was ready", stopped)
         return 0
@@ -95,14 +96,15 @@ def _run(
     listener: socket.socket,
     prepare: Callable[[ProgressFn], Prepared],
     options: ServerOptions,
-    reports: LoadingReports,
+    progress: ProgressFn | None,
     on_ready: ReadyFn | None,
     others: Sequence[tuple[NamedModel, PrepareFn]],
     further: FurtherFn | None,
     spare: SpareProcess,
 ) -> int:
     """Start the parts of the server after the port is bound, serve, and return the exit code."""
-    starting = StartupServer(listener)
+    starting, manager = StartupServer(listener), ServiceManager(environment())
+    reports = LoadingReports(progress, manager.loading)
     reports.also = starting.on_progress
     try:
         prepared = _wait(in_background(lambda: prepare(reports.tell)))
@@ -113,6 +115,7 @@ def _run(
             _pin(resolved.config.frontend_cpus)
             url = url_of(listener)
             front_end = _front_end(client, prepared, options, url, others, further, spare)
+            front_end.manager = manager
         except BaseException:
             client.kill()
             raise
@@ -199,10 +202,10 @@ def _pin(cpus: list[int] | None) -> None:
 
 
 class LoadingReports:
-    """Passes progress reports of loading to the terminal and to /health."""
+    """Passes progress reports of loading to the terminal, the service manager and /health."""
 
-    def __init__(self, progress: ProgressFn | None) -> None:
-        self._progress = progress
+    def __init__(self, *listeners: ProgressFn | None) -> None:
+        self._listeners = listeners
         self.also: ProgressFn | None = None
 
     def __call__(self, report: StageProgress) -> None:
@@ -211,7 +214,7 @@ class LoadingReports:
 
     def tell(self, stage: str, done: int, total: int) -> None:
         """Report that `done` of the `total` bytes of a loading stage are finished."""
-        for listener in (self._progress, self.also):
+        for listener in (*self._listeners, self.also):
             if listener is not None:
                 listener(stage, done, total)
 
