@@ -1,22 +1,15 @@
-"""Generate the tables of `cpuserve models --supported`: families, formats and kernels.
+"""The tables of `cpuserve models --supported`: families, formats and kernels.
 
-`python -m cpuserve.cli.support_tables docs/models.md` writes the tables of families and formats
-between two markers in the file. The rows come from the registries of models and formats.
+docs/models.md has the tables of families and formats. The rows come from the registries of both.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 
-from cpuserve.config.reference import between
-
-BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
-END = "<!-- end of models -->"
 # Families that share the architecture name of another family in GGUF files;
 # other metadata of the file decides which family it is.
 SAME_FILES = {
@@ -116,11 +109,6 @@ def page() -> str:
     return "\n\n".join("\n".join(markdown(rows)) for rows in (families(), formats(), types()))
 
 
-def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
-    return between(text, BEGIN, END, page())
-
-
 def _sentence(described: object) -> str:
     """Return the first paragraph of a docstring, without the text from "Source:" on."""
     paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
@@ -132,12 +120,3 @@ def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     head, *body = rows
     for cells in (head, ["---"] * len(head), *body):
         yield f"| {' | '.join(cells)} |"
-
-
-def main(path: Path) -> None:
-    """Replace the tables in the Markdown file at `path`."""
-    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

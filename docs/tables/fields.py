@@ -1,13 +1,8 @@
-"""Generate the tables of docs/fields.md: which request fields each endpoint honours or refuses.
-
-`python -m cpuserve.api.request.field_reference docs/fields.md` writes them between two markers.
-"""
+"""The tables of docs/fields.md: which request fields each endpoint honours or refuses."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -35,10 +30,7 @@ from cpuserve.api.tei.schema import (
 )
 from cpuserve.api.tgi.schema import TgiParameters, TgiRequest
 from cpuserve.api.tokenize.schema import TokenizeRequest
-from cpuserve.config.reference import between
 
-BEGIN = "<!-- fields: made by python -m cpuserve.api.request.field_reference docs/fields.md -->"
-END = "<!-- end of fields -->"
 # For each endpoint: its name in the table REFUSED, its path, and the schema of its body.
 SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.CHAT, "/v1/chat/completions", ChatRequest),
@@ -75,11 +67,6 @@ def tables() -> str:
     return "\n".join([*_honoured(), "", *_refused(), "", *_without_effect()])
 
 
-def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
-    return between(text, BEGIN, END, tables())
-
-
 def _honoured() -> Iterator[str]:
     yield from ("Honoured:", "", "| endpoint | fields |", "|---|---|")
     for endpoint, shown, schema in SCHEMAS:
@@ -108,12 +95,3 @@ def _code(shown: str) -> str:
 
 def _codes(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def main(path: Path) -> None:
-    """Replace the tables in the Markdown file at `path`."""
-    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

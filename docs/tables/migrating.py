@@ -1,21 +1,17 @@
-"""Generate tables of options of vLLM, llama.cpp and Ollama with their cpuserve counterparts.
+"""The tables of docs/migrating.md: options of vLLM, llama.cpp and Ollama and their counterparts.
 
 The lists contain the flags and variables that users of these servers need most, by subject. Their
-counterparts are looked up in config/fields.py and config/missing/, as the parser does.
-`python -m cpuserve.cli.migration docs/migrating.md` writes the tables between markers in the file.
+counterparts are looked up in config/fields.py and config/missing, as the parser does.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cpuserve.cli.support_tables import markdown
 from cpuserve.config.fields import FIELDS, NO_OPS
 from cpuserve.config.missing import MISSING, UNREAD
-from cpuserve.config.reference import between
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,25 +220,3 @@ def _rows(server: OtherServer, names: Sequence[str]) -> Iterator[list[str]]:
         else:
             what = f"sets {to}" if how == ALIAS else to
             yield [f"`{name}`", how, f"{what}: {remark}" if remark else what]
-
-
-def markers(server: OtherServer) -> tuple[str, str]:
-    """Return the two comment lines that enclose the tables of a server on the page."""
-    made = f"made by python -m cpuserve.cli.migration docs/migrating.md: {server.title}"
-    return f"<!-- {made} -->", f"<!-- end of {server.title} -->"
-
-
-def replaced(text: str) -> str:
-    """Return `text` with new tables between its markers; ValueError if a marker is missing."""
-    for server in SERVERS:
-        text = between(text, *markers(server), tables(server))
-    return text
-
-
-def main(path: Path) -> None:
-    """Replace the tables in the Markdown file at `path`."""
-    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,20 +1,12 @@
-"""Generates the reference of all options from config/fields.py and config/missing/.
-
-`python -m cpuserve.config.reference docs/options.md` writes the reference between two markers.
-"""
+"""The reference of all options in docs/options.md, from config/fields.py and config/missing."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from cpuserve.config.field import GROUPS, Alias, Field
 from cpuserve.config.fields import FIELDS, NO_OPS
 from cpuserve.config.missing import MISSING, UNREAD
-
-BEGIN = "<!-- options: made by python -m cpuserve.config.reference docs/options.md -->"
-END = "<!-- end of options -->"
 
 
 def table() -> str:
@@ -30,25 +22,6 @@ def table() -> str:
         lines += [_row(f) for f in FIELDS if f.group == group]
         lines.append("")
     return "\n".join([*lines, *_aliases(), "", *_no_ops(), "", *_missing(), "", *_unread()])
-
-
-def replaced(text: str) -> str:
-    """Return `text` with a new reference between its markers; ValueError if a marker is missing."""
-    return between(text, BEGIN, END, table())
-
-
-def between(text: str, begin: str, end: str, made: str) -> str:
-    """Return `text` with `made` between the markers `begin` and `end`.
-
-    Raises:
-        ValueError: a marker is missing, or they are in the wrong order.
-    """
-    before, first, rest = text.partition(begin)
-    _, last, after = rest.partition(end)
-    if not first or not last:
-        msg = f"the markers {begin!r} and {end!r} are missing"
-        raise ValueError(msg)
-    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
 def _row(field: Field) -> str:
@@ -90,15 +63,3 @@ def _unread() -> Iterator[str]:
     yield ""
     for unread in UNREAD:
         yield f"- {', '.join(f'`{name}`' for name in unread.names)}: ignored; {unread.why}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite the reference in the files on the command line."""
-    for name in sys.argv[1:] if argv is None else argv:
-        path = Path(name)
-        path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

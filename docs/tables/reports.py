@@ -1,16 +1,10 @@
-"""Generate tables of the metrics on /metrics, and of the report of `cpuserve doctor --json`.
-
-`python -m cpuserve.cli.report_tables docs` writes the tables between two markers
-of the pages docs/metrics.md and docs/doctor.md.
-"""
+"""The tables of the metrics in docs/metrics.md, and of the report in docs/doctor.md."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,16 +12,12 @@ import msgspec
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.support_tables import markdown
-from cpuserve.config.reference import between
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.server import ServerMetrics
-
-BEGIN = "<!-- tables: made by python -m cpuserve.cli.report_tables docs -->"
-END = "<!-- end of tables -->"
 
 
 def metrics() -> str:
@@ -113,22 +103,3 @@ def _shown(info: Any) -> Iterable[str]:
     words = {"Str": "text", "Int": "integer", "Float": "number", "Bool": "boolean", "None": "null"}
     name = type(info).__name__.removesuffix("Type")
     return [words.get(name, re.sub("(?<!^)(?=[A-Z])", " ", name).lower())]
-
-
-PAGES = {"metrics.md": metrics, "doctor.md": report}
-
-
-def replaced(name: str, text: str) -> str:
-    """Return the page `name` with new tables; ValueError as in `reference.between`."""
-    return between(text, BEGIN, END, PAGES[name]())
-
-
-def main(directory: Path) -> None:
-    """Replace the tables of the Markdown pages in `directory`."""
-    for name in PAGES:
-        page = directory / name
-        page.write_text(replaced(name, page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

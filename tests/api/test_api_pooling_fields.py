@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.api.request.field_reference import SCHEMAS
 from cpuserve.api.request.fields import NO_EFFECT, honoured, refused_by
+from docs.tables.fields import SCHEMAS
 from tests.api.post_routes import ROUTES
 from tests.contract.table import server
 

@@ -2,20 +2,18 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from cpuserve.cli import main as cli
-from cpuserve.cli import migration
 from cpuserve.cli.flags import normalize, refuse_unknown
-from cpuserve.cli.migration import ALIAS, IGNORED, OWN, REFUSED, SERVERS, UNREAD_VARIABLE
 from cpuserve.config.env import read_env
 from cpuserve.config.fields import BY_NAME, NO_OPS
 from cpuserve.config.missing import MISSING, UNREAD
 from cpuserve.errors import ConfigError
+from docs.tables import migrating
+from docs.tables.migrating import ALIAS, IGNORED, OWN, REFUSED, SERVERS, UNREAD_VARIABLE
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 NAMES = [(server.title, name) for server in SERVERS for name in server.all_names]
 FLAGS = [(server, name) for server, name in NAMES if name.startswith("-")]
 VARIABLES = [(server, name) for server, name in NAMES if not name.startswith("-")]
@@ -52,12 +50,6 @@ def parsed(parser, *argv):
     return args
 
 
-def test_the_page_has_the_tables_of_the_code():
-    page = PAGE.read_text(encoding="utf-8")
-    made = "run: python -m cpuserve.cli.migration docs/migrating.md"
-    assert migration.replaced(page) == page, made
-
-
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.title)
 def test_a_table_has_the_names_that_users_know_best(server):
     names = server.all_names
@@ -68,7 +60,7 @@ def test_a_table_has_the_names_that_users_know_best(server):
 
 @pytest.mark.parametrize(("server", "name"), FLAGS)
 def test_the_parser_does_with_a_flag_what_the_table_says(parser, server, name):
-    how, to = migration.counterpart(name)
+    how, to = migrating.counterpart(name)
     plain = to.replace("`", "")
     if how == REFUSED:
         with pytest.raises(ConfigError) as refused:
@@ -96,7 +88,7 @@ def parser_of_serve(parser):
 
 @pytest.mark.parametrize(("server", "name"), VARIABLES)
 def test_a_variable_is_read_as_the_table_says(server, name):
-    how, to = migration.counterpart(name)
+    how, to = migrating.counterpart(name)
     found = read_env({name: "1"})
     if how == ALIAS:
         ((field, (variable, _)),) = found.values.items()

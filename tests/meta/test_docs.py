@@ -10,15 +10,14 @@ import yaml
 
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
-from cpuserve.api.request import field_reference
 from cpuserve.api.vllm import admin
 from cpuserve.cli import main as cli
 from cpuserve.cli import support_tables
 from cpuserve.cli.flags import normalize
 from cpuserve.config.fields import FIELDS
-from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
+from docs.tables.options import table
 from tests.helpers import classifiers, rerankers, splade
 from tests.helpers.quantized import FORMATS
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
@@ -48,17 +47,6 @@ def test_readme_fits_on_two_screens():
     assert len(README.splitlines()) <= 110
 
 
-def test_the_options_page_has_the_table_of_the_code():
-    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert replaced(page) == page, "run: python -m cpuserve.config.reference docs/options.md"
-
-
-def test_the_page_of_fields_has_the_tables_of_the_code():
-    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    made = "run: python -m cpuserve.api.request.field_reference docs/fields.md"
-    assert field_reference.replaced(page) == page, made
-
-
 def test_the_page_on_serving_lists_every_endpoint():
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     table = page.partition("## Endpoints")[2].partition("A request accepts")[0]
@@ -68,12 +56,6 @@ def test_the_page_on_serving_lists_every_endpoint():
     ]
     served = {path for path in routes if "{" not in path and path != "/"}
     assert listed == served - {"/rerank", "/score"}  # "both also without /v1"
-
-
-def test_the_page_of_models_has_the_tables_of_the_code():
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    made = "run: python -m cpuserve.cli.support_tables docs/models.md"
-    assert support_tables.replaced(page) == page, made
 
 
 def test_every_family_format_and_architecture_of_that_page_has_a_test():

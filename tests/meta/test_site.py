@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cpuserve.cli import report_tables
 from docs.site import chart, check, drawings, hooks, recording
+from docs.tables.pages import PAGES, replaced
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -42,12 +42,15 @@ def test_the_drawings_are_those_of_the_script(name):
     assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == drawings.PICTURES[name](), made
 
 
-@pytest.mark.parametrize("name", report_tables.PAGES)
-def test_the_pages_of_reports_have_the_tables_of_the_code(name):
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_with_tables_from_the_code_has_them_as_they_are_now(name):
     page = (DOCS / name).read_text(encoding="utf-8")
-    assert report_tables.replaced(name, page) == page, (
-        "run: python -m cpuserve.cli.report_tables docs"
-    )
+    assert replaced(name, page) == page, "run: python -m docs.tables"
+
+
+def test_a_page_without_its_markers_is_refused():
+    with pytest.raises(ValueError, match=r"metrics\.md: the markers"):
+        replaced("metrics.md", "# Metrics")
 
 
 def test_the_page_of_metrics_has_those_that_the_code_names():

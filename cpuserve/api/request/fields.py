@@ -1,7 +1,7 @@
 """Tables of request fields of other servers that this server refuses, or that have no effect.
 
 A field in neither table is honoured if the schema of its endpoint has it, otherwise ignored.
-`python -m cpuserve.api.request.field_reference docs/fields.md` documents all fields.
+docs/fields.md lists all fields (`python -m docs.tables`).
 """
 
 from __future__ import annotations
