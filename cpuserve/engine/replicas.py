@@ -576,8 +576,7 @@ class ReplicaClient:
                 log.error("%s: %s; the next attempt is in %.3g s", replica.name, error, wait)
             else:
                 replica.restarts += 1
-                took = time.monotonic() - began
-                log.warning("%s serves again after %.1f s", replica.name, took)
+                log.warning("%s serves again after %.1f s", replica.name, time.monotonic() - began)
                 return
 
     async def _replace(self, replica: _Replica) -> None:
@@ -590,12 +589,10 @@ class ReplicaClient:
 def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
     """Return one report for all: the first, with the threads and ranks of all, and `replicas`."""
     whole = {**reports[0], "replicas": list(reports)}
-    seen = [report["placement"] for report in reports if "placement" in report]
-    if seen:
+    if seen := [report["placement"] for report in reports if "placement" in report]:
         whole["placement"] = [cpu for cpus in seen if isinstance(cpus, list) for cpu in cpus]
         whole["misplaced"] = "; ".join(str(r["misplaced"]) for r in reports if r.get("misplaced"))
-    placed = [nodes for r in reports if isinstance(nodes := r.get("memory_nodes"), dict)]
-    if placed:
+    if placed := [nodes for r in reports if isinstance(nodes := r.get("memory_nodes"), dict)]:
         whole["memory_nodes"] = {
             what: [rank for nodes in placed for rank in nodes[what]] for what in placed[0]
         }
