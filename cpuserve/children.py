@@ -1,8 +1,16 @@
-"""The command of a child process that runs Python."""
+"""Child processes that run Python: their command, and the thread that starts them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache
+from queue import SimpleQueue
+from typing import Any
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
@@ -15,3 +23,50 @@ def python_command(code: str, *arguments: str) -> list[str]:
     end = len(path) + 1
     begin = f"import sys; sys.path[:] = sys.argv[1:{end}]; del sys.argv[1:{end}]\n"
     return [sys.executable, "-c", begin + code, *path, *arguments]
+
+
+def start_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Return Popen(command, **options), started on a thread that lives as long as this process.
+
+    Children ask Linux to kill them when their parent ends (PR_SET_PDEATHSIG), and for Linux the
+    parent is the thread that started them. A caller's thread may end long before this process does.
+    The child may use the CPUs that the caller's thread may use.
+
+    Raises:
+        OSError: the system refuses another process or file.
+        RuntimeError: the system refuses another thread.
+    """
+    return _starter().start(command, options)
+
+
+class _Starter:
+    """The thread that starts children, one after another."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], set[int], list[str], dict[str, Any]]] = (
+            SimpleQueue()
+        )
+        # Not a thread of an executor: those end before the functions of atexit, which end children.
+        threading.Thread(target=self._run, name="cpuserve-children", daemon=True).start()
+
+    def start(self, command: list[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
+        started: Future[subprocess.Popen[bytes]] = Future()
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._jobs.put((started, cpus, command, options))
+        return started.result()
+
+    def _run(self) -> None:
+        while True:
+            started, cpus, command, options = self._jobs.get()
+            try:
+                if cpus:
+                    with suppress(OSError):  # a sandbox forbids it: then all threads have the same
+                        os.sched_setaffinity(0, cpus)
+                started.set_result(subprocess.Popen(command, **options))
+            except BaseException as error:
+                started.set_exception(error)
+
+
+_starter = cache(_Starter)
+if hasattr(os, "register_at_fork"):  # a forked child has only the thread that forked
+    os.register_at_fork(after_in_child=_starter.cache_clear)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from cpuserve.children import python_command
+from cpuserve.children import python_command, start_child
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.errors import TooLittleMemory
 from cpuserve.log import get_logger, level
@@ -46,17 +46,14 @@ class EngineProcess:
 def start_process(module: str = CHILD_MODULE) -> EngineProcess:
     """Start a process that waits for an EngineConfig.
 
-    Call it from a thread that lives as long as the engine,
-    because Linux kills the child when the thread that started it ends.
-
     Raises:
-        OSError: the system refuses another process or file.
+        OSError, RuntimeError: the system refuses another process, file or thread.
     """
     code = BOOTSTRAP.format(module=module)
     with ExitStack() as undo:
         ours, theirs = map(undo.enter_context, socket.socketpair())
         fd = theirs.fileno()
-        process = subprocess.Popen(
+        process = start_child(
             python_command(code, "--fd", str(fd), "--log-level", level()),
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
@@ -71,7 +68,7 @@ class SpareProcess:
     """At most one engine process that is started before its configuration is known.
 
     Imports take half of the start of an engine, so they run while the server still unloads another
-    model. Only the thread that starts engines may use this object: its end would kill the process.
+    model. Only the thread of the event loop may use this object.
 
     keep: whether to start another process as soon as an engine has taken this one,
       because models take turns in memory.
@@ -100,7 +97,7 @@ class SpareProcess:
         try:
             with on_cpus(self.cpus):
                 self._spare = start_process(self._module)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             # The engine then starts its process itself, or reports why it cannot.
             log.debug("no process is started in advance: %s", error)
             return

@@ -105,8 +105,6 @@ class ProcessClient:
     ) -> ProcessClient:
         """Start the engine and return immediately; wait_ready waits until it serves.
 
-        Call it from a thread that lives as long as the engine; see start_process.
-
         spare: may have a process that was started in advance; this process is then used.
 
         Raises:

@@ -1,16 +1,21 @@
 """A process that is started before its configuration is known."""
 
 import asyncio
+import os
+import signal
+import threading
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
+from cpuserve.engine.affinity import on_cpus
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import TooLittleMemory
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.patience import PATIENCE_S, until, wait_gone
+from tests.helpers.patience import PATIENCE_S, until, wait_gone, wait_until
 
 MODULE = "tests.helpers.fake_engine"
 
@@ -127,3 +132,38 @@ def test_a_process_without_a_parent_ends():
     started.sock.close()
     assert started.process.wait(PATIENCE_S) == 0
     started.kill()
+
+
+def test_a_process_outlives_the_thread_that_started_it():
+    """Its parent in the sense of PR_SET_PDEATHSIG is not the thread that asked for it."""
+    found, ended = [], threading.Event()
+
+    def ask():
+        found.append(start_process(MODULE))
+        wait_until(lambda: ignores(found[0].process.pid, signal.SIGTERM))
+        ended.wait(0.3)  # by then it has set PR_SET_PDEATHSIG and waits for its configuration
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    asked.join()
+    try:
+        assert not ended.wait(0.2)  # a signal would end it at once
+        assert found[0].process.poll() is None
+    finally:
+        found[0].kill()
+
+
+def ignores(pid, number):
+    """Whether a process ignores a signal, as engines do just before they set PR_SET_PDEATHSIG."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("SigIgn:")[2].split()[0], 16) >> (number - 1) & 1
+
+
+def test_a_process_may_use_the_cpus_of_the_thread_that_asked_for_it():
+    one = {min(os.sched_getaffinity(0))}
+    with on_cpus(one):
+        started = start_process(MODULE)
+    try:
+        assert os.sched_getaffinity(started.process.pid) == one
+    finally:
+        started.kill()

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from cpuserve.children import python_command
+from cpuserve.children import python_command, start_child
 from cpuserve.engine.grammars.messages import (
     Alive,
     Compile,
@@ -193,4 +193,4 @@ def _spawn(
     names = ("compiling", "filling", "memory")
     command = python_command(code, json.dumps(cpus))
     command += [f"--{name}={number}" for name, number in zip(names, passed, strict=True)]
-    return subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
+    return start_child(command, pass_fds=passed, stdin=subprocess.DEVNULL)
