@@ -106,20 +106,24 @@ static inline double dot_loop(int64_t iterations) {
 }
 
 // Adds products over 32 elements of K to the sums c of R rows x V vectors,
-// with the dot product of the weight kind W.
-template <class W, int R, int V>
+// with the dot product of the weight kind W. kAtOnce vectors are multiplied by all rows together:
+// if a product is emulated, the operands of two vectors and the sums do not fit 16 registers.
+template <class W, int kAtOnce, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
-#pragma GCC unroll 8
-  for (int quad = 0; quad < 8; quad++) {
+#pragma GCC unroll 32
+  for (int part = 0; part < 8 * V / kAtOnce; part++) {
     asm volatile("" : "+r"(p) : : "memory");
-    Q w[V];
+    const int first = part * kAtOnce % V;
+    Q w[kAtOnce];
 #pragma GCC unroll 16
-    for (int j = 0; j < V; j++) w[j] = load_quads(p + j * 64);
+    for (int j = 0; j < kAtOnce; j++) w[j] = load_quads(p + (first + j) * 64);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       const Q a = set1_quad(reinterpret_cast<const int8_t*>(p + V * 64 + r * 4));
 #pragma GCC unroll 16
-      for (int j = 0; j < V; j++) c[r][j] = add_product<W, R * V>(c[r][j], w[j], a);
+      for (int j = 0; j < kAtOnce; j++) {
+        c[r][first + j] = add_product<W, R * V>(c[r][first + j], w[j], a);
+      }
     }
   }
 }
@@ -127,9 +131,12 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
 // Does the same as dot_loop for the quantized kind W, with as many sums as its register tile.
 // 8-bit and 4-bit weights differ on CPUs without dot-product instructions:
 // only sums of 4-bit weights fit in 16 bits; they are widened to 32 bits after 32 elements of K.
+// With 16 registers (AVX2 without VNNI), the totals leave space for the 16-bit sums of three rows.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
-  constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;
+  constexpr bool kFew = kEmulatesDots && kVecs == 2;
+  constexpr int kSums = kFew && !W::kStartsFromAny ? 3 : kGroupVecs / kVecs;
+  constexpr int R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs, kAtOnce = kFew && W::kStartsFromAny ? 1 : V;
   alignas(64) const uint8_t operands[V * 64 + R * 4] = {};
   I total[R][V];
 #pragma GCC unroll 16
@@ -139,7 +146,7 @@ static inline double byte_loop(int64_t iterations) {
   }
   for (int64_t i = 0; i < iterations; i++) {
     if constexpr (W::kStartsFromAny) {
-      byte_products<W>(total, operands);
+      byte_products<W, kAtOnce>(total, operands);
     } else {
       typename W::Sum c[R][V];
 #pragma GCC unroll 16
@@ -147,7 +154,7 @@ static inline double byte_loop(int64_t iterations) {
 #pragma GCC unroll 16
         for (int j = 0; j < V; j++) c[r][j] = W::start();
       }
-      byte_products<W>(c, operands);
+      byte_products<W, kAtOnce>(c, operands);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
 #pragma GCC unroll 16
