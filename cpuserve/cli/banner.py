@@ -6,8 +6,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuserve.config.generation import render_settings
 from cpuserve.config.values import format_bytes, format_cpus
+from cpuserve.platforms.limits import RateLimit, told_limits
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig, Resolved
@@ -78,10 +81,10 @@ def _isa_level(prepared: Prepared) -> str:
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:
-    """Return the measured bandwidth and dot-product rates, and an upper bound of the decode rate.
+    """Return the measured bandwidth and dot-product rates, and upper bounds of the decode rate.
 
-    Decoding one token reads every packed weight once.
-    So the decode rate is at most the memory bandwidth divided by the bytes of the weights.
+    A step reads every packed weight once, and multiplies it by the rows of each request. So memory
+    limits the decode rate of few requests, and arithmetic the rate of many (platforms/limits.py).
     """
     bandwidth = _number(answer.get("read_bytes_per_s"))
     weights = _number(answer.get("weight_bytes_per_token"))
@@ -90,11 +93,10 @@ def render_roofline(answer: Mapping[str, object]) -> str:
     if isinstance(dots, Mapping):
         peaks = ((name, _number(dots.get(key))) for key, name in DOT_NAMES)
         parts += [f"{name} dot {peak / 1e9:.0f} GOP/s" for name, peak in peaks if peak]
-    if bandwidth and weights:
-        parts.append(
-            f"{format_bytes(weights)} of weights per token: at most "
-            f"{bandwidth / weights:.0f} tokens/s for one request"
-        )
+    limits = msgspec.convert(answer.get("limits") or [], list[RateLimit])
+    if weights and limits:
+        rates = told_limits(limits)
+        parts.append(f"{format_bytes(weights)} of weights per token: at most {rates}")
     return line("roofline", ", ".join(parts) or "not measured")
 
 

@@ -26,6 +26,7 @@ from cpuserve.platforms.allocator import ALLOCATOR_MEANS, allocator
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.layout import numa_notes, ranks_of_nodes
+from cpuserve.platforms.limits import RateLimit, limits_by_type, told_limits
 from cpuserve.platforms.placement import Placement, place
 from cpuserve.platforms.report import (
     MachineReport,
@@ -42,6 +43,7 @@ from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
 ROOFLINE_MEMORY = 2 * GIB  # the roofline probe needs this many free bytes of memory
+DOT_NAMES = {"f32": "fp32", "bf16": "bf16", "int8": "int8", "int4": "int4"}
 BUSY_SHARE = 0.25  # report other programs that use more than this share of the CPUs
 
 
@@ -53,12 +55,17 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of all threads together: bytes and operations (by type) per second; barrier time."""
+    """Rates of all threads together: bytes and operations (by type) per second; barrier time.
+
+    limits: for each type of dot products, the most tokens per second that 1, 4, 8 and 32 requests
+      can decode together with a model of a billion weights (in fp32, bf16, Q8_0 and Q4_0).
+    """
 
     threads: int
     read_bytes_per_s: float
     dot_ops_per_s: dict[str, float]
     barrier_s: float
+    limits: dict[str, tuple[RateLimit, ...]]
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +199,11 @@ def _roofline(host: Host, isa: str, placement: Placement | None) -> RooflineRepo
         probe = CpuPlatform().roofline(isa, placement.threads, placement.thread_cpus)
     except (CpuserveError, RuntimeError, ValueError):  # leave only the roofline out of the report
         return None
-    return msgspec.convert({"threads": placement.threads, **probe.measure()}, RooflineReport)
+    measured = probe.measure()
+    limits = limits_by_type(measured["read_bytes_per_s"], measured["dot_ops_per_s"])
+    return msgspec.convert(
+        {"threads": placement.threads, **measured, "limits": limits}, RooflineReport
+    )
 
 
 # -- problems of the machine ----------------------------------------------------------------------
@@ -324,6 +335,10 @@ def _subjects(report: DoctorReport) -> Iterator[tuple[str, str]]:
     if report.work is not None:
         yield from render_work(report.work)
     yield "roofline", _rates(report.roofline)
+    if report.roofline is not None:
+        yield "limits", "a model with a billion weights decodes"
+        for dot, limits in report.roofline.limits.items():
+            yield "", f"{DOT_NAMES[dot]}: at most {told_limits(limits)}"
     yield "allocator", f"{report.allocator}: {ALLOCATOR_MEANS}"
     yield "libraries", ", ".join(f"{n} {v}" for n, v in report.libraries.items() if v)
     for text in report.notes:
@@ -349,12 +364,10 @@ def _threads(placement: PlacementReport | None) -> Iterator[tuple[str, str]]:
 def _rates(roofline: RooflineReport | None) -> str:
     if roofline is None:
         return "not measured"
-    names = {"f32": "fp32", "bf16": "bf16", "int8": "int8"}
-    dots = [f"{names.get(k, k)} {v / 1e9:.0f}" for k, v in roofline.dot_ops_per_s.items()]
+    dots = [f"{DOT_NAMES[k]} {v / 1e9:.0f}" for k, v in roofline.dot_ops_per_s.items()]
     reads = roofline.read_bytes_per_s / 1e9
     return (
-        f"{roofline.threads} threads read {reads:.1f} GB/s (1 GB of weights: at most {reads:.1f} "
-        f"tokens/s for one request), multiply {', '.join(dots)} GOP/s, "
+        f"{roofline.threads} threads read {reads:.1f} GB/s, multiply {', '.join(dots)} GOP/s, "
         f"synchronize at a barrier in {roofline.barrier_s * 1e6:.1f} us"
     )
 

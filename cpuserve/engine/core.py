@@ -477,6 +477,7 @@ class EngineCore:
             "prefix_queries": self.scheduler.blocks.prefix_queries,
             "prefix_hits": self.scheduler.blocks.prefix_hits,
             "roofline_bytes_per_s": self.stats.roofline_bytes_per_s,
+            "limits": self._limits.get("limits", []),
             "busy_s": self.stats.busy_s,
             "weight_bytes": self.stats.weight_bytes,
             "running": len(self.scheduler.running),

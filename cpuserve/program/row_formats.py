@@ -38,6 +38,11 @@ def act_format(kind: str, activation_bits: int) -> str:
     return TWO_TERMS.get(rows, rows) if activation_bits == 16 else rows
 
 
+def rows_of_token(kind: str, activation_bits: int) -> int:
+    """Return how many int8 or float rows a matrix of `kind` multiplies for a token: 1 or 2."""
+    return 2 if act_format(kind, activation_bits) in TWO_TERMS.values() else 1
+
+
 def combined_format(activations: str) -> str:
     """Return the row format of the results of experts, until Combine adds them up.
 

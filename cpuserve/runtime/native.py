@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +20,7 @@ from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
+from cpuserve.program.row_formats import DOT_OF_KIND, rows_of_token
 from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
@@ -27,6 +29,9 @@ from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
 from cpuserve.sampling.chain import STAGES, Chain
 from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.platforms.limits import Part
 
 ProgressFn = Callable[[str, int, int], None]
 # One call packs matrices with at least this many bytes in the file.
@@ -58,6 +63,7 @@ class NativeExecutor:
     ) -> None:
         self.team = team
         self._cpus = config.thread_cpus
+        self._activation_bits = config.activation_bits
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self._pooled = config.pooling != "none"
@@ -247,9 +253,12 @@ class NativeExecutor:
 
         Takes about half a second on all threads, in parts of about 50 ms
         (weights of more than 2 GB take longer to read once).
-        Yields {} after each part, and at the end the rates in bytes and operations per second.
+        Yields {} after each part, and at the end the rates in bytes and operations per second,
+        and `limits`, the RateLimits that follow for this model (platforms/limits.py).
         """
-        from cpuserve.platforms.probe import DOT_KINDS  # the start of an engine needs no platform
+        # The start of an engine needs no platform.
+        from cpuserve.platforms.limits import REQUESTS, rate_limit
+        from cpuserve.platforms.probe import DOT_KINDS
 
         bandwidth: list[float] = []
         begin = time.monotonic()
@@ -263,13 +272,30 @@ class NativeExecutor:
         for kind in DOT_KINDS:
             dots[kind] = self.native.probe_dot(kind, 0.06)
             yield {}
+        reads = sum(bandwidth) / len(bandwidth)
+        limits = [rate_limit(n, self._parts(n), reads, dots) for n in REQUESTS]
         yield {
-            "read_bytes_per_s": sum(bandwidth) / len(bandwidth),
+            "read_bytes_per_s": reads,
             "dot_ops_per_s": dots,
+            "limits": [msgspec.structs.asdict(limit) for limit in limits],
             "barrier_s": self.native.probe_barrier(2000),
             "weight_bytes_per_token": self.lowered.read_bytes,
             "linear_weights": self.lowered.linear_weights,
         }
+
+    def _parts(self, requests: int) -> list[Part]:
+        """Return the weights that a decode step of `requests` requests reads and multiplies."""
+        from cpuserve.platforms.limits import Part
+
+        return [
+            Part(
+                DOT_OF_KIND.get(weights.kind, "f32"),
+                weights.read_bytes(requests),
+                weights.n * weights.k * rows_of_token(weights.kind, self._activation_bits),
+            )
+            for weights in self.lowered.op_weights
+            if weights is not None
+        ]
 
     @property
     def bytes_per_step(self) -> int:

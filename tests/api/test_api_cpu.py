@@ -16,6 +16,7 @@ from cpuserve.metrics.families import server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.platforms.limits import RateLimit
 from tests.api.fakes import Api, error_of
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.hosts import load_host, resolve
@@ -91,12 +92,20 @@ class OnHost(CpuPlatform):
 def test_the_report_shows_the_placement_that_was_resolved():
     config = resolve("xeon_2s_amx", numa="off").config
     view = CpuView(OnHost("xeon_2s_amx"), [config])
-    engine = {"roofline_bytes_per_s": 400e9, "placement": [0, 1], "misplaced": "thread 1 ..."}
+    limit = {"requests": 8, "tokens_per_s": 90.0, "by": "arithmetic"}
+    engine = {
+        "roofline_bytes_per_s": 400e9,
+        "limits": [limit],
+        "placement": [0, 1],
+        "misplaced": "thread 1 ...",
+    }
     report = view.report(engine, 0.5, 300e9)
     assert report.machine.isa_level == "amx"
     assert report.placement.bind == "0-30,32-62"
     assert report.placement.frontend == "31,63,95,127"
     assert report.live.fraction_of_roofline == pytest.approx(0.75)
+    assert report.live.limits == (RateLimit(**limit),)
+    assert view.report({}, 0.0, None).live.limits == (), "not measured yet"
     assert report.live.threads_on == (0, 1)
     assert report.live.misplaced == "thread 1 ..."
     assert view.report({}, 0.0, None).live.fraction_of_roofline is None

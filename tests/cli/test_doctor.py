@@ -138,6 +138,10 @@ def test_doctor_on_this_machine_is_a_page_and_json_of_the_published_schema(capsy
     jsonschema.validate(report, json.loads(SCHEMA.read_bytes()))
     assert report["placement"]["threads"] >= 1
     assert (report["roofline"] is not None) is roofline
+    if roofline:
+        limits = report["roofline"]["limits"]
+        assert set(limits) == {"f32", "bf16", "int8", "int4"}
+        assert [limit["requests"] for limit in limits["int8"]] == [1, 4, 8, 32]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "machine": {}}, json.loads(SCHEMA.read_bytes()))
 

@@ -51,16 +51,20 @@ def test_a_stage_of_unknown_size_has_no_percentage(clock, capsys):
     assert capsys.readouterr().err == "cpuserve: download: 5 B\n"
 
 
-def test_the_roofline_line_predicts_decode_from_bytes_a_token():
+def test_the_roofline_line_predicts_decode_rates_from_both_limits():
     measured = {
         "read_bytes_per_s": 50e9,
         "weight_bytes_per_token": 1e9,
         "dot_ops_per_s": {"bf16": 1.1e12, "int8": 2.2e12},
+        "limits": [
+            {"requests": 1, "tokens_per_s": 50.0, "by": "memory"},
+            {"requests": 8, "tokens_per_s": 220.0, "by": "arithmetic"},
+        ],
     }
     line = " ".join(banner.render_roofline(measured).split())
     assert "reads 50.0 GB/s" in line
     assert "bf16 dot 1100 GOP/s" in line
-    assert "at most 50 tokens/s" in line
+    assert "at most 50 tokens/s for one request, 220 for 8 (by arithmetic" in line
 
 
 def test_an_executor_without_probes_says_not_measured():

@@ -12,6 +12,7 @@ import msgspec
 from cpuserve.ids import CpuId
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.platforms.cgroup import own_cgroup
+from cpuserve.platforms.limits import RateLimit
 from cpuserve.platforms.placement import Placement, Rank
 from cpuserve.platforms.report import (
     MachineReport,
@@ -45,7 +46,9 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: bytes of packed weights read per second of steps.
     roofline_bytes_per_s: the memory bandwidth that the engine measured at its start.
     fraction_of_roofline: bandwidth divided by roofline.
-      This fraction is low during prefill, which is compute bound.
+      This fraction is low where arithmetic is the limit: during prefill, and with many requests.
+    limits: the most tokens per second that 1, 4, 8 and 32 requests can decode together with this
+      model, from the rates that the engine measured at its start; empty before the measurement.
     threads_on: the CPU on which each thread was last seen; -1 = not seen yet.
     misplaced: a text about threads that run outside of their CPUs; "" = no such threads.
     numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
@@ -58,6 +61,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float | None
     roofline_bytes_per_s: float | None
     fraction_of_roofline: float | None
+    limits: tuple[RateLimit, ...]
     threads_on: tuple[int, ...]
     misplaced: str
     numa_binding: str
@@ -163,6 +167,7 @@ class CpuView:
                 bandwidth_bytes_per_s=bandwidth,
                 roofline_bytes_per_s=roofline,
                 fraction_of_roofline=bandwidth / roofline if bandwidth and roofline else None,
+                limits=msgspec.convert(engine.get("limits") or (), tuple[RateLimit, ...]),
                 threads_on=tuple(engine.get("placement") or ()),
                 misplaced=str(engine.get("misplaced") or ""),
                 numa_binding=binding_mode(engine),
