@@ -143,6 +143,13 @@ def differing(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def told_record(r: Record) -> str:
+    """Return a record as one line: metric, parameters, median, unit and share of the limit."""
+    what = ", ".join(_told(name, value) for name, value in r.parameters.items())
+    share = "" if r.fraction is None else f", {100 * r.fraction:.0f} % of {r.of}"
+    return f"{r.metric} ({what}): {r.median:g} {r.unit}{share}"
+
+
 def told(where: Where) -> str:
     """Return the model and the machine of a measurement as text."""
     threads = f"{where.threads} thread{'' if where.threads == 1 else 's'}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from cpuserve.bench.forecast import Forecast, told_seconds
 from cpuserve.bench.plan import (
     OVERHEAD_CONTEXT,
     OVERHEAD_STEPS,
@@ -59,8 +60,11 @@ def step_records(
     what: What,
     cache: CacheSizes,
     emit: Emit,
+    tell: Callable[[str], None],
 ) -> None:
     """Build an engine, and call emit(record) for each result of the kind `what`.
+
+    tell: gets a text before each part of the work: its name, and how long it will take.
 
     Raises:
         ConfigError: the plan exceeds a limit of the model or of the engine.
@@ -72,8 +76,9 @@ def step_records(
     config = msgspec.structs.replace(config, itl_target_ms=0)
 
     def run(team: Any) -> None:
+        tell(f"loading {config.model}")
         core = build_engine(config, None, team)
-        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, cache, emit)
+        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, cache, emit, tell)
         bench.run_prompt(min(WARM_UP_TOKENS, Capacity.of(config).longest_prompt))
         if what == "overheads":
             bench.overheads()
@@ -129,9 +134,11 @@ class StepBench:
         dot: str,
         cache: CacheSizes,
         emit: Emit,
+        tell: Callable[[str], None],
     ) -> None:
         executor: Any = core.executor
         self.core, self.where, self.rounds, self.emit = core, where, rounds, emit
+        self.tell, self.forecast = tell, Forecast()
         self.native, self.lowered = executor.native, executor.lowered
         self.dot, self.cache = dot or self.lowered.dot, cache
         self.core.executor = self.timed = TimedExecutor(executor)
@@ -139,6 +146,11 @@ class StepBench:
 
     def all_of(self, plan: Plan) -> None:
         """Measure all sizes of the plan: prompts, then aborted prompts, then decode steps."""
+        prompts = self._prompt_rounds() * sum(plan.prompts) + 2 * self.rounds * sum(plan.leaves)
+        contexts = sum(b * c for b in plan.batches for c in plan.contexts)
+        steps = self.rounds * len(plan.contexts) * sum(map(self._step_seconds, plan.batches))
+        total = self.forecast.prompt(prompts + contexts) + steps
+        self.tell(f"all measurements: {told_seconds(total)}")
         for tokens in plan.prompts:
             self.prefill(tokens)
         for tokens in plan.leaves:
@@ -157,6 +169,8 @@ class StepBench:
         """
         sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
         read = self.lowered.step_bytes(batch) + batch * sequence
+        steps_s = self.rounds * self._step_seconds(batch)
+        self._tell_decode(batch, context, self.rounds, steps_s)
         ids = self.start(batch, context, self.rounds)
         samples: list[Pair] = []
         roofs: list[float] = []
@@ -174,7 +188,10 @@ class StepBench:
     def prefill(self, tokens: int) -> None:
         """Measure a single prompt, which takes several steps if it is longer than a chunk."""
         samples, roofs = [], []
-        for _ in range(max(1, self.rounds // 5)):
+        rounds = self._prompt_rounds()
+        seconds = told_seconds(rounds * self.forecast.prompt(tokens))
+        self.tell(f"{rounds} x a prompt of {tokens} tokens: {seconds}")
+        for _ in range(rounds):
             peak = self.native.probe_dot(self.dot, PROBE_S)
             roofs.append(peak / (2 * self.lowered.linear_weights))
             samples.append(self.run_prompt(tokens))
@@ -184,6 +201,8 @@ class StepBench:
     def leave(self, tokens: int) -> None:
         """Measure how long a step continues after its prompt was aborted at a random moment."""
         samples = []
+        seconds = told_seconds(2 * self.rounds * self.forecast.prompt(tokens))
+        self.tell(f"{self.rounds} x an aborted prompt of {tokens} tokens: {seconds}")
         for _ in range(self.rounds):
             self.add(tokens, 1)  # run one prompt without abort to time a whole step
             whole = self.step()[0]
@@ -203,6 +222,24 @@ class StepBench:
             samples.append(1e3 * (time.perf_counter() - seen[0]))
         self.cost("leave", "ms", samples, {"tokens": tokens})
 
+    def _prompt_rounds(self) -> int:
+        return max(1, self.rounds // 5)
+
+    def _step_seconds(self, batch: int) -> float:
+        """Return about how long a decode step of `batch` sequences takes: at least a read."""
+        bandwidth: float = self.native.probe_bandwidth(0.0)
+        reading = float(self.lowered.step_bytes(batch)) / bandwidth
+        return max(self.forecast.prompt(batch), reading)
+
+    def _tell_decode(self, batch: int, context: int, steps: int, steps_s: float) -> None:
+        """Announce the next measurement, and how long its prompts and its steps will take."""
+        prompts = told_seconds(self.forecast.prompt(batch * context))
+        who = "1 sequence" if batch == 1 else f"{batch} sequences"
+        self.tell(
+            f"{who} of {context} tokens: {prompts} for prompts, "
+            f"then {steps} decode steps in {told_seconds(steps_s)}"
+        )
+
     # --- rates and times of single operations -------------------------------------------------
 
     def kernels(self, plan: Plan) -> None:
@@ -217,6 +254,8 @@ class StepBench:
         """Measure a prompt's kernels: operations per second, as a share of the dot-product rate."""
         found: dict[str, list[float]] = {}
         roofs = []
+        seconds_all = told_seconds(self.rounds * self.forecast.prompt(tokens))
+        self.tell(f"{self.rounds} x the operations of a prompt of {tokens} tokens: {seconds_all}")
         for _ in range(self.rounds):
             roofs.append(self.native.probe_dot(self.dot, PROBE_S) / 1e9)
             self._profiled(found, 1, lambda: self.run_prompt(tokens))
@@ -235,7 +274,9 @@ class StepBench:
         """Measure operations of decode steps: weight bytes per second, as a share of bandwidth."""
         found: dict[str, list[float]] = {}
         roofs = []
-        ids = self.start(batch, context, PROFILED_STEPS * self.rounds)
+        steps = PROFILED_STEPS * self.rounds
+        self._tell_decode(batch, context, steps, steps * self._step_seconds(batch))
+        ids = self.start(batch, context, steps)
         for _ in range(self.rounds):
             roofs.append(self.native.probe_bandwidth(PROBE_S) / 1e9)
             self._profiled(found, PROFILED_STEPS, lambda: self.step(all_stay=True))
@@ -308,6 +349,9 @@ class StepBench:
 
     def overheads(self) -> None:
         """Measure the barrier, operations without a matrix, Python code and memory allocations."""
+        batches = overhead_batches(self.core.config)
+        seconds = 2 * OVERHEAD_STEPS * self.rounds * sum(map(self._step_seconds, batches))
+        self.tell(f"barriers, then decode steps of {batches} sequences: {told_seconds(seconds)}")
         barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
         self.cost("barrier", "us", barriers, {})
         allocated = self.native.step_allocations
@@ -354,8 +398,10 @@ class StepBench:
         """Start `batch` requests that can decode `steps` steps; return their ids after prefill."""
         tokens = Capacity.of(self.core.config).output(batch, context, steps)
         ids = [self.add(context, tokens) for _ in range(batch)]
+        began = time.perf_counter()
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
             self._advance(all_stay=True)
+        self.forecast.saw_prompt(batch * context, time.perf_counter() - began)
         return ids
 
     def stop(self, ids: list[int]) -> None:
@@ -402,7 +448,9 @@ class StepBench:
         steps = []
         while self.core.has_work:
             steps.append(self.step())
-        return sum(whole for whole, _ in steps), sum(inside for _, inside in steps)
+        seconds = sum(whole for whole, _ in steps)
+        self.forecast.saw_prompt(tokens, seconds)
+        return seconds, sum(inside for _, inside in steps)
 
     def drain(self) -> None:
         """Run steps until the engine has no requests."""

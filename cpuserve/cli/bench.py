@@ -14,7 +14,7 @@ import msgspec
 from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
-from cpuserve.bench.schema import Record, Where, markdown, table
+from cpuserve.bench.schema import Record, Where, markdown, table, told_record
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
@@ -123,11 +123,13 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
         found.append(record)
         if args.json:
             say(record.to_json())
+        else:
+            note(told_record(record))  # at once; the table follows at the end
 
     config = prepared.resolved.config
     blocks = kv_layer_bytes(prepared.facts, config.kv_dtype)
     cache = CacheSizes([size // BLOCK for size in blocks], prepared.facts.state_bytes)
-    step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, cache, each)
+    step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, cache, each, note)
     if not args.json:
         _say_table(found)
     return 0

@@ -51,6 +51,34 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
 
 
+def test_step_says_what_it_does_and_each_result_at_once(capsys):
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    sizes = ["--batch", "2", "--context", "16", "--prefill", "32", "--leave", "32", "--rounds", "3"]
+    assert cli.main(["bench", "step", model, "--max-model-len=256", *sizes]) == 0
+    seen = capsys.readouterr()
+    lines = " ".join(seen.err.split()).split("cpuserve: ")
+    order = ("loading", "all measurements: about", "1 x a prompt of 32 tokens: about")
+    order += (
+        "prefill_rate (tokens 32): ",
+        "3 x an aborted prompt",
+        "2 sequences of 16 tokens: about",
+    )
+    order += ("decode_rate (batch 2, context 16): ",)
+    at = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
+    assert at == sorted(at), lines
+    assert "decode_rate" in seen.out, "the table of all results follows on stdout"
+
+
+def test_each_record_is_printed_before_the_next_measurement_begins(monkeypatch, capsys):
+    events = []
+    monkeypatch.setattr("cpuserve.cli.bench.note", events.append)
+    monkeypatch.setattr("cpuserve.cli.bench.say", lambda text: events.append(text))
+    bench(capsys, "step", "--batch", "1", "--context", "16", "--prefill", "16", "--rounds", "2")
+    first = next(i for i, e in enumerate(events) if '"prefill_rate"' in e)
+    decode = next(i for i, e in enumerate(events) if e.startswith("1 sequence of 16"))
+    assert first < decode < len(events) - 1
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_that_ends_a_measurement_ends_its_server(number):
