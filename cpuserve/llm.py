@@ -40,12 +40,9 @@ from cpuserve.outputs import (
     stats_of,
 )
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.bad_words import with_own_bad_word_ids
-from cpuserve.serving.batch import BatchItem, chat_items, decision_items, run_batch
-from cpuserve.serving.beam_batch import search_batch
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.context import ModelContext
-from cpuserve.serving.decisions.call import GREEDY, decision_call
+from cpuserve.serving.calls.bad_words import with_own_bad_word_ids
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.sampler_ids import with_own_sampler_ids
 from cpuserve.serving.decisions.questions import (
     Content,
     checked,
@@ -53,8 +50,11 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
-from cpuserve.serving.encode import cut_of
-from cpuserve.serving.sampler_ids import with_own_sampler_ids
+from cpuserve.serving.generation.batch import BatchItem, chat_items, decision_items, run_batch
+from cpuserve.serving.generation.beam_batch import search_batch
+from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
+from cpuserve.serving.prompts.encode import cut_of
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.inline import InlineClient
     from cpuserve.metrics.server import ServerMetrics
     from cpuserve.sampling.beams import BeamSearchParams
-    from cpuserve.serving.events import Choice
+    from cpuserve.serving.calls.events import Choice
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.cut import Cut
 

@@ -32,29 +32,29 @@ from cpuserve.outputs import (
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.pooling import PoolingParams
-from cpuserve.serving.batch import BatchItem
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.classes import activated
-from cpuserve.serving.encode import cut_of
-from cpuserve.serving.events import floats_of
-from cpuserve.serving.matryoshka import check_dimensions, shortened
-from cpuserve.serving.pooling_tasks import (
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import floats_of
+from cpuserve.serving.generation.batch import BatchItem
+from cpuserve.serving.models.tasks import default_task, select_task, tasks_of
+from cpuserve.serving.prompts.encode import cut_of
+from cpuserve.serving.vectors.classes import activated
+from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened
+from cpuserve.serving.vectors.pooling_tasks import (
     data_of,
     embedding_tasks,
     labels_of_task,
     results_of,
     vectors_of,
 )
-from cpuserve.serving.similarity import cosine, each_once
-from cpuserve.serving.tasks import default_task, select_task, tasks_of
+from cpuserve.serving.vectors.similarity import cosine, each_once
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.inline import InlineClient
-    from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.events import Choice
+    from cpuserve.serving.calls.events import Choice
+    from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.cut import Cut
     from cpuserve.tokenizer.tokenizer import Tokenizer
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cpuserve.metrics.server import Sequence as Record
     from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.sampling.params import SamplingParams
-    from cpuserve.serving.beam_search import Beam
+    from cpuserve.serving.calls.events import Choice
     from cpuserve.serving.decisions.results import LabelDiagnostics, Result
-    from cpuserve.serving.events import Choice
+    from cpuserve.serving.generation.beam_search import Beam
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Float32 = npt.NDArray[np.float32]

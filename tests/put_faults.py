@@ -599,25 +599,25 @@ FAULTS = [
         "tests/engine/test_core.py -k continues_a_response",
     ),
     Fault(
-        "cpuserve/serving/generate.py",
+        "cpuserve/serving/generation/generate.py",
         "continues=not run.is_first,",
         "continues=False,",
         "tests/api/test_api_thoughts.py -k counts_as_one_request",
     ),
     Fault(
-        "cpuserve/serving/batch.py",
+        "cpuserve/serving/generation/batch.py",
         "        if run.is_first:\n            item",
         "        if True:\n            item",
         "tests/llm/test_chats.py -k forced_call",
     ),
     Fault(
-        "cpuserve/serving/text.py",
+        "cpuserve/serving/generation/text.py",
         "if alike and (parser.in_thought or not stops.holds) else text",
         "if alike else text",
         "tests/serving/test_text.py -k size_of_steps",
     ),
     Fault(
-        "cpuserve/serving/text.py",
+        "cpuserve/serving/generation/text.py",
         "if stops is not None and self._num_tokens + index >= self._min_tokens:",
         "if stops is not None and self._num_tokens + index > self._min_tokens:",
         "tests/serving/test_text.py",
@@ -654,7 +654,7 @@ FAULTS = [
         "tests/serving/test_call_parsers.py -k cut",
     ),
     Fault(
-        "cpuserve/serving/text.py",
+        "cpuserve/serving/generation/text.py",
         'reason, stop = "tool_calls", None',
         "stop = None",
         "tests/api/test_api_tools.py -k whole_and_in_a_stream",
@@ -678,7 +678,7 @@ FAULTS = [
         "tests/api/test_api_resolution.py -k tokenizes",
     ),
     Fault(
-        "cpuserve/api/response/errors.py",
+        "cpuserve/api/errors/http_errors.py",
         "        error.use_words(scope[WORDS])\n",
         "        pass\n",
         "tests/api/test_api_words.py",
@@ -690,7 +690,7 @@ FAULTS = [
         "tests/core/test_scheduler_order.py -k take_turns",
     ),
     Fault(
-        "cpuserve/serving/backlog.py",
+        "cpuserve/serving/models/backlog.py",
         "have >= most and not self.has_share(caller)",
         "have >= most",
         "tests/api/test_api_callers.py -k full_queue",
@@ -708,7 +708,7 @@ FAULTS = [
         "tests/api/test_api_thought_families.py -k V3.1",
     ),
     Fault(
-        "cpuserve/serving/chat_prompt.py",
+        "cpuserve/serving/prompts/chat_prompt.py",
         'dict.fromkeys(("enable_thinking", "thinking"), False)',
         '{"enable_thinking": False}',
         "tests/api/test_api_chat.py -k reasoning_effort",
@@ -720,13 +720,13 @@ FAULTS = [
         "tests/api/test_api_thought_families.py -k messages",
     ),
     Fault(
-        "cpuserve/serving/registry.py",
+        "cpuserve/serving/models/registry.py",
         " and not self.leases",
         "",
         "tests/serving/test_registry.py -k in_use",
     ),
     Fault(
-        "cpuserve/serving/registry.py",
+        "cpuserve/serving/models/registry.py",
         "return await asyncio.shield(loading)",
         "return await loading",
         "tests/serving/test_registry.py -k one_moment",
@@ -744,7 +744,7 @@ FAULTS = [
         "tests/api/test_api_responses_errors.py -k bad_request",
     ),
     Fault(
-        "cpuserve/serving/readable.py",
+        "cpuserve/serving/prompts/readable.py",
         ' if not start or roles[start - 1] == "assistant" else ()',
         "",
         "tests/api/test_api_conversations.py -k only_the_last_turn",
@@ -762,7 +762,7 @@ FAULTS = [
         "tests/api/test_api_responses.py -k same_items",
     ),
     Fault(
-        "cpuserve/serving/events.py",
+        "cpuserve/serving/calls/events.py",
         "            begin = inner.after\n",
         "",
         "tests/api/test_api_responses.py -k same_items",
@@ -798,19 +798,19 @@ FAULTS = [
         "tests/llm/test_end_of_turn.py -k each_key",
     ),
     Fault(
-        "cpuserve/serving/registry.py",
+        "cpuserve/serving/models/registry.py",
         "for known in (name, name.removesuffix(DEFAULT_TAG)):",
         "for known in (name,):",
         "tests/api/test_api_served.py -k default_tag",
     ),
     Fault(
-        "cpuserve/serving/generate.py",
+        "cpuserve/serving/generation/generate.py",
         "        call.adapter = served.adapter\n",
         "        pass\n",
         "tests/api/test_api_served.py -k uses_the_adapter",
     ),
     Fault(
-        "cpuserve/serving/registry.py",
+        "cpuserve/serving/models/registry.py",
         "            slot.leases -= 1\n",
         "            pass\n",
         "tests/api/test_api_served.py -k first_byte",
@@ -882,7 +882,7 @@ FAULTS = [
         "tests/tokenizer/test_masks.py -k thoughts",
     ),
     Fault(
-        "cpuserve/serving/text.py",
+        "cpuserve/serving/generation/text.py",
         "(calls.is_full or calls.ends_with_call)",
         "(calls.is_full or calls.last_closed)",
         "tests/api/test_api_tools.py -k at_the_limit",

@@ -10,23 +10,20 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api import shared_paths
 from cpuserve.api.anthropic.dialect import ANTHROPIC
-from cpuserve.api.cohere.router import COHERE
 from cpuserve.api.dialect import DialectOfPath
+from cpuserve.api.errors.http_errors import install_error_handlers
+from cpuserve.api.http.allowed_hosts import AllowedHosts, host_names
+from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
+from cpuserve.api.http.drain import ConnectionClose
+from cpuserve.api.http.leases import ModelLeases
+from cpuserve.api.http.request_ids import RequestIds, ResponseCounts
+from cpuserve.api.http.request_line import RequestLine
+from cpuserve.api.http.unexpected_errors import UnexpectedErrors
+from cpuserve.api.http.web_pages import WebPages
 from cpuserve.api.llamacpp.dialect import LLAMACPP
-from cpuserve.api.middleware.allowed_hosts import AllowedHosts, host_names
-from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
-from cpuserve.api.middleware.drain import ConnectionClose
-from cpuserve.api.middleware.leases import ModelLeases
-from cpuserve.api.middleware.request_ids import RequestIds, ResponseCounts
-from cpuserve.api.middleware.request_line import RequestLine
-from cpuserve.api.middleware.unexpected_errors import UnexpectedErrors
-from cpuserve.api.middleware.web_pages import WebPages
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
-from cpuserve.api.pooling.router import POOLING
-from cpuserve.api.response.errors import install_error_handlers
 from cpuserve.api.response.openapi import install_schema
-from cpuserve.api.scores.router import SCORES
 from cpuserve.api.status import (
     activity,
     cpu,
@@ -35,10 +32,13 @@ from cpuserve.api.status import (
     metrics,
 )
 from cpuserve.api.systemone.router import SYSTEM_ONE
-from cpuserve.api.tei.dialect import TEI
 from cpuserve.api.tgi.dialect import TGI
-from cpuserve.api.tokenize import router as tokenize
+from cpuserve.api.vectors.cohere.router import COHERE
+from cpuserve.api.vectors.pooling.router import POOLING
+from cpuserve.api.vectors.scores.router import SCORES
+from cpuserve.api.vectors.tei.dialect import TEI
 from cpuserve.api.vllm import load
+from cpuserve.api.vllm.tokenize import router as tokenize
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from cpuserve.api.state import ServerState
+    from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
 DIALECTS = (
@@ -175,7 +175,7 @@ def _routers(state: ServerState, *, admin_routes: bool, webui: bool) -> tuple[AP
     """Return the routers of all endpoints that this server has."""
     more: list[APIRouter] = []
     if state.context.adapters_change:
-        from cpuserve.api.lora import router as lora
+        from cpuserve.api.vllm.lora import router as lora
 
         more.append(lora.router)
     if admin_routes:

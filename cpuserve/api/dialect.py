@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.api.response.error_format import OPENAI, ErrorFormat, error_format_of
-from cpuserve.api.response.errors import ERROR_FORMAT
+from cpuserve.api.dialects import OPENAI, ErrorFormat, error_format_of
+from cpuserve.api.errors.http_errors import ERROR_FORMAT
 
 if TYPE_CHECKING:
     from fastapi import APIRouter

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.dialects import ErrorFormat
+from cpuserve.api.errors.error_json import ErrorBody
+from cpuserve.api.errors.http_errors import ERROR_FORMAT, WORDS, Words
 from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
-from cpuserve.api.response.error_format import ErrorFormat
-from cpuserve.api.response.error_json import ErrorBody
-from cpuserve.api.response.errors import ERROR_FORMAT, WORDS, Words
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import (
     BODY_ERRORS,
     TEXT,
@@ -35,14 +36,13 @@ from cpuserve.api.response.openapi import (
     response_types,
 )
 from cpuserve.api.response.writer import Writer, respond
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, NotFound
-from cpuserve.serving.generate import prepare, prompt_ids
+from cpuserve.serving.generation.generate import prepare, prompt_ids
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.generation.generate import Generation
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from cpuserve.api.errors.unknown_route import NO_AUDIO, NO_IMAGES
 from cpuserve.api.openai.chat.router import create_chat_completion
 from cpuserve.api.openai.completions.router import create_completion
-from cpuserve.api.openai.embeddings.router import create_embeddings
-from cpuserve.api.pooling.router import classify, pooling
-from cpuserve.api.response.unknown_route import NO_AUDIO, NO_IMAGES
 from cpuserve.api.route import ByPooling, post_by_field
-from cpuserve.api.scores.router import rerank, score
-from cpuserve.api.tei.router import embed_sparse, predict, similarity, tei_embed, tei_rerank
-from cpuserve.api.tei.token_labels import token_labels
-from cpuserve.api.tei.tokens import tei_tokenize
 from cpuserve.api.tgi.router import tgi_inference
-from cpuserve.api.tokenize.router import tokenize
+from cpuserve.api.vectors.openai.router import create_embeddings
+from cpuserve.api.vectors.pooling.router import classify, pooling
+from cpuserve.api.vectors.scores.router import rerank, score
+from cpuserve.api.vectors.tei.router import embed_sparse, predict, similarity, tei_embed, tei_rerank
+from cpuserve.api.vectors.tei.token_labels import token_labels
+from cpuserve.api.vectors.tei.tokens import tei_tokenize
+from cpuserve.api.vllm.tokenize.router import tokenize
 
 router = APIRouter()
 _TEI: dict[str, ByPooling] = {

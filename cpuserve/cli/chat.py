@@ -20,7 +20,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.hub import may_be_model
 from cpuserve.prepare import for_one_engine, one_engine
-from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.calls.call import GenerateCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

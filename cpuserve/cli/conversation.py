@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.cli.line_input import interruptible
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import RequestError
-from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.calls.call import GenerateCall
 
 if TYPE_CHECKING:
     from cpuserve.cli.session import ChatSession

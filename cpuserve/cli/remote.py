@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from cpuserve.cli.session import ChatSession
-    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.calls.call import GenerateCall
 
 
 class _SaidDelta(msgspec.Struct):

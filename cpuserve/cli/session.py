@@ -14,8 +14,8 @@ from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.models.context import ModelContext
 
 
 class ChatSession(Protocol):
@@ -77,9 +77,9 @@ class Session:
         Raises:
             RequestError: the call is invalid, or the engine failed.
         """
-        from cpuserve.serving.events import Text, Thought
-        from cpuserve.serving.generate import prepare
-        from cpuserve.serving.registry import Lease, Served
+        from cpuserve.serving.calls.events import Text, Thought
+        from cpuserve.serving.generation.generate import prepare
+        from cpuserve.serving.models.registry import Lease, Served
 
         served = Served(self.context, self.context.model_names[0], None, Lease())
         generation = await prepare(served, call, num_bytes=0)

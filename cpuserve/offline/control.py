@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.inline import InlineClient
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 _OF_STEPS = ("vllm:iteration_tokens_total",)  # only the server observes each step
 MODES = ("abort", "wait", "keep")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from cpuserve.errors import InvalidRequest
 from cpuserve.llm_arguments import Tokenization, chosen_tool
 from cpuserve.outputs import RequestOutput
-from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.calls.call import GenerateCall
 
 if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
-    from cpuserve.serving.batch import BatchItem
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.generation.batch import BatchItem
+    from cpuserve.serving.models.context import ModelContext
 
 Advance = Callable[[int], None]
 # Whether a progress bar is shown, or a function that makes one, with the interface of tqdm.

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.api.app import app_of
 from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
-from cpuserve.api.state import ServerState
+from cpuserve.api.request.state import ServerState
 from cpuserve.config.server import ServerOptions
 from cpuserve.metrics.server import ServerMetrics
-from cpuserve.serving.context import ModelContext
-from cpuserve.serving.limits import ClientLimits, default_body_bytes
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.models.limits import ClientLimits, default_body_bytes
+from cpuserve.serving.models.registry import ModelRegistry
 from cpuserve.serving.tools.learn import LearnedFormat, learn_format
 from cpuserve.testing.engine import ScriptedEngine
 from cpuserve.testing.recorder import Exchange, Recorder

@@ -7,29 +7,29 @@ from collections.abc import Iterator
 import msgspec
 
 from cpuserve.api.anthropic.schema import MessagesRequest
-from cpuserve.api.cohere.schema import CohereEmbedRequest, CohereEmbedV1Request
 from cpuserve.api.llamacpp.completion.schema import LlamaCompletionRequest
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.completions.tokens import TokensRequest
-from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
-from cpuserve.api.pooling.schema import ClassifyRequest, PoolingRequest
 from cpuserve.api.request import fields
-from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
 from cpuserve.api.systemone.schema import SystemOneRequest
-from cpuserve.api.tei.predict import PredictRequest
-from cpuserve.api.tei.schema import (
+from cpuserve.api.tgi.schema import TgiParameters, TgiRequest
+from cpuserve.api.vectors.cohere.schema import CohereEmbedRequest, CohereEmbedV1Request
+from cpuserve.api.vectors.openai.schema import EmbeddingRequest
+from cpuserve.api.vectors.pooling.schema import ClassifyRequest, PoolingRequest
+from cpuserve.api.vectors.scores.schema import RerankRequest, ScoreRequest
+from cpuserve.api.vectors.tei.predict import PredictRequest
+from cpuserve.api.vectors.tei.schema import (
     EmbedAllRequest,
     EmbedSparseRequest,
     SimilarityRequest,
     TeiEmbedRequest,
     TeiRerankRequest,
 )
-from cpuserve.api.tgi.schema import TgiParameters, TgiRequest
-from cpuserve.api.tokenize.schema import TokenizeRequest
+from cpuserve.api.vllm.tokenize.schema import TokenizeRequest
 
 # For each endpoint: its name in the table REFUSED, its path, and the schema of its body.
 SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (

@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 
 from cpuserve.api.app import create_app
-from cpuserve.api.state import ServerState
+from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.context import ModelContext
-from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.loaders import Loader
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.models.limits import ClientLimits
+from cpuserve.serving.models.loaders import Loader
+from cpuserve.serving.models.registry import ModelRegistry
 from cpuserve.serving.tools.learn import LearnedFormat, learn_format
 from cpuserve.testing.engine import EngineScript, EngineStep, ScriptedEngine, logprob_of
 from cpuserve.tokenizer.chat import ChatTemplate

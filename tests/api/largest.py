@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpuserve.api.request.object_limits import MAX_OBJECTS
-from cpuserve.serving.sealed import Seal
+from cpuserve.api.request.sealed import Seal
 from tests.api.post_routes import HI, ROUTES, app_with_all_routes
 
 # Bodies of routes that ROUTES does not have, as far as a field is not tried.

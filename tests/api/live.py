@@ -13,11 +13,11 @@ from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
-from cpuserve.api.state import ServerState
+from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
 from cpuserve.background import Pauses, keep
 from cpuserve.config.server import ServerOptions
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak
 from tests.helpers.patience import PATIENCE_S, until
 

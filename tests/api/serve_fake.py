@@ -12,7 +12,6 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
 from cpuserve.api.lifecycle.serve import serve
 from cpuserve.config.engine import Resolved
 from cpuserve.config.load import from_arguments
@@ -25,6 +24,7 @@ from cpuserve.errors import ModelError, StartupError
 from cpuserve.models.spec import ModelSpec
 from cpuserve.platforms import select
 from cpuserve.prepare import Prepared
+from cpuserve.serving.models.preparation import StoppedWhilePreparing
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.hosts import SMOLLM2
 

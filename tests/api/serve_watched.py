@@ -18,8 +18,8 @@ from pathlib import Path
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.serving.limits import ClientLimits, default_body_bytes
-from cpuserve.serving.sealed import Seal
+from cpuserve.api.request.sealed import Seal
+from cpuserve.serving.models.limits import ClientLimits, default_body_bytes
 from tests.api import fakes
 from tests.api.live import live
 from tests.api.post_routes import answers, prepare

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from cpuserve.serving import known_tokens
+from cpuserve.serving.prompts import known_tokens
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import Api, tokenizer
 from tests.helpers.agent_sessions import ClaudeCode, Codex

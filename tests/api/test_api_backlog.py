@@ -8,11 +8,11 @@ import pytest
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.backlog import LONGEST_RETRY_S, Backlog
-from cpuserve.serving.call import GenerateCall, Prompt
-from cpuserve.serving.fan_out import SequenceRequest, admit, dismiss, start
-from cpuserve.serving.generate import Generation
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.generation.fan_out import SequenceRequest, admit, dismiss, start
+from cpuserve.serving.generation.generate import Generation
+from cpuserve.serving.models.backlog import LONGEST_RETRY_S, Backlog
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, error_of
 
 

@@ -14,10 +14,10 @@ import pytest
 from cpuserve.api.app import create_app
 from cpuserve.api.batches.line_runner import LineRunner
 from cpuserve.api.batches.lines import read_lines
-from cpuserve.api.state import ServerState
+from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, ServiceUnavailable
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, make_context, speak
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, error_of
 from tests.api.tools import prompt_of, says, tool_api
 

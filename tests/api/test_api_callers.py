@@ -11,7 +11,7 @@ import pytest
 
 from cpuserve.errors import TooManyRequests
 from cpuserve.metrics.server import MAX_CALLERS
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api
 
 KEYS = ("secret-one", "secret-two")

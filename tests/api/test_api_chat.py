@@ -420,7 +420,7 @@ def test_one_failing_choice_ends_the_others():
 
 
 def test_a_silent_stream_sends_comments_until_the_first_token():
-    from cpuserve.serving.limits import ClientLimits
+    from cpuserve.serving.models.limits import ClientLimits
 
     def slow(engine, number, prompt, params):
         yield 1.0  # 20 times the silence: on a busy machine a comment may come late
@@ -432,7 +432,7 @@ def test_a_silent_stream_sends_comments_until_the_first_token():
 
 
 def test_an_error_after_comments_is_an_event():
-    from cpuserve.serving.limits import ClientLimits
+    from cpuserve.serving.models.limits import ClientLimits
 
     def slow(engine, number, prompt, params):
         yield 0.1
@@ -443,7 +443,7 @@ def test_an_error_after_comments_is_an_event():
 
 
 def test_more_sequences_than_the_server_holds_are_429():
-    from cpuserve.serving.limits import ClientLimits
+    from cpuserve.serving.models.limits import ClientLimits
 
     api = Api(http=ClientLimits(max_sequences=4))
     response = api.chat(n=5)

@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
-from cpuserve.api.response import errors
+from cpuserve.api.errors import http_errors as errors
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.live import STREAM, live, post
 from tests.helpers.patience import PATIENCE_S, until
 

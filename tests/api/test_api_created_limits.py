@@ -13,7 +13,7 @@ import pytest
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.request.owners import Owners
+from cpuserve.api.stored.owners import Owners
 from cpuserve.errors import InvalidRequest
 from tests.api.live import live
 from tests.helpers.patience import until

@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.engine.ipc import Output
 from cpuserve.engine.streams import too_late
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, error_of, events_of, speak
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]

@@ -5,7 +5,7 @@ import logging
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from cpuserve.api.middleware import api_keys
+from cpuserve.api.http import api_keys
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.tokenizer.tokenizer import Tokenizer as OurTokenizer

@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.core import admission
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.fan_out import MAX_REQUEST_ITEMS
+from cpuserve.serving.generation.fan_out import MAX_REQUEST_ITEMS
 from tests.api.fakes import MAX_LEN, Api, error_of, events_of, logprob_of, speak
 
 
@@ -35,7 +35,7 @@ def test_a_small_body_that_would_fill_the_memory_is_400(fields):
 
 
 def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 2_000_000)
+    monkeypatch.setattr("cpuserve.serving.generation.fan_out.MAX_REQUEST_ITEMS", 2_000_000)
     api = Api()
     assert api.complete([[5] * (MAX_LEN - 1)] * 8, n=128).status_code == 200
     api.engine.asked.clear()
@@ -47,7 +47,7 @@ def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
 
 
 def test_one_sequence_is_never_too_much(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 1)
+    monkeypatch.setattr("cpuserve.serving.generation.fan_out.MAX_REQUEST_ITEMS", 1)
     api = Api()
     assert api.complete([5, 6, 7]).status_code == 200
     assert api.complete([5, 6, 7], n=2).status_code == 400
@@ -132,7 +132,7 @@ def test_a_sequence_ends_at_its_stop_string_while_the_prompt_is_still_scored():
 
 
 def test_prompt_logprobs_that_are_held_once_count_once(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 10_000)
+    monkeypatch.setattr("cpuserve.serving.generation.fan_out.MAX_REQUEST_ITEMS", 10_000)
     api = Api()
     many = {"n": 16, "prompt_logprobs": 20, "max_tokens": 1}
     assert api.complete([5] * 100, **many).status_code == 200

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from cpuserve.api.response.disk import DiskError, disk_error, writing
+from cpuserve.api.stored.disk import DiskError, disk_error, writing
 from cpuserve.errors import ModelError
 from tests.api.fakes import speak
 from tests.api.live import live

@@ -7,7 +7,7 @@ import pytest
 
 from cpuserve.api.http import protocol
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER
 from tests.api.live import STREAM, live, post
 from tests.api.test_api_connection import runs, silent

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuserve.api.errors import http_errors as errors
+from cpuserve.api.errors.http_errors import ServerBusy
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.request import context, memory_trim
 from cpuserve.api.request.body import FREE_BYTES, decode_request
 from cpuserve.api.request.body_budget import BodyBudget, Reservation
 from cpuserve.api.request.object_limits import MAX_OBJECTS, num_objects
-from cpuserve.api.response import errors
-from cpuserve.api.response.errors import ServerBusy
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.limits import ClientLimits, default_body_bytes
+from cpuserve.serving.models.limits import ClientLimits, default_body_bytes
 from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
 from tests.api.live import live, post
 from tests.api.test_api_connection import runs

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from cpuserve.api.llamacpp.embedding import normalized
+from cpuserve.api.vectors.llamacpp import normalized
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.line_limits import LineLimits, LineRules
+from cpuserve.serving.calls.line_limits import LineLimits, LineRules
 from tests.api.fakes import ANSWER, MAX_LEN, Api, tokenizer
 from tests.api.llamacpp import llama_error_of, llama_events_of
 from tests.api.tools import says

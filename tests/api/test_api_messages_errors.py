@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.anthropic_messages import (
     DOCUMENT,
     FORM,

@@ -5,7 +5,7 @@ import pytest
 from cpuserve.api.lifecycle.front_end import FrontEnd
 from cpuserve.config.server import ServerOptions
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.serving.details import ModelDetails
+from cpuserve.serving.models.details import ModelDetails
 from tests.api.fakes import MAX_LEN, Api, FakeEngine
 from tests.api.test_api_served import Second
 from tests.api.tools import TEMPLATE, says, tool_api

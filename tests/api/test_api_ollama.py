@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, logprob_of, speak, tokenizer
 from tests.api.recorded import fails
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api

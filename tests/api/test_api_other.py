@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.api.app import ROUTERS
-from cpuserve.serving.load_progress import LoadProgress
+from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
 from tests.api.test_api_shapes import dialect_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.request.owners import owner_of
+from cpuserve.api.stored.owners import owner_of
 from cpuserve.api.stored.quota import Quota
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, line

@@ -10,7 +10,7 @@ import pytest
 from cpuserve.api.lifecycle.front_end import FrontEnd
 from cpuserve.config.server import ServerOptions
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
 from tests.api.fakes import FakeEngine
 from tests.api.server_process import Served, events
 from tests.helpers.fake_executor import fake_config

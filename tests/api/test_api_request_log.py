@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from cpuserve.api.lifecycle.startup_server import StartupServer
+from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
 from cpuserve.log import BURST, OneLine, is_record
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api
 from tests.api.live import live, post
 from tests.api.test_api_shapes import dialect_of

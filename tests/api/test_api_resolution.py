@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import Api, FakeEngine, make_context, speak
 from tests.api.post_routes import HI, ROUTES, answers, prepare
 from tests.api.test_api_shapes import dialect_of

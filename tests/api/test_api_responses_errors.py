@@ -7,7 +7,7 @@ from openai.types.responses import Response
 
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, TooManyRequests
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, error_of
 from tests.api.openai_responses import (
     FORM,

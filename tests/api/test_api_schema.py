@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 
-from cpuserve.api.response.error_format import ANTHROPIC, TEI, error_format_of
+from cpuserve.api.dialects import ANTHROPIC, TEI, error_format_of
 from cpuserve.api.response.openapi import install_schema, response_types
 from cpuserve.errors import NotFound
 from tests.api import recorded

@@ -7,8 +7,8 @@ import pytest
 from cpuserve.api.lifecycle import front_end
 from cpuserve.api.lifecycle.front_end import _secrets_folder
 from cpuserve.api.request import sealed_texts
-from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.sealed import Seal
+from cpuserve.api.request.sealed import Seal
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api import fakes
 from tests.api.fakes import Api, error_of, speak
 from tests.helpers.fake_executor import fake_config

@@ -10,7 +10,7 @@ from cpuserve.api.lifecycle.front_end import FrontEnd
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, FakeEngine, make_context, speak
 from tests.api.live import live, post
 from tests.api.post_routes import (

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from cpuserve.api import dialects as error_format
 from cpuserve.api.app import DIALECTS, ROUTERS
-from cpuserve.api.lifecycle import startup_server
-from cpuserve.api.lora import router as lora
-from cpuserve.api.response import error_format
-from cpuserve.serving.load_progress import LoadProgress
+from cpuserve.api.http import startup_server
+from cpuserve.api.vllm.lora import router as lora
+from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.helpers.patience import PATIENCE_S
@@ -233,7 +233,7 @@ def test_both_servers_refuse_in_the_same_words():
 
 
 def test_the_server_of_a_download_needs_no_web_framework():
-    module = "cpuserve.api.lifecycle.startup_server"
+    module = "cpuserve.api.http.startup_server"
     code = f"import {module}, sys; print({{'fastapi', 'starlette'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

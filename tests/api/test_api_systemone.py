@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cpuserve.engine.ipc import Output, TokenLogprob
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api, error_of, make_context, tokenizer
 
 PATH = "/v1/systemone"
@@ -186,7 +186,7 @@ def test_a_name_that_occurs_twice_is_refused(api):
 
 
 def test_prompts_of_too_many_characters_are_refused(api, monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.decisions.call.MAX_CHARS", 300)
+    monkeypatch.setattr("cpuserve.serving.prompts.decision_prompts.MAX_CHARS", 300)
     response = api.post(PATH, state="hi", questions=ALL)
     assert response.status_code == 400
     assert "Send fewer questions" in error_of(response)["message"]

@@ -10,7 +10,7 @@ from huggingface_hub import InferenceClient
 
 from cpuserve.config.options import EngineOptions
 from cpuserve.prepare import known_pooling
-from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import Api
 from tests.api.post_routes import ROUTES, prepare
 from tests.api.test_api_resolution import Loader as Other

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpuserve.engine.ipc import Output
-from cpuserve.serving.recent_prompts import ids_of
+from cpuserve.serving.models.recent_prompts import ids_of
 from tests.api.fakes import events_of, logprob_of, tokenizer
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 from tests.helpers.call_templates import GPT_OSS

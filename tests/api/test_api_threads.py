@@ -18,9 +18,12 @@ from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openai.responses import history
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.stored.store import StoredItem
-from cpuserve.serving import bad_words, chat_prompt, generate, threads
+from cpuserve.serving import threads
+from cpuserve.serving.calls import bad_words
 from cpuserve.serving.decisions import questions
 from cpuserve.serving.decisions.questions import content_text
+from cpuserve.serving.generation import generate
+from cpuserve.serving.prompts import chat_prompt
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
 

@@ -23,8 +23,8 @@ from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemo
 from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, kv_cache_bytes, model_facts, prepare
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.params import sampling_params
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.params import sampling_params
 from tests.helpers.adapter import adapter_of
 from tests.helpers.depth import deep_but
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve

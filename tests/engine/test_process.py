@@ -410,7 +410,7 @@ def test_requests_that_wait_for_room_go_one_by_one():
 def test_front_end_side_imports_no_numpy():
     code = (
         "import sys, cpuserve.engine.process, "
-        "cpuserve.serving.text; print([m for m in ('numpy', 'torch', 'transformers') "
+        "cpuserve.serving.generation.text; print([m for m in ('numpy', 'torch', 'transformers') "
         "if m in sys.modules])"
     )
     command = [sys.executable, "-c", code]

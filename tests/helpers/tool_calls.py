@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.calls.events import Text, ToolCallDelta
 
 INDEX = 3  # the index of the choice in the response
 Found = list[str | list[str]]

@@ -6,9 +6,9 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.batch import decision_items
-from cpuserve.serving.decisions.call import GREEDY, decision_call
 from cpuserve.serving.decisions.questions import checked, questions_from
+from cpuserve.serving.generation.batch import decision_items
+from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
 from tests.helpers.depth import deep_but
 from tests.helpers.embedder import embedding_model
 from tests.helpers.tiny import tiny_model

@@ -13,7 +13,7 @@ from cpuserve.errors import ConfigError, EngineDead, InvalidRequest, RequestErro
 from cpuserve.llm import LLM
 from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving import batch
+from cpuserve.serving.generation import batch
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.fake_executor import fake_config, fake_core, reference

@@ -16,7 +16,7 @@ from cpuserve.loader.load import read_config
 from cpuserve.loader.lora import AdapterReader
 from cpuserve.loader.tasks import task_adapters
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.serving.events import floats_of
+from cpuserve.serving.calls.events import floats_of
 from tests.helpers import jina_v3 as v3
 from tests.helpers.adapter import merged
 from tests.helpers.depth import deep_but

@@ -10,14 +10,14 @@ STARTS = {"create_task", "ensure_future"}
 # Functions whose task is awaited elsewhere, and where its errors go.
 ELSEWHERE = {
     "background.py:keep": "the task of `keep` itself",
-    "api/lifecycle/startup_server.py:_accept": "_serve waits for all connections; errors are "
+    "api/http/startup_server.py:_accept": "_serve waits for all connections; errors are "
     "those of one client, which it drops",
     "api/openai/responses/recording.py:_in_background": "_Background.run makes an error a part "
     "of the stored response, and settle() ends it in every case",
     "api/response/stream.py:_run": "the pings of a stream end with the stream",
     "bench/driver.py:run_open": "the load generator is no server",
-    "serving/registry.py:_loaded": "the requests that wait for the model get its error, _load "
-    "logs it, and the next request loads again",
+    "serving/models/registry.py:_loaded": "the requests that wait for the model get its error, "
+    "_load logs it, and the next request loads again",
 }
 
 

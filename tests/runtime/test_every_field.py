@@ -92,14 +92,14 @@ ELSEWHERE = {
     "n": ("sampling/params.py", "each of the n sequences is a request of its own"),
     "seed": ("engine/core.py", "executors get the seed as an argument"),
     "max_tokens": ("core/admission.py", "the scheduler ends a text at its last token"),
-    "stop": ("serving/text.py", "the front end looks for texts"),
+    "stop": ("serving/generation/text.py", "the front end looks for texts"),
     "stop_token_ids": ("core/exclusion.py", "executors get them with the end tokens"),
     "ignore_eos": ("core/exclusion.py", "executors get the ids that end a text"),
-    "include_stop_str_in_output": ("serving/text.py", "it is about the text"),
-    "skip_special_tokens": ("serving/text.py", "it is about the text"),
+    "include_stop_str_in_output": ("serving/generation/text.py", "it is about the text"),
+    "skip_special_tokens": ("serving/generation/text.py", "it is about the text"),
     "logprobs": ("sampling/params.py", "the rows of a step have the number of alternatives"),
     "prompt_logprobs": ("core/request.py", "the prompt gets rows of a step"),
-    "bad_words": ("serving/bad_words.py", "the front end turns them into bad_word_ids"),
+    "bad_words": ("serving/calls/bad_words.py", "the front end turns them into bad_word_ids"),
     "repetition_detection": ("core/request.py", "the scheduler ends a text that repeats itself"),
     "label_ids": ("core/request.py", "each label gets a row of a step"),
     "cache_salt": ("engine/core.py", "it is a part of the keys of the prefix cache"),
@@ -112,7 +112,7 @@ ELSEWHERE = {
     "detokenize": ("outputs.py", "it is about the text"),
     "thinking_token_budget": ("offline/jobs.py", "a thought is a request of its own"),
     "skip_reading_prefix_cache": ("core/request.py", "the scheduler then reads no cached blocks"),
-    "dry_sequence_breakers": ("serving/sampler_ids.py", "it becomes dry_breaker_ids"),
+    "dry_sequence_breakers": ("serving/calls/sampler_ids.py", "it becomes dry_breaker_ids"),
 }
 # The field: why no value of it has an effect.
 WITHOUT_EFFECT = {

@@ -9,7 +9,7 @@ import pytest
 from cpuserve.engine.ipc import TokenLogprob
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules, BeamSearchParams
-from cpuserve.serving.beam_search import BeamSearch
+from cpuserve.serving.generation.beam_search import BeamSearch
 
 END, VOCAB, PROMPT = 0, 3, 5
 

@@ -6,9 +6,9 @@ import pytest
 
 from cpuserve.engine.ipc import Output
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.call import GenerateCall, Prompt
-from cpuserve.serving.events import Finish, Text, ToolCallDelta
-from cpuserve.serving.text import TextProcessor
+from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.calls.events import Finish, Text, ToolCallDelta
+from cpuserve.serving.generation.text import TextProcessor
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON

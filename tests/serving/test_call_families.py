@@ -6,8 +6,8 @@ import json
 import pytest
 
 from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import REASONING, family, hinted
 from cpuserve.serving.tools.learn import LearnedFormat

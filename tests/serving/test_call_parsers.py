@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cpuserve.sampling.structured import InputGrammar
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.custom import InputText, as_function
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.harmony import HARMONY

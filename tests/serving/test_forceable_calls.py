@@ -12,8 +12,8 @@ import pytest
 
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall, Prompt
-from cpuserve.serving.events import ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.families import family as family_of
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought

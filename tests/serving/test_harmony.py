@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.thoughts import Around

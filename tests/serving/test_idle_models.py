@@ -6,7 +6,7 @@ import math
 import pytest
 
 from cpuserve.errors import ServiceUnavailable, TooLittleMemory
-from cpuserve.serving.registry import Idleness, ModelRegistry
+from cpuserve.serving.models.registry import Idleness, ModelRegistry
 from tests.api.fakes import make_context
 from tests.helpers.patience import PATIENCE_S
 from tests.serving.test_registry import GIB, Machine, use

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.thoughts import Around
 from cpuserve.serving.tools.use import tool_use

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cpuserve.serving.events import ToolCallDelta
+from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cpuserve.config.parsers import TOOL_CALL_PARSERS
-from cpuserve.serving.events import Text, Thought
+from cpuserve.serving.calls.events import Text, Thought
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall, Prompt
+from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use

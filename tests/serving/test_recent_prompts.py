@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuserve.serving import recent_prompts
-from cpuserve.serving.recent_prompts import (
+from cpuserve.serving.models import recent_prompts
+from cpuserve.serving.models.recent_prompts import (
     PromptShape,
     RecentPrompt,
     RecentPrompts,

@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from cpuserve.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
-from cpuserve.serving.registry import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelRegistry
+from cpuserve.serving.models.registry import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelRegistry
 from tests.api.fakes import FakeEngine, make_context
 
 GIB = 1 << 30

@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from cpuserve.serving import sealed
-from cpuserve.serving.sealed import Seal, packed_texts, thought_of
+from cpuserve.api.request import sealed
+from cpuserve.api.request.sealed import Seal, packed_texts, thought_of
 
 SEAL = Seal()
 

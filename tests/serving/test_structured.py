@@ -8,8 +8,8 @@ import pytest
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.response_format import structured_outputs
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.response_format import structured_outputs
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
 

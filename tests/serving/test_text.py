@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from cpuserve.engine.ipc import Output, TokenLogprob
 from cpuserve.errors import RequestError
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.events import Finish, Text
-from cpuserve.serving.text import StopFilter, TextProcessor
+from cpuserve.serving.calls.events import Finish, Text
+from cpuserve.serving.generation.text import StopFilter, TextProcessor
 from cpuserve.serving.tools.hermes import HERMES, HermesParser
 
 EOS = 256

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from cpuserve.config.parsers import TOOL_CALL_PARSERS
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import LearnedFormat

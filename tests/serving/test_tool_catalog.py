@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpuserve.serving.tool_catalog import MOST_FOUND, ToolSearch
+from cpuserve.serving.calls.tool_catalog import MOST_FOUND, ToolSearch
 
 
 def tool(name, description="", **properties):

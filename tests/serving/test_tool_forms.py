@@ -15,8 +15,8 @@ from cpuserve.engine.grammars.compiler import (
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.grammar_marks import OTHER_TOKENS
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text
 from cpuserve.serving.tools import FORMATS as ALL
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.thoughts import begins_thought
 from cpuserve.serving.tools.use import tool_use

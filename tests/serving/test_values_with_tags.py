@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.families import family
 from tests.helpers.fuzzed_answers import cuts
 from tests.serving.test_call_families import SCHEMA, WRITTEN

@@ -25,8 +25,8 @@ import sys
 from pathlib import Path
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools import learn
 from cpuserve.serving.tools import probe_conversations as probes
 from cpuserve.serving.tools.base import WholeFormat

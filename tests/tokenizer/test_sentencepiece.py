@@ -321,7 +321,7 @@ def test_any_part_of_a_model_gives_the_tokenizer_of_the_first(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("space", ["", " ", "\n"])
 def test_a_text_may_be_cut_before_a_special_token(tmp_path, golden, name, space):
-    """serving/known_tokens.py encodes the end of a prompt alone."""
+    """serving/prompts/known_tokens.py encodes the end of a prompt alone."""
     tokenizer = loaded(tmp_path, golden, name)
     special = tokenizer.token_text(min(tokenizer.special_ids - {0, 1}))
     before, after = f"The user asks{space}", f"{special}{space}And the answer is this.{special} Yes"

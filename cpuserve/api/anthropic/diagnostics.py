@@ -14,8 +14,8 @@ from cpuserve.api.response.cache_miss import FirstDifference
 from cpuserve.errors import InvalidRequest, brief
 
 if TYPE_CHECKING:
-    from cpuserve.serving.generate import Generation
-    from cpuserve.serving.recent_prompts import PromptDifference
+    from cpuserve.serving.generation.generate import Generation
+    from cpuserve.serving.models.recent_prompts import PromptDifference
 
 
 class CacheMissReason(msgspec.Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.request.fields import NO_THREADS
-from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import PromptTooLong, RequestError
 
 _KINDS = {

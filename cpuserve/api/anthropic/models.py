@@ -13,18 +13,18 @@ from starlette.routing import Match
 from cpuserve.api.anthropic.errors import MessageError
 from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
+from cpuserve.api.dialects import ANTHROPIC
 from cpuserve.api.request.headers import has_header
-from cpuserve.api.response.error_format import ANTHROPIC
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
-from cpuserve.api.state import get_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from starlette.types import Scope
 
-    from cpuserve.api.state import ServerState
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.api.request.state import ServerState
+    from cpuserve.serving.models.context import ModelContext
 
 (MODELS,) = ANTHROPIC.shared
 _ONE = f"{MODELS}/{{name:path}}"

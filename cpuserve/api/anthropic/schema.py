@@ -13,7 +13,7 @@ from cpuserve.api.anthropic.tools import offered
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import (
+from cpuserve.serving.calls.call import (
     KEEPS_THOUGHTS,
     GenerateCall,
     thinking_variables,
@@ -61,7 +61,7 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    """A thought of the model; `signature` has the same text in sealed form (serving/sealed.py)."""
+    """A thought of the model; `signature` has the same text, sealed (api/request/sealed.py)."""
 
     thinking: str
     signature: str

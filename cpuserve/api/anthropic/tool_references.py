@@ -3,7 +3,7 @@
 A tool with defer_loading is not in the prompt at first. When a search finds the tool,
 the result of the search has a reference to it. The prompt defines the tool there,
 so the earlier prompt and its tokens in the prefix cache stay the same.
-The search is a tool of the client, or this server runs it (serving/tool_catalog.py).
+The search is a tool of the client, or this server runs it (serving/calls/tool_catalog.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cpuserve.api.anthropic.tool_changes import REMOVAL, changed_name, is_change
-from cpuserve.serving.tool_catalog import described
+from cpuserve.serving.calls.tool_catalog import described
 
 # SEARCHES: the prefix of the types of tool searches that a server runs.
 # SERVER_CALL: the prefix of the ids of calls to such searches.

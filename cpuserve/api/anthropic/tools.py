@@ -11,8 +11,8 @@ from cpuserve.api.anthropic.client_tools import client_tool
 from cpuserve.api.anthropic.tool_changes import ToolChanges, changes_of
 from cpuserve.api.anthropic.tool_references import SEARCHES, referenced
 from cpuserve.errors import InvalidRequest, brief
-from cpuserve.serving.call import unsupported
-from cpuserve.serving.tool_catalog import ToolSearch, missing_note
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.tool_catalog import ToolSearch, missing_note
 from cpuserve.serving.tools.use import check_function
 
 log = logging.getLogger(__name__)

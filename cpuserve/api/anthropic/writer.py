@@ -21,7 +21,7 @@ from cpuserve.api.anthropic.schema import (
 )
 from cpuserve.api.anthropic.tool_references import SERVER_CALL
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Choice,
     Event,
     Finish,
@@ -40,7 +40,7 @@ from cpuserve.serving.events import (
 if TYPE_CHECKING:
     from cpuserve.api.anthropic.schema import MessagesRequest
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
 _SEARCH_RESULT = "tool_search_tool_result"

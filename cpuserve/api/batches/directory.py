@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import msgspec
 
-from cpuserve.api.request.owners import Owners
-from cpuserve.api.response.disk import writing
+from cpuserve.api.stored.disk import writing
+from cpuserve.api.stored.owners import Owners
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.log import get_logger

@@ -23,7 +23,7 @@ from cpuserve.api.batches.lines import (
     expired,
     read_lines,
 )
-from cpuserve.api.response.disk import DiskError, writing
+from cpuserve.api.stored.disk import DiskError, writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.log import get_logger

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.batches.service import BatchService
-from cpuserve.api.request.owners import Owners
+from cpuserve.api.stored.owners import Owners
 from cpuserve.errors import NotFound
 
 if TYPE_CHECKING:
-    from cpuserve.api.state import ServerState
+    from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
+from cpuserve.api.errors.http_errors import PayloadTooLarge, UnsupportedMediaType
 from cpuserve.api.request.file_body import receive_body
-from cpuserve.api.response.disk import writing
-from cpuserve.api.response.errors import PayloadTooLarge, UnsupportedMediaType
+from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The HTTP layer below the application: the listening socket and the HTTP/1.1 protocol."""
+"""The HTTP server: the listening socket, the HTTP/1.1 protocol, and the middleware."""

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cpuserve.api.request.log import RECORD, RequestRecord, log_refused, note_failure
-from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
-from cpuserve.api.response.error_format import error_format_of, error_format_of_head
-from cpuserve.api.response.errors import (
+from cpuserve.api.dialects import error_format_of, error_format_of_head
+from cpuserve.api.errors.http_errors import (
     LINGER_S,
     HeadersTooLarge,
     RequestTimeout,
 )
+from cpuserve.api.errors.log import RECORD, RequestRecord, log_refused, note_failure
+from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from cpuserve.api.response.error_format import ErrorFormat
+    from cpuserve.api.dialects import ErrorFormat
     from cpuserve.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024

@@ -1,8 +1,10 @@
 """Start and stop of the server. `serve.serve` does these steps in order:
 
 1. `http/listener.py` binds the port, so that a port in use is reported at once.
-2. `startup_server.py` responds to requests from a thread until the front end can: /health is 503.
-3. `preparation.py` finds or downloads the model in a thread, and resolves the settings.
+2. `http/startup_server.py` responds to requests from a thread until the front end can:
+   /health is 503.
+3. `serving/models/preparation.py` runs the thread that finds or downloads the model
+   and resolves the settings.
 4. `engines.py` starts the engine processes, which load the model.
 5. `front_end.py` imports FastAPI meanwhile: `model_context.py` makes the model's context,
    `app.py` the application, and `http/server.py` its HTTP server.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.request.owners import Owners
+from cpuserve.api.stored.owners import Owners
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.store import MakeLoader
     from cpuserve.config.server import ServerOptions
-    from cpuserve.serving.registry import ModelRegistry
+    from cpuserve.serving.models.registry import ModelRegistry
 
 
 @dataclass(frozen=True, slots=True)

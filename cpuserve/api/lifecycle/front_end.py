@@ -19,16 +19,16 @@ from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import stop_signals
-from cpuserve.api.state import ServerState
+from cpuserve.api.request.sealed import Seal
+from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
 from cpuserve.background import keep
 from cpuserve.config.env import cache_dir
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
-from cpuserve.serving.load_progress import LoadProgress
-from cpuserve.serving.registry import Idleness, ModelRegistry
-from cpuserve.serving.sealed import Seal
+from cpuserve.serving.models.load_progress import LoadProgress
+from cpuserve.serving.models.registry import Idleness, ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
-    from cpuserve.serving.details import ModelDetails
-    from cpuserve.serving.loaders import Loader, Sleeper
+    from cpuserve.serving.models.details import ModelDetails
+    from cpuserve.serving.models.loaders import Loader, Sleeper
     from cpuserve.serving.tools.learn import LearnedFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer

@@ -8,11 +8,11 @@ from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.log import get_logger
 from cpuserve.metrics.server import ServerMetrics
-from cpuserve.serving.context import ModelContext
-from cpuserve.serving.details import ModelDetails
-from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
-from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
-from cpuserve.serving.tasks import default_task, tasks_of
+from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+from cpuserve.serving.models.tasks import default_task, tasks_of
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuserve.serving.details import ModelDetails
+from cpuserve.serving.models.details import ModelDetails
 
 if TYPE_CHECKING:
     from cpuserve.prepare import Prepared

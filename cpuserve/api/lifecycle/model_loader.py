@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.model_details import details_of
-from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.loader.source_files import check_same
 from cpuserve.prepare import known_pooling, kv_cache_bytes
-from cpuserve.serving.limits import default_body_bytes
+from cpuserve.serving.models.limits import default_body_bytes
+from cpuserve.serving.models.preparation import in_background
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import SourceFile
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cpuserve.engine.launch import SpareProcess
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 
 class ModelLoader:
-    """Loads one model when a request needs it; implements Loader of serving/loaders.py."""
+    """Loads one model when a request needs it; implements Loader of serving/models/loaders.py."""
 
     def __init__(
         self,

@@ -17,11 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
+from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.lifecycle.engines import start_engines
-from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
 from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import stop_signals
-from cpuserve.api.lifecycle.startup_server import StartupServer
 from cpuserve.config.env import environment
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.affinity import affinity
@@ -29,6 +28,7 @@ from cpuserve.engine.launch import SpareProcess
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 from cpuserve.lost_signals import sent_again
+from cpuserve.serving.models.preparation import StoppedWhilePreparing, in_background, is_preparing
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from cpuserve.log import get_logger
-from cpuserve.serving.load_progress import LoadProgress, load_message
+from cpuserve.serving.models.load_progress import LoadProgress, load_message
 
 # A start that reports nothing for so many seconds is ended by the service manager.
 SILENT_START_S = 300

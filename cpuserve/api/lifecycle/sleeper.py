@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from cpuserve.engine.launch import SpareProcess
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 
 class EngineSleeper:
     """Ends the engines of the first model when no request uses them, and restarts them later.
 
-    This class implements Sleeper of serving/loaders.py.
+    This class implements Sleeper of serving/models/loaders.py.
     """
 
     def __init__(self, client: ReplicaClient, prepared: Prepared, spare: SpareProcess) -> None:

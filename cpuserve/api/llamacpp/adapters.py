@@ -12,17 +12,17 @@ from cpuserve.api.llamacpp.errors import LlamaError
 from cpuserve.api.request.body import FREE_BYTES, check_media_type, read_body
 from cpuserve.api.request.body_budget import Reservation
 from cpuserve.api.request.field_errors import wrong_field
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import json_body, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import MAX_ADAPTER_SCALE
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 
 router = APIRouter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.sampling.chain import DEFAULT_BREAKERS, Chain, chain_of
-from cpuserve.serving.call import NO_LIMIT
+from cpuserve.serving.calls.call import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

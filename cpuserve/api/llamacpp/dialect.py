@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cpuserve.api.dialect import Dialect
-from cpuserve.api.llamacpp import adapters, embedding, models, props, slots, template
+from cpuserve.api.dialects import LLAMACPP as ERRORS
+from cpuserve.api.llamacpp import adapters, models, props, slots, template
 from cpuserve.api.llamacpp.completion import infill
 from cpuserve.api.llamacpp.completion import router as completion
-from cpuserve.api.response.error_format import LLAMACPP as ERRORS
+from cpuserve.api.vectors import llamacpp as embedding
 
 LLAMACPP = Dialect(
     (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.errors.error_json import error_json
 from cpuserve.api.openai.models import ModelList, list_models
-from cpuserve.api.response.error_json import error_json
+from cpuserve.api.request.state import ServerState, get_state
 from cpuserve.api.response.openapi import EVENTS, response_types
 from cpuserve.api.response.stream import EventStream, StreamFormat
-from cpuserve.api.state import ServerState, get_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.llamacpp.defaults import DEFAULTS, shown_params
 from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.call import NO_LIMIT
+from cpuserve.serving.calls.call import NO_LIMIT
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.traits import Traits
 
 router = APIRouter()

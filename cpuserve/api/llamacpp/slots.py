@@ -6,11 +6,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 
 router = APIRouter()
 _ONE = "/slots/{number}"

@@ -11,7 +11,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
-from cpuserve.serving.generate import read_prompts
+from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.threads import run_sized
 
 router = APIRouter()

@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.api.request.fields import is_set
 from cpuserve.config.values import parse_duration
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 
 # The request fields with the text; each endpoint reads only one of them.
 _TEXTS = ("messages", "prompt", "input")

@@ -22,14 +22,14 @@ from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_r
 from cpuserve.api.ollama.pull import create_downloaded
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import is_set
+from cpuserve.api.request.state import created_models
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
-from cpuserve.api.state import created_models
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.loader.hub import has_model_form
 from cpuserve.log import get_logger
 from cpuserve.platforms.formats import MADE_WHILE_LOADING
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import MAX_TEMPLATE_CHARS, check_template
 

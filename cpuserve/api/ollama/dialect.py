@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cpuserve.api.dialect import Dialect
-from cpuserve.api.ollama import create, embed, manage, models, pull
+from cpuserve.api.dialects import OLLAMA as OLLAMA_ERRORS
+from cpuserve.api.ollama import create, manage, models, pull
 from cpuserve.api.ollama import router as generation
-from cpuserve.api.response.error_format import OLLAMA as OLLAMA_ERRORS
+from cpuserve.api.vectors import ollama as embed
 
 ROUTERS = (
     generation.router,

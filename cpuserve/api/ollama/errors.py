@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.response.error_json import public_message
+from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
 # Clients of Ollama search for these words. The message of cpuserve follows them,

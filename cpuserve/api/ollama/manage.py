@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.errors.http_errors import PayloadTooLarge
 from cpuserve.api.ollama.created.directory import open_new
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.request.headers import OWNER
-from cpuserve.api.response.disk import writing
-from cpuserve.api.response.errors import PayloadTooLarge
+from cpuserve.api.request.state import created_models, get_state
 from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.route import post
-from cpuserve.api.state import created_models, get_state
+from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:

@@ -16,20 +16,20 @@ from cpuserve.api.ollama.common import timestamp
 from cpuserve.api.ollama.created.manifest import Manifest
 from cpuserve.api.ollama.created.modelfile import write_modelfile
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.ollama.listed import described, listed
 from cpuserve.api.ollama.parameters import parameter_lines
 from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.state import get_state
+from cpuserve.api.response.listed import described, listed
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.loader.file_facts import FileFacts, file_facts
 from cpuserve.log import get_logger
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 router = APIRouter()
 log = get_logger("serve")

@@ -12,8 +12,8 @@ from cpuserve.api.request.field_errors import wrong_field
 from cpuserve.api.request.fields import NO_EFFECT, OPTIONS, check_fields
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.call import unsupported
-from cpuserve.serving.params import check_repeat_penalty, checked_stop
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.params import check_repeat_penalty, checked_stop
 
 _IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
 # Ollama options that have other names in SamplingParams.

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.api.ollama.created.manifest import Manifest, checked_name
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.ollama.listed import digest_of
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.response.disk import disk_error
+from cpuserve.api.request.state import created_models
+from cpuserve.api.response.listed import digest_of
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
-from cpuserve.api.state import created_models
+from cpuserve.api.stored.disk import disk_error
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ModelError, NotFound, RequestError
 from cpuserve.log import get_logger
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.models.preparation import in_background
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.calls.call import GenerateCall
 
 router = APIRouter()
 T = TypeVar("T", bound=OllamaRequest)

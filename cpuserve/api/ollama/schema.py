@@ -12,15 +12,15 @@ from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import (
+from cpuserve.serving.calls.call import (
     NO_LIMIT,
     Earlier,
     GenerateCall,
     call_from,
     thinking_variables,
 )
-from cpuserve.serving.continued import next_turn
-from cpuserve.serving.params import check_logprobs, check_repeat_penalty
+from cpuserve.serving.calls.params import check_logprobs, check_repeat_penalty
+from cpuserve.serving.prompts.continued import next_turn
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext

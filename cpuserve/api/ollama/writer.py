@@ -13,7 +13,7 @@ from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Event,
     Finish,
     Text,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cpuserve.api.ollama.schema import OllamaRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 
 def part_of(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cpuserve.api.request.fields import is_set
 from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

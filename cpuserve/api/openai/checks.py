@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.api.request.fields import is_set
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import NO_LIMIT
-from cpuserve.serving.params import check_repeat_penalty
+from cpuserve.serving.calls.call import NO_LIMIT
+from cpuserve.serving.calls.params import check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest

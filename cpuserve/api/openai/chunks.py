@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.errors.error_json import error_json
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.api.response.error_json import error_json
 from cpuserve.api.response.stream import StreamFormat
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import StreamOptions
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.events import PromptProgress, TokenUsage
+    from cpuserve.serving.calls.events import PromptProgress, TokenUsage
 
 to_json = msgspec.json.Encoder().encode
 

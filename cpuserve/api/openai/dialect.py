@@ -9,10 +9,10 @@ from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.completions import tokens
 from cpuserve.api.openai.conversations import router as conversations
-from cpuserve.api.openai.embeddings import router as embeddings
 from cpuserve.api.openai.files import router as files
 from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
+from cpuserve.api.vectors.openai import router as embeddings
 
 OPENAI = Dialect(
     (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.call import Prompt
+    from cpuserve.serving.calls.call import Prompt
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # JSON has no -inf, so vLLM and this server send -9999 for tokens with probability 0.

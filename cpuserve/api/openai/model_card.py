@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.ollama.listed import listed
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.request.fields import CHAT, honoured
+from cpuserve.api.response.listed import listed
 
 if TYPE_CHECKING:
-    from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.registry import ModelRegistry
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.registry import ModelRegistry
 
 # Sampling parameters under their OpenRouter names; a model card lists those that have an effect.
 _PARAMETERS = (

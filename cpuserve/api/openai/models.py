@@ -8,8 +8,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openai.model_card import ModelCard, card, ollama_entry
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
-from cpuserve.api.state import get_state
 
 router = APIRouter()
 _ONE = "/v1/models/{name:path}"

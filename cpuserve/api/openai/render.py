@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.calls.call import unsupported
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 # Sampling parameters that the server sets itself, so clients should not see them.
 _OWN = ("caller", "adapter", "adapter_scale", "bad_word_ids", "label_ids", "vectors")

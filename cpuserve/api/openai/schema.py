@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.serving.call import CommonFields
+from cpuserve.serving.calls.call import CommonFields
 
 
 class StreamOptions(msgspec.Struct):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.serving.generate import cache_miss
+from cpuserve.serving.generation.generate import cache_miss
 
 if TYPE_CHECKING:
-    from cpuserve.serving.fan_out import SequenceRequest
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.generate import Generation
 
 
 def timings_of(generation: Generation) -> dict[str, object]:

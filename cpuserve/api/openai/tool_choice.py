@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from cpuserve.errors import InvalidRequest, brief
-from cpuserve.serving.call import unsupported
-from cpuserve.serving.tool_catalog import missing_note
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.tool_catalog import missing_note
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.openai.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
-    from cpuserve.serving import events
+    from cpuserve.serving.calls import events
 
 
 def usage_body(usage: events.TokenUsage) -> Usage:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
-from cpuserve.api.request.headers import may_be_web_page
-from cpuserve.api.request.object_limits import check_objects
-from cpuserve.api.response.errors import (
+from cpuserve.api.errors.http_errors import (
     PayloadTooLarge,
     RequestTimeout,
     UnsupportedMediaType,
 )
+from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
+from cpuserve.api.request.headers import may_be_web_page
+from cpuserve.api.request.object_limits import check_objects
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from cpuserve.api.request.body_budget import Reservation
-    from cpuserve.serving.limits import ClientLimits
+    from cpuserve.serving.models.limits import ClientLimits
 
 log = logging.getLogger(__name__)
 

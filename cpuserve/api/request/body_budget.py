@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cpuserve.api.response.errors import ServerBusy
+from cpuserve.api.errors.http_errors import ServerBusy
 
 if TYPE_CHECKING:
     from types import TracebackType

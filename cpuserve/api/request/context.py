@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from cpuserve.api.middleware.leases import LEASES
+from cpuserve.api.errors.http_errors import REQUEST_ID
+from cpuserve.api.errors.log import RECORD
+from cpuserve.api.http.leases import LEASES
 from cpuserve.api.request.body import (
     FREE_BYTES,
     check_media_type,
@@ -21,23 +23,21 @@ from cpuserve.api.request.body import (
 )
 from cpuserve.api.request.body_budget import Reservation
 from cpuserve.api.request.headers import CALLER, LOW_PRIORITY, OWNER
-from cpuserve.api.request.log import RECORD
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
-from cpuserve.api.response.errors import REQUEST_ID
-from cpuserve.api.state import get_state
+from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
-from cpuserve.serving.call import MAX_PROMPTS
+from cpuserve.serving.calls.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from fastapi import Request
 
-    from cpuserve.api.request.log import RequestRecord
-    from cpuserve.api.state import ServerState
-    from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.registry import Lease, ModelRegistry, Served
+    from cpuserve.api.errors.log import RequestRecord
+    from cpuserve.api.request.state import ServerState
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.registry import Lease, ModelRegistry, Served
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from cpuserve.api.errors.http_errors import PayloadTooLarge, RequestTimeout
 from cpuserve.api.request.body import ClientGone, check_encoding
-from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from cpuserve.api.request.sealed import packed_texts, thought_of
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.sealed import packed_texts, thought_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 
 class FirstDifference(msgspec.Struct):

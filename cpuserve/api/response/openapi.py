@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi.routing import APIRoute
 
-from cpuserve.api.response.error_json import ErrorBody
+from cpuserve.api.errors.error_json import ErrorBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
+from cpuserve.api.errors.http_errors import settle_failure
+from cpuserve.api.errors.log import RECORD
 from cpuserve.api.request.body import ClientGone
-from cpuserve.api.request.log import RECORD
 from cpuserve.api.response.direct_body import DIRECT_BODY
-from cpuserve.api.response.errors import settle_failure
 from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from cpuserve.api.response.direct_body import DirectBody
-    from cpuserve.serving.events import TokenUsage
+    from cpuserve.serving.calls.events import TokenUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,17 @@ from fastapi import Response
 
 from cpuserve.api.response.cache_miss import cache_headers
 from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
-from cpuserve.serving.events import Event, PromptScores, TokenUsage, WholeResponse, num_entries
+from cpuserve.serving.calls.events import (
+    Event,
+    PromptScores,
+    TokenUsage,
+    WholeResponse,
+    num_entries,
+)
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 
 class Writer(Protocol):
@@ -37,7 +43,7 @@ class StreamWriter(Writer, Protocol):
         """Return the stream frame for an error after the stream has begun."""
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the stream bytes for `events` (serving/events.py); b"" if they show nothing."""
+        """Return the stream bytes for `events` (calls/events.py); b"" if they show nothing."""
 
 
 def respond(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
-from cpuserve.api.state import get_state
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
 from cpuserve.platforms.cpu_times import cpu_times
 
 if TYPE_CHECKING:
     from cpuserve.metrics.server import Sequence
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 router = APIRouter()
 

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
-from cpuserve.api.state import get_state
 from cpuserve.api.status.cpu_view import CpuReport
 from cpuserve.errors import DeadlineExceeded, NotFound
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.response.errors import error_response
+from cpuserve.api.errors.http_errors import error_response
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.state import get_state
 from cpuserve.background import troubles
 from cpuserve.errors import ServiceUnavailable
-from cpuserve.serving.load_progress import health_body
+from cpuserve.serving.models.load_progress import health_body
 from cpuserve.version import version
 
 router = APIRouter()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.errors.unknown_route import BASE
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
-from cpuserve.api.response.unknown_route import BASE
-from cpuserve.api.state import get_state
 from cpuserve.api.webui.router import page_for
 from cpuserve.version import version
 

@@ -6,8 +6,8 @@ from itertools import chain
 
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import TEXT, response_types
-from cpuserve.api.state import get_state
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
 from cpuserve.metrics.families import server_families

@@ -1,1 +1,1 @@
-"""Responses and conversations that clients store in the memory of this server."""
+"""Stored responses and conversations of clients, and the rules for their files on disk."""

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from cpuserve.api.request.fields import DECISIONS, with_refused
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.decisions.call import decision_call
+from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.decisions.questions import (
     MAX_QUESTIONS,
     Content,
@@ -17,6 +16,7 @@ from cpuserve.serving.decisions.questions import (
     questions_of,
 )
 from cpuserve.serving.decisions.results import LabelDiagnostics, Result
+from cpuserve.serving.prompts.decision_prompts import decision_call
 
 _JSON = ("string", "number", "boolean", "object", "array", "null")
 _CONTENT = {"anyOf": [{"type": kind} for kind in _JSON]}

@@ -12,8 +12,8 @@ from cpuserve.serving.decisions.results import results_of
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.api.systemone.schema import SystemOneRequest
-    from cpuserve.serving.events import WholeResponse
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.events import WholeResponse
+    from cpuserve.serving.generation.generate import Generation
 
 
 class DecisionWriter:

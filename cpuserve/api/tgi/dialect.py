@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpuserve.api.dialect import Dialect
-from cpuserve.api.response.error_format import TGI as TGI_ERRORS
+from cpuserve.api.dialects import TGI as TGI_ERRORS
 from cpuserve.api.tgi import router
 
 TGI = Dialect((router.router,), TGI_ERRORS)

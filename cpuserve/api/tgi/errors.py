@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.response.error_json import public_message
+from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import InvalidRequest, status_of
 
 # The HTTP status of TGI for values that are 400 in the other dialects.

@@ -6,8 +6,8 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from cpuserve.api.dialects import TGI
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.response.error_format import TGI
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
 from cpuserve.api.tgi.errors import UNPROCESSABLE, TgiError

@@ -8,12 +8,12 @@ import msgspec
 
 from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall, unsupported
-from cpuserve.serving.params import check_repeat_penalty
-from cpuserve.serving.response_format import grammar_of
+from cpuserve.serving.calls.call import GenerateCall, unsupported
+from cpuserve.serving.calls.params import check_repeat_penalty
+from cpuserve.serving.calls.response_format import grammar_of
 
 if TYPE_CHECKING:
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 # The default of max_new_tokens. A lower default of the model takes precedence.
 NEW_TOKENS = 100

@@ -19,14 +19,14 @@ from cpuserve.api.tgi.schema import (
     TgiStreamDetails,
     TgiToken,
 )
-from cpuserve.serving.events import Choice, Event, Finish, Text
+from cpuserve.serving.calls.events import Choice, Event, Finish, Text
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.api.tgi.schema import TgiGenerateRequest
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.events import WholeResponse
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.events import WholeResponse
+    from cpuserve.serving.generation.generate import Generation
 
 
 def _reason(finish: str | None, stop: str | int | None) -> str:

@@ -1,1 +1,1 @@
-"""Routes of the vLLM server that no other dialect has: administration and load."""
+"""Routes of the vLLM server that no other dialect has: administration, adapters, token ids."""

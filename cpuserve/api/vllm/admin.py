@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.version import version

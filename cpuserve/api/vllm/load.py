@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
-from cpuserve.api.state import get_state
 
 router = APIRouter()
 

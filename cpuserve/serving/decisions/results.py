@@ -14,9 +14,9 @@ import msgspec
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.calls.events import Choice
     from cpuserve.serving.decisions.labels import Labels
     from cpuserve.serving.decisions.questions import DecisionQuestion
-    from cpuserve.serving.events import Choice
 
 
 class ChoiceResult(msgspec.Struct, tag_field="type", tag="choice"):

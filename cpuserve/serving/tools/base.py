@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.grammar_marks import OTHER_TOKENS
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
 
 Piece: TypeAlias = Text | Thought | ToolCallDelta

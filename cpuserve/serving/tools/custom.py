@@ -13,7 +13,7 @@ from typing import Any
 
 from cpuserve.sampling.grammar_marks import INPUT
 from cpuserve.sampling.structured import InputGrammar, input_arguments
-from cpuserve.serving.events import ToolCallDelta
+from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.base import Piece, ToolParser
 
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.serving.events import Text
+from cpuserve.serving.calls.events import Text
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import Piece, ToolParser

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat

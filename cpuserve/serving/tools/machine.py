@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 from cpuserve.tokenizer.finite_json import FiniteJson

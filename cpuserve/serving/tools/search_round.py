@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Event,
     Finish,
     Text,
@@ -16,10 +16,10 @@ from cpuserve.serving.events import (
     ToolSearched,
     WholeToolCall,
 )
-from cpuserve.serving.tool_catalog import ToolSearch, described
+from cpuserve.serving.calls.tool_catalog import ToolSearch, described
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.calls.call import GenerateCall
 
 # The most rounds of one response. A model that goes on searching would find nothing more.
 MOST_ROUNDS = 8

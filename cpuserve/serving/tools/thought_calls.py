@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.machine import CallParser, overlap
 
 if TYPE_CHECKING:

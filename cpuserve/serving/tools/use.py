@@ -17,8 +17,8 @@ from cpuserve.sampling.structured import (
     StructuredOutputs,
     if_possible,
 )
-from cpuserve.serving.call import unsupported
-from cpuserve.serving.response_format import structured_outputs
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.calls.response_format import structured_outputs
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
@@ -33,7 +33,7 @@ from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
 from cpuserve.serving.tools.thoughts import USUAL, Around, ThoughtUse
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall, Prompt
+    from cpuserve.serving.calls.call import GenerateCall, Prompt
     from cpuserve.serving.tools.base import ToolFormat, ToolParser
     from cpuserve.serving.tools.learn import LearnedFormat
 

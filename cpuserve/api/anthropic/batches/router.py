@@ -23,10 +23,10 @@ from cpuserve.api.batches.service import MESSAGE_BATCHES
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
-from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:

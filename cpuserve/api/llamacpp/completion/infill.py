@@ -15,14 +15,14 @@ from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import MAX_PROMPTS, unsupported
-from cpuserve.serving.encode import encode, most_counted
+from cpuserve.serving.calls.call import MAX_PROMPTS, unsupported
+from cpuserve.serving.prompts.encode import encode, most_counted
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.infill import InfillTokens, infill_prompt
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.models.context import ModelContext
 
 router = APIRouter()
 # Names of the project and the file for the prompt, because requests have no fields for them.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import unsupported
-from cpuserve.serving.encode import encode
+from cpuserve.serving.calls.call import unsupported
+from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 # How many texts and token ids are looked at in a microsecond.
 _ITEMS_PER_US = 8

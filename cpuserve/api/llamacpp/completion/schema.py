@@ -12,14 +12,14 @@ from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.chain import SamplerFields
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import NO_LIMIT, GenerateCall, call_from
-from cpuserve.serving.line_limits import LineRules
-from cpuserve.serving.params import check_repeat_penalty
+from cpuserve.serving.calls.call import NO_LIMIT, GenerateCall, call_from
+from cpuserve.serving.calls.line_limits import LineRules
+from cpuserve.serving.calls.params import check_repeat_penalty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.models.context import ModelContext
 
 
 class PromptObject(msgspec.Struct, kw_only=True):

@@ -13,15 +13,15 @@ from cpuserve.api.llamacpp.errors import llama_error
 from cpuserve.api.openai.logprobs import TokenNames, finite
 from cpuserve.api.openai.timings import sequence_timings
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.serving.events import Choice, Event, Finish, PromptProgress, Text
+from cpuserve.serving.calls.events import Choice, Event, Finish, PromptProgress, Text
 
 if TYPE_CHECKING:
     from cpuserve.api.llamacpp.completion.schema import LlamaOptions
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.events import WholeResponse
-    from cpuserve.serving.fan_out import SequenceRequest
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.events import WholeResponse
+    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.generate import Generation
 
 # The id_slot in responses: this server assigns no slots to requests.
 _NO_SLOT = -1

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from cpuserve.api.batches.directory import open_plain, read_records, write_whole
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
-from cpuserve.api.request.owners import Owners
-from cpuserve.api.response.disk import writing
+from cpuserve.api.stored.disk import writing
+from cpuserve.api.stored.owners import Owners
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.registry import DEFAULT_TAG
+from cpuserve.serving.models.registry import DEFAULT_TAG
 
 # A model name may have an owner, as on the Hugging Face hub, and a tag.
 _NAME = re.compile(r"(?=.{1,200}$)\w[\w.-]*(/\w[\w.-]*)*(:[\w.-]+)?")

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from cpuserve.api.errors.http_errors import Forbidden
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.ollama.parameters import sampling_of
-from cpuserve.api.response.errors import Forbidden
 from cpuserve.errors import InvalidRequest, NotFound, RequestError, StartupError
 from cpuserve.log import get_logger
-from cpuserve.serving.preset import Preset
+from cpuserve.serving.models.preset import Preset
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.directory import ModelDirectory
     from cpuserve.api.ollama.created.manifest import Manifest
-    from cpuserve.serving.loaders import Loader
-from cpuserve.serving.registry import ModelRegistry
+    from cpuserve.serving.models.loaders import Loader
+from cpuserve.serving.models.registry import ModelRegistry
 
 log = get_logger("serve")
 

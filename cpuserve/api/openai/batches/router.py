@@ -13,10 +13,10 @@ from cpuserve.api.batches.start import batches_of
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
-from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest
 

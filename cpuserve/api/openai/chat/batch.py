@@ -9,12 +9,12 @@ from cpuserve.api.openai.chat.schema import ChatFields, ChatMessage, ChatRequest
 from cpuserve.api.openai.chat.writer import ChatWriter, echoed
 from cpuserve.api.request.fields import is_set, with_refused
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
+from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall, unsupported
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.events import Choice
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.events import Choice
+    from cpuserve.serving.generation.generate import Generation
 
 # Fields that a request with several conversations cannot have.
 _OF_ONE = (

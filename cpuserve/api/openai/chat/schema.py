@@ -22,8 +22,8 @@ from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import FunctionWords, function_name, tool_choice
 from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall, call_from, unsupported
-from cpuserve.serving.params import check_logprobs
+from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
+from cpuserve.serving.calls.params import check_logprobs
 
 _CUSTOM = '{"type": "custom", "custom": {"name": ...}}'
 _WORDS = FunctionWords(

@@ -13,7 +13,7 @@ from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logpr
 from cpuserve.api.openai.render import prompt_text
 from cpuserve.api.openai.timings import timings_member, timings_of
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Choice,
     Event,
     Finish,
@@ -32,7 +32,7 @@ from cpuserve.tokenizer.messages import message_content
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatFields, ChatRequest
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null'
 _NOTHING = b',"delta":{}' + _NO_LOGPROBS

@@ -18,7 +18,7 @@ from cpuserve.api.openai.checks import (
 )
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.request.fields import refused_names, with_refused
-from cpuserve.serving.call import GenerateCall, call_from
+from cpuserve.serving.calls.call import GenerateCall, call_from
 
 # The default of max_tokens in completion requests, as in the OpenAI API and vLLM.
 # A lower default of the server (from the model or --override-generation-config) takes precedence.

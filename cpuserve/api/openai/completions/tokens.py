@@ -19,13 +19,13 @@ from cpuserve.api.request.fields import TOKENS, check_fields, with_refused
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall, unsupported
-from cpuserve.serving.events import Finish, PromptScores, Text, TokenUsage
+from cpuserve.serving.calls.call import GenerateCall, unsupported
+from cpuserve.serving.calls.events import Finish, PromptScores, Text, TokenUsage
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.events import Event, WholeResponse
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.events import Event, WholeResponse
+    from cpuserve.serving.generation.generate import Generation
 
 router = APIRouter()
 # Fields of /v1/completions that are not sampling parameters, so sampling_params cannot have them.

@@ -11,7 +11,7 @@ from cpuserve.api.openai.completions.schema import Completion, CompletionChoice
 from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames, joined, prompt_logprobs
 from cpuserve.api.openai.timings import timings_member, timings_of
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Choice,
     Event,
     Finish,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from cpuserve.api.openai.schema import PromptLogprobs
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.call import Prompt
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.calls.call import Prompt
+    from cpuserve.serving.generation.generate import Generation
 
 _NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
 _Scores = list["TokenLogprob | None"]

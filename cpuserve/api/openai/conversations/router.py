@@ -25,10 +25,10 @@ from cpuserve.api.openai.responses.history import decoded, own_items
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
-from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.serving.threads import run_sized

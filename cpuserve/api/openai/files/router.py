@@ -11,9 +11,9 @@ from cpuserve.api.batches.service import BatchService
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
 from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, brief
 

@@ -13,7 +13,7 @@ import msgspec
 from cpuserve.api.response.cache_miss import FirstDifference
 
 if TYPE_CHECKING:
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 # The reasons in the OpenAI API by PromptDifference.reason; all others become "input_changed".
 _REASONS = {

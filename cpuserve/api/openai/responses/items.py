@@ -21,14 +21,14 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseThought,
 )
 from cpuserve.api.openai.responses.tools import Origin, Origins, found_definitions
-from cpuserve.serving.events import (
+from cpuserve.api.request.sealed import Seal
+from cpuserve.serving.calls.events import (
     Choice,
     Thoughts,
     ToolSearched,
     WholeToolCall,
     json_object,
 )
-from cpuserve.serving.sealed import Seal
 
 # The prefix of an output item's id for each item type.
 _KINDS = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import Response
 
+from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.openai.responses.stored_response import StoredResponse, output_items
 from cpuserve.api.openai.responses.writer import ResponseWriter
-from cpuserve.api.response.error_json import public_message
 from cpuserve.api.response.stream import EventStream
 from cpuserve.api.response.writer import respond
 from cpuserve.errors import RequestError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from cpuserve.api.openai.responses.history import ReferringRequest
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.generate import Generation
-    from cpuserve.serving.registry import Lease
+    from cpuserve.serving.generation.generate import Generation
+    from cpuserve.serving.models.registry import Lease
 
 log = get_logger("serve")
 

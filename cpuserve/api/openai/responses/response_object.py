@@ -91,7 +91,7 @@ class ResponseSummary(msgspec.Struct, tag_field="type", tag="summary_text"):
 class ResponseReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     """A thought, in `summary` if the request asks for summaries, otherwise in `content`.
 
-    encrypted_content: the same text, for clients that return only this (serving/sealed.py).
+    encrypted_content: the same text, for clients that return only this (api/request/sealed.py).
     """
 
     id: str

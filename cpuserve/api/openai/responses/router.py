@@ -18,10 +18,10 @@ from cpuserve.api.openai.responses.stored_response import StoredResponse, find_r
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import EVENTS, parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post, prepared, prompt_length
-from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest
 

@@ -23,10 +23,10 @@ from cpuserve.api.openai.schema import GenerationRequest
 from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, call_from, unsupported
-from cpuserve.serving.params import check_logprobs
-from cpuserve.serving.response_format import grammar_of
-from cpuserve.serving.tool_catalog import ToolSearch
+from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
+from cpuserve.serving.calls.params import check_logprobs
+from cpuserve.serving.calls.response_format import grammar_of
+from cpuserve.serving.calls.tool_catalog import ToolSearch
 
 _LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"

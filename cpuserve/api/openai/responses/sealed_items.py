@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.openai.responses.foreign_items import COMPACTED
+from cpuserve.api.request.sealed import is_sealed
 from cpuserve.api.request.sealed_texts import opened
-from cpuserve.serving.sealed import is_sealed
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:

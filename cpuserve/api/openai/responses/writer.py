@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.openai.responses.cache_diagnostics import cache_diagnostics
 from cpuserve.api.openai.responses.items import RAW, SUMMARY, Item, items_of, search_items
@@ -22,10 +23,9 @@ from cpuserve.api.openai.responses.response_object import (
 from cpuserve.api.openai.responses.response_start import begun
 from cpuserve.api.openai.responses.schema import SEALED
 from cpuserve.api.openai.responses.tools import origins_of
-from cpuserve.api.response.error_json import public_message
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.errors import RequestError
-from cpuserve.serving.events import (
+from cpuserve.serving.calls.events import (
     Event,
     Finish,
     PromptProgress,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cpuserve.api.openai.responses.schema import ResponsesRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.generation.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
 # How many seconds pass between two events of a stream while a long prompt is computed.

@@ -1,1 +1,0 @@
-"""The embedding endpoints of the Cohere API; its rerank endpoint is in api/scores."""

@@ -1,0 +1,1 @@
+"""Errors as HTTP responses, and the log of requests that fail."""

@@ -1,0 +1,108 @@
+"""Middleware for all routes: request ids, response counts, and the log of failed requests."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+from cpuserve.api.dialect import ID_HEADERS
+from cpuserve.api.errors.http_errors import REQUEST_ID, HeadersTooLarge, error_response
+from cpuserve.api.errors.log import RECORD, RequestRecord
+from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS
+from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from cpuserve.metrics.http import HttpMetrics
+
+# Monitors request these paths all the time; vLLM does not count them either.
+_UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_MAX_HEADER_FIELDS = 128
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ResponseCounts:
+    """Counts responses by route, HTTP method and status, for /metrics.
+
+    A path that matches no route template and is not in `paths` counts as the route "none".
+    """
+
+    def __init__(self, metrics: HttpMetrics, paths: Collection[str]) -> None:
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    def add(self, scope: Scope, status: int) -> None:
+        """Count a response with this status to the request of `scope`."""
+        if scope["path"] in _UNCOUNTED_PATHS:
+            return
+        # Clients may send any path and method, and each different one would add a metrics series.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count(self.route(scope), method, status)
+
+    def route(self, scope: Scope) -> str:
+        """Return the route template of the request, such as /v1/models/{name}, or "none"."""
+        path: str = scope["path"]
+        template = getattr(scope.get("route"), "path", None)
+        return template or (path if path in self._paths else "none")
+
+
+class RequestIds:
+    """Assigns an id to each request: a valid X-Request-Id of the client, or a new id.
+
+    The response has the id in x-request-id and in the id headers of the path's dialect.
+    This class removes trailing slashes before other middleware reads the path.
+    One wrapper of `send` adds the headers and counts the response, because each chunk
+    of a stream passes every wrapper. At its end, a request that has failed is logged.
+    """
+
+    def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app with a request id, and count and log its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id").decode("latin-1")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
+        scope[CALLER] = scope[OWNER] = address_of(scope)
+        record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
+        record.request_id = request_id
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        names = ("x-request-id", *scope.get(ID_HEADERS, ()))
+        echoed = [(name.encode(), request_id.encode()) for name in names]
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *echoed]
+                record.status = message["status"]
+                self._counts.add(scope, record.status)
+            await send(message)
+
+        try:
+            await self._checked(scope, receive, send_with_id)
+        finally:
+            self._log(scope, record)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(scope["headers"]) > _MAX_HEADER_FIELDS:
+            msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
+            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _log(self, scope: Scope, record: RequestRecord) -> None:
+        path = scope["path"]
+        if record.status == 503 and path in PUBLIC_PATHS:
+            return  # load balancers poll this path, and the log has the reason already
+        route = self._counts.route(scope)
+        record.write(scope["method"], path if route == "none" else route, scope[CALLER])

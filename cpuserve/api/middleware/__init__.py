@@ -1,1 +1,0 @@
-"""ASGI middleware: processing of every request before and after its route."""

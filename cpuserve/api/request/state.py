@@ -1,0 +1,116 @@
+"""ServerState, which all routes share: the models, their limits, and the shutdown state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.api.request.body_budget import BodyBudget
+from cpuserve.api.request.sealed import Seal
+from cpuserve.api.stored.store import Store
+from cpuserve.errors import NotFound, NotServing
+from cpuserve.metrics.http import HttpMetrics
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from cpuserve.api.batches.service import BatchService
+    from cpuserve.api.ollama.created.store import CreatedModels
+    from cpuserve.api.status.cpu_view import CpuView
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.limits import ClientLimits
+    from cpuserve.serving.models.registry import ModelRegistry
+
+DAMAGED = (
+    "The model's weights are damaged: none of the last steps computed a finite number. "
+    "Check the files of the model, or download them again, then start the server again"
+)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The served models and the state of the HTTP server.
+
+    draining: whether the server will stop soon:
+      load balancers should send no new requests, but the server still serves them.
+    stopping: whether the server no longer serves any requests.
+    config: the settings of the first model's engines.
+    stored: the responses and conversations that clients have stored.
+    seal: seals and opens the thoughts that clients send back as opaque texts.
+    batches: the batches of clients; None = the server has no --files-dir.
+    created: the models that clients created; None = the server has no --models-dir.
+    """
+
+    models: ModelRegistry
+    cpu: CpuView | None = None
+    config: EngineConfig | None = None
+    draining: bool = False
+    stopping: bool = False
+    http: HttpMetrics = field(default_factory=HttpMetrics)
+    stored: Store = field(default_factory=Store)
+    seal: Seal = field(default_factory=Seal)
+    batches: BatchService | None = None
+    created: CreatedModels | None = None
+    bodies: BodyBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = BodyBudget(self.limits.max_held_bytes)
+
+    @property
+    def context(self) -> ModelContext:
+        """The first model of the command line; /health reports the health of this model."""
+        return self.models.first
+
+    @property
+    def limits(self) -> ClientLimits:
+        """The limits on requests of clients."""
+        return self.context.limits
+
+    def unavailable(self) -> str | None:
+        """Return why the server cannot serve requests now; None = it can."""
+        return "The server is shutting down" if self.stopping else self.context.unavailable()
+
+    def unhealthy(self) -> tuple[str, str] | None:
+        """Return (status, reason) if load balancers should send no requests here, else None."""
+        context, reason = self.context, self.unavailable()
+        if self.draining or self.stopping:
+            return "draining", reason or "The server is shutting down: send requests elsewhere"
+        if reason is None:
+            reason = DAMAGED if context.client.stats.damaged else self.models.trouble
+            return None if reason is None else ("failed", reason)
+        if context.failed is not None or context.client.ended:
+            return "failed", reason
+        return "restarting" if context.ready else "loading", reason
+
+    def check_open(self) -> None:
+        """Raise NotServing (503) if no model can serve requests now.
+
+        If the server has several models, the others serve requests while the first model restarts.
+        """
+        first = self.context
+        if self.stopping or not self.models.several or not first.ready or first.failed is not None:
+            self.check_available()
+
+    def check_available(self) -> None:
+        """Raise NotServing (503) with the reason if the first model cannot serve now."""
+        reason = self.unavailable()
+        if reason is not None:
+            raise NotServing(reason)
+
+
+def get_state(request: Request) -> ServerState:
+    """Return the ServerState of the app that handles the request."""
+    state: ServerState = request.app.state.server
+    return state
+
+
+def created_models(state: ServerState) -> CreatedModels:
+    """Return the models that clients created; NotFound if the server has no --models-dir."""
+    if state.created is None:
+        msg = (
+            "This server keeps no models of clients: models are served from the start, see "
+            "--models, or start it with --models-dir DIR"
+        )
+        raise NotFound(msg, code="models_disabled")
+    return state.created

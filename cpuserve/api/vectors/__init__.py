@@ -1,0 +1,1 @@
+"""Embeddings, scores and class labels, in the formats of all dialects."""

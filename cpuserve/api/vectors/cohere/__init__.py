@@ -1,0 +1,1 @@
+"""The embedding endpoints of the Cohere API; its rerank endpoint is in scores."""

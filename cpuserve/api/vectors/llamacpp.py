@@ -1,0 +1,119 @@
+"""POST /embedding and /embeddings, in the format of llama-server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.llamacpp.completion.prompts import flat_prompts
+from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.in_parts import in_parts
+from cpuserve.api.route import generate, post
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import GenerateCall, unsupported
+from cpuserve.serving.calls.events import floats_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.serving.calls.events import WholeResponse
+    from cpuserve.serving.generation.generate import Generation
+
+router = APIRouter()
+# With embd_normalize 0, a vector is scaled so that its largest absolute value is this number.
+_MOST = 32760.0
+_UNCHANGED, _MAX, _EUCLIDEAN = -1, 0, 2
+
+
+class LlamaEmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /embedding; `content` (or its alias `input`) has one or several texts.
+
+    embd_normalize: 0 scales the largest absolute value to 32760; p > 0 scales the p-norm to 1.
+    """
+
+    model: str | None = None
+    content: str | PromptObject | list[PromptItem] | None = None
+    input: str | PromptObject | list[PromptItem] | None = None
+    embd_normalize: int | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class LlamaEmbedding(msgspec.Struct):
+    """The embedding of one text: a list with one vector, because tokens are pooled."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+@post(
+    router,
+    "/embedding",
+    "/embeddings",
+    schema=LlamaEmbeddingRequest,
+    response=list[LlamaEmbedding],
+    error=LlamaError,
+    id_prefix="embedding-",
+    words=lambda asked: {"prompt": "content" if asked.content is not None else "input", "cut": ""},
+)
+async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest) -> Response:
+    """Return a vector for each text, in the format of llama-server."""
+    await received.choose(asked.model)
+    given = asked.input if asked.content is None else asked.content
+    if given is None:
+        msg = "content is missing: give a text, token ids, or a list of them"
+        raise InvalidRequest(msg, param="content")
+    if asked.embd_normalize is not None and asked.embd_normalize < _UNCHANGED:
+        msg = f"embd_normalize must be at least 0, got {asked.embd_normalize}"
+        raise InvalidRequest(msg, param="embd_normalize")
+    if asked.embd_normalize == _UNCHANGED:
+        msg = "embd_normalize -1 is not supported, because vectors have the length 1: omit it"
+        raise unsupported(msg, "embd_normalize")
+    prompts = [*await flat_prompts(received.context, given)]
+
+    def call(asked: LlamaEmbeddingRequest) -> GenerateCall:
+        return GenerateCall(
+            model=asked.model,
+            prompt=prompts,  # type: ignore[arg-type]
+            max_tokens=0,
+            embed=True,
+            priority=asked.priority,
+            timeout=asked.timeout,
+        )
+
+    return await generate(received, asked, call, LlamaEmbeddingWriter)
+
+
+class LlamaEmbeddingWriter:
+    """Writes the response to a request to /embedding."""
+
+    def __init__(
+        self, _received: RequestContext, asked: LlamaEmbeddingRequest, _generation: Generation
+    ) -> None:
+        self._norm = _EUCLIDEAN if asked.embd_normalize is None else asked.embd_normalize
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        vectors = (floats_of(choice.vector) for choice in response.choices)
+        items = in_parts(
+            LlamaEmbedding(index, [normalized(vector, self._norm)])
+            for index, vector in enumerate(vectors)
+        )
+        return msgspec.json.encode(items)
+
+
+def normalized(vector: Sequence[float], norm: int) -> list[float]:
+    """Scale a vector of Euclidean length 1 to another norm; see LlamaEmbeddingRequest."""
+    if norm == _EUCLIDEAN:
+        return list(vector)
+    largest = max(map(abs, vector), default=0.0)
+    if norm == _MAX:
+        size = largest / _MOST
+    else:
+        # Dividing by the largest value first keeps the sum of powers from underflowing to 0.
+        size = largest and largest * sum((abs(x) / largest) ** norm for x in vector) ** (1 / norm)
+    return [x / size if size else 0.0 for x in vector]

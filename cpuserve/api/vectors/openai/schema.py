@@ -1,0 +1,200 @@
+"""The body of POST /v1/embeddings, its conversion to a GenerateCall, and the response objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.request.fields import with_refused
+from cpuserve.api.vectors.openai.input_types import ANY_INPUT_TYPES, prompt_for
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.models.tasks import select_task
+from cpuserve.serving.vectors.matryoshka import check_dimensions
+
+if TYPE_CHECKING:
+    from cpuserve.serving.models.context import ModelContext
+
+FORMATS = ("float", "base64")
+# The types of the numbers of a vector. The last two pack eight bits into a number.
+KINDS = ("float", "int8", "uint8", "binary", "ubinary")
+_PACKED = KINDS[3:]
+# The values of `truncate` that other servers have besides true and false, and the side they cut.
+_SIDES = {"END": "right", "START": "left", "NONE": None}
+
+
+@with_refused("embeddings")
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/embeddings; `input` is text, token ids, or a list of either.
+
+    prompt_name: the checkpoint's prompt that is put before each text (a field of TEI).
+    task: a task of the checkpoint, such as "retrieval.query" (a field of the Jina API).
+    normalize, normalized, use_activation: false = vectors are not scaled to length 1
+      (fields of TEI, Jina and vLLM).
+    output_dimension: the same as dimensions (Voyage, Mistral).
+    output_dtype, embedding_type: the type of the numbers, one of KINDS (Voyage, Mistral and Jina).
+    input_type: the purpose, which selects a prompt of the checkpoint (Voyage, NVIDIA).
+    truncate, truncation: whether longer texts are cut to the context (Jina, NVIDIA, Voyage).
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    prompt_name: str | None = None
+    task: str | None = None
+    normalize: bool | None = None
+    normalized: bool | None = None
+    use_activation: bool | None = None
+    output_dimension: int | None = None
+    output_dtype: str | None = None
+    embedding_type: str | None = None
+    input_type: str | None = None
+    truncate: bool | str | None = None
+    truncation: bool | None = None
+
+    @property
+    def unit(self) -> bool:
+        """Whether vectors are scaled to Euclidean length 1."""
+        return False not in (self.normalize, self.normalized, self.use_activation)
+
+    @property
+    def length(self) -> int | None:
+        """The number of leading values of each vector that are returned; None = all."""
+        return self.output_dimension if self.dimensions is None else self.dimensions
+
+    @property
+    def kind(self) -> str:
+        """The type of the numbers, one of KINDS; `embedding_type` base64 has floats."""
+        found = self.output_dtype or self.embedding_type or "float"
+        return "float" if found == "base64" else found
+
+    @property
+    def as_text(self) -> bool:
+        """Whether vectors are base64 texts."""
+        return "base64" in (self.encoding_format, self.embedding_type)
+
+
+class EmbeddingItem(msgspec.Struct):
+    """The vector of one input, as numbers or as base64 text of its little-endian numbers."""
+
+    object: str
+    index: int
+    embedding: Sequence[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """The number of tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(msgspec.Struct):
+    """The body of the response to POST /v1/embeddings."""
+
+    object: str
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
+    """Return the GenerateCall; InvalidRequest for a field that the model does not support."""
+    if (request.encoding_format or "float") not in FORMATS:
+        msg = f"encoding_format must be one of {', '.join(FORMATS)}"
+        raise InvalidRequest(msg, param="encoding_format")
+    _check_types(request, context)
+    prompt_name = request.prompt_name
+    if request.input_type is not None:
+        if request.prompt_name is not None or request.task is not None:
+            msg = "input_type selects a prompt, as prompt_name and task do: set one of them"
+            raise InvalidRequest(msg, param="input_type")
+        prompt_name = prompt_for(request.input_type, context, ANY_INPUT_TYPES)
+    adapter, prompt_name = select_task(request.task, prompt_name, context.tasks)
+    if adapter is not None and request.model in context.adapters and request.model != adapter:
+        msg = f"model is the adapter {request.model!r}, but task selects {adapter!r}: omit one"
+        raise InvalidRequest(msg, param="task")
+    return GenerateCall(
+        model=request.model,
+        prompt=request.input,
+        add_special_tokens=request.add_special_tokens,
+        prompt_name=prompt_name,
+        adapter=adapter,
+        **_cut(request),
+        max_tokens=0,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout=request.timeout,
+        embed=True,
+        vectors="" if request.unit else "plain",
+    )
+
+
+def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
+    """Raise InvalidRequest for lengths and types of vectors that are not possible."""
+    if None not in (request.dimensions, request.output_dimension):
+        msg = "dimensions and output_dimension mean the same: set one of them"
+        raise InvalidRequest(msg, param="output_dimension")
+    named = "dimensions" if request.output_dimension is None else "output_dimension"
+    check_dimensions(request.length, context, named)
+    given = {"output_dtype": request.output_dtype, "embedding_type": request.embedding_type}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len({*asked.values()}) > 1:
+        msg = "output_dtype and embedding_type mean the same: set one of them"
+        raise InvalidRequest(msg, param="output_dtype")
+    for name, value in asked.items():
+        known = (*KINDS, "base64") if name == "embedding_type" else KINDS
+        if value not in known:
+            msg = f"{name} must be one of {', '.join(known)}, got {value[:40]!r}"
+            raise InvalidRequest(msg, param=name)
+        check_kind(value, request.length or context.vector_width, name)
+        if value in ("int8", "uint8") and not request.unit:
+            msg = (
+                f"{name} {value} needs vectors of length 1: omit the field that leaves them longer"
+            )
+            raise InvalidRequest(msg, param=name)
+
+
+def check_kind(kind: str, width: int, field: str) -> None:
+    """Raise InvalidRequest if vectors of `width` values cannot be packed into bits; see KINDS."""
+    if kind in _PACKED and width % 8:
+        msg = f"{field}: bits need vectors of a multiple of 8 values, not of {width}"
+        raise InvalidRequest(msg, param=field)
+
+
+def _cut(request: EmbeddingRequest) -> dict[str, Any]:
+    """Return the truncation fields of a GenerateCall.
+
+    Raises:
+      InvalidRequest: a field is invalid, or several fields say how texts are cut.
+    """
+    own = {
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+        "truncation_side": request.truncation_side,
+    }
+    given = {"truncate": request.truncate, "truncation": request.truncation}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not asked:
+        return own
+    (name, value), *others = asked.items()
+    if others or request.truncate_prompt_tokens is not None:
+        other = others[0][0] if others else "truncate_prompt_tokens"
+        msg = f"{name} and {other} mean the same: set one of them"
+        raise InvalidRequest(msg, param=name)
+    if isinstance(value, bool):
+        return {**own, "truncate_prompt_tokens": -1 if value else None}
+    if value not in _SIDES:
+        msg = f"{name} must be true, false or one of {', '.join(_SIDES)}, got {value[:40]!r}"
+        raise InvalidRequest(msg, param=name)
+    side = _SIDES[value]
+    return {"truncate_prompt_tokens": None if side is None else -1, "truncation_side": side}

@@ -1,0 +1,290 @@
+"""The bodies of /rerank and /score, and their conversion to a GenerateCall."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuserve.api.request.fields import with_refused
+from cpuserve.api.vectors.cohere.schema import CohereMeta
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall
+
+
+class Document(msgspec.Struct):
+    """A document in an object with `text`; other fields of the object are ignored."""
+
+    text: str
+
+
+Texts = str | Document | list[str | Document]
+# Pairs of fields that may contain the two sides of text pairs at /score; vLLM accepts all of them.
+SCORED = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
+class ScoringRequest(msgspec.Struct, kw_only=True):
+    """The request fields that /rerank and /score share. Only some models use `instruction`.
+
+    use_activation: false = return the scores of a reranker before its activation.
+    """
+
+    model: str | None = None
+    instruction: str | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+
+
+@with_refused("rerank")
+class RerankRequest(ScoringRequest, kw_only=True):
+    """The body of POST /rerank: documents to rank by their relevance for the query.
+
+    top_k, truncation: fields of Voyage, which mean top_n and whether long pairs are cut.
+    input, top_k, return_input: fields of mixedbread for documents, top_n and return_documents.
+    raw_scores: return the scores before the activation (Infinity).
+    """
+
+    query: str | Document
+    documents: Texts | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    input: Texts | None = None
+    top_k: int | None | msgspec.UnsetType = msgspec.UNSET
+    return_input: bool | None = None
+    truncation: bool | None | msgspec.UnsetType = msgspec.UNSET
+    raw_scores: bool | None = None
+
+    @property
+    def form(self) -> str:
+        """Whose response the client reads: "mixedbread", "voyage", or "" for the others."""
+        if self.documents is None and self.input is not None:
+            return "mixedbread"
+        # The client of Voyage always sends its fields, if only as null.
+        unset = self.top_k is msgspec.UNSET and self.truncation is msgspec.UNSET
+        return "" if unset else "voyage"
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of documents in the response; None or 0 = all."""
+        return self.top_k or None if self.top_n is None else self.top_n
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents; InvalidRequest if there are none or too many."""
+        name = "input" if self.documents is None and self.input is not None else "documents"
+        given = getattr(self, name)
+        if given is None:
+            msg = "documents is missing"
+            raise InvalidRequest(msg, param="documents", code="missing_required_parameter")
+        return texts_of(given, name)
+
+    @property
+    def shows_texts(self) -> bool:
+        """Whether the response has the documents; the default depends on the form."""
+        asked = self.return_documents if self.return_input is None else self.return_input
+        return self.form == "" if asked is None else asked
+
+
+@with_refused("rerank")
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """The body of POST /score: one text and a list, or two lists of equal length to pair up.
+
+    The texts are in one of the pairs of fields in SCORED.
+    """
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The pair of fields that contains the texts, or the pair to mention in an error."""
+        given = [pair for pair in SCORED if any(getattr(self, name) is not None for name in pair)]
+        whole = [pair for pair in given if all(getattr(self, name) is not None for name in pair)]
+        return (whole or given or SCORED)[0]
+
+
+class ScoringUsage(msgspec.Struct):
+    """The number of tokens of all pairs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResult(msgspec.Struct, omit_defaults=True):
+    """A document with its index in the request and its relevance score."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankAnswer(msgspec.Struct):
+    """The response of POST /rerank: the most relevant documents, best one first.
+
+    meta: as in the API of Cohere; only at its path, /v2/rerank.
+    """
+
+    id: str
+    model: str
+    usage: ScoringUsage
+    results: list[RerankResult]
+    meta: CohereMeta | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    """A document in the form of Voyage."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class RankedInput(msgspec.Struct):
+    """A document in the form of mixedbread."""
+
+    index: int
+    score: float
+    object: str
+    input: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoyageRanks(msgspec.Struct):
+    """The response in the form of Voyage."""
+
+    object: str
+    data: list[RankedDocument]
+    model: str
+    usage: ScoringUsage
+
+
+class MixedbreadRanks(msgspec.Struct):
+    """The response in the form of mixedbread."""
+
+    object: str
+    data: list[RankedInput]
+    model: str
+    usage: ScoringUsage
+
+
+class ScoreItem(msgspec.Struct):
+    """The relevance score of one pair of texts."""
+
+    index: int
+    object: str
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct):
+    """The response of POST /score, with one score per pair in the order of the pairs."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: ScoringUsage
+
+
+def rerank_call(request: RerankRequest) -> GenerateCall:
+    """Return the GenerateCall; InvalidRequest for a field that is out of range or unsupported."""
+    name = "top_k" if request.top_n is None else "top_n"
+    if request.most is not None and request.most < 0:
+        msg = f"{name} must be at least 0, got {request.most}; 0 returns all documents"
+        raise InvalidRequest(msg, param=name)
+    _check_forms(request)
+    documents = request.texts
+    (query,) = texts_of(request.query, "query")
+    if not query:
+        msg = "query is empty: give the text that the documents should answer"
+        raise InvalidRequest(msg, param="query")
+    call = _call(request, [(query, document) for document in documents])
+    if request.truncation is True:
+        call.truncate_prompt_tokens = -1
+    if request.raw_scores:
+        call.vectors = "raw"
+    return call
+
+
+# Pairs of fields that mean the same in two APIs.
+_SAME = (
+    ("documents", "input"),
+    ("top_n", "top_k"),
+    ("return_documents", "return_input"),
+    ("truncate_prompt_tokens", "truncation"),
+)
+
+
+def _check_forms(request: RerankRequest) -> None:
+    """Raise InvalidRequest if two fields say the same."""
+    for first, second in _SAME:
+        values = (getattr(request, first), getattr(request, second))
+        if not any(value is None or value is msgspec.UNSET for value in values):
+            msg = f"{first} and {second} mean the same: set one of them"
+            raise InvalidRequest(msg, param=second)
+
+
+def score_call(request: ScoreRequest) -> GenerateCall:
+    """Return the GenerateCall; InvalidRequest if the lists cannot be paired up, for example."""
+    names = request.names
+    _check_names(request, names)
+    first, second = (texts_of(getattr(request, name), name) for name in names)
+    if len(first) not in (1, len(second)):
+        msg = (
+            f"{names[0]} has {len(first)} texts and {names[1]} has {len(second)}: give one in "
+            f"{names[0]}, or as many as in {names[1]}"
+        )
+        raise InvalidRequest(msg, param=names[0])
+    if len(first) < len(second):
+        first *= len(second)
+    return _call(request, list(zip(first, second, strict=True)))
+
+
+def _check_names(request: ScoreRequest, names: tuple[str, str]) -> None:
+    """Raise InvalidRequest unless the two fields `names`, and no others, contain texts."""
+    for name in names:
+        if getattr(request, name) is None:
+            msg = f"{name} is missing"
+            raise InvalidRequest(msg, param=name, code="missing_required_parameter")
+    for name in (name for pair in SCORED for name in pair):
+        if name not in names and getattr(request, name) is not None:
+            msg = f"{name} is not possible with {names[0]} and {names[1]}: omit it"
+            raise InvalidRequest(msg, param=name)
+
+
+def texts_of(given: Texts, name: str) -> list[str]:
+    """Return the texts of a field; InvalidRequest if it has no texts or too many."""
+    listed = given if isinstance(given, list) else [given]
+    if not 0 < len(listed) <= MAX_PROMPTS:
+        most = f"give 1 to {MAX_PROMPTS} texts" if listed else "give at least one text"
+        msg = f"{name} has {len(listed)} texts: {most}"
+        raise InvalidRequest(msg, param=name)
+    return [item.text if isinstance(item, Document) else item for item in listed]
+
+
+def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
+    return GenerateCall(
+        model=request.model,
+        pairs=pairs,
+        instruction=request.instruction,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
+        max_tokens=0,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout=request.timeout,
+        embed=True,
+        vectors="raw" if request.use_activation is False else "",
+    )

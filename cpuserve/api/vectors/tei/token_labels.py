@@ -1,0 +1,181 @@
+"""Class labels of tokens, for clients of token-classification pipelines of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.dialects import TEI
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.route import generate, post
+from cpuserve.api.vectors.tei.errors import CUT, ERRORS, TeiError
+from cpuserve.api.vectors.tei.schema import TeiFields, check_inputs
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.events import floats_of
+from cpuserve.serving.prompts.encode import encode_spans
+from cpuserve.serving.vectors.classes import activated, rows_of
+
+if TYPE_CHECKING:
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.calls.events import WholeResponse
+    from cpuserve.serving.generation.generate import Generation
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.tokenizer.tokenizer import TokenSpan
+
+router = APIRouter()
+_STRATEGIES = ("none", "simple")
+# The label of tokens outside of entities; pipelines leave out these tokens by default.
+_OUTSIDE = ["O"]
+
+
+class TokenParameters(msgspec.Struct, kw_only=True):
+    """The parameters of a pipeline that labels tokens.
+
+    aggregation_strategy: "none" (the default) = one label per token;
+      "simple" = consecutive tokens with the same label become one entity.
+    ignore_labels: labels that are left out; None = ["O"].
+    """
+
+    aggregation_strategy: str | None = None
+    ignore_labels: list[str] | None = None
+    stride: int | None = None
+
+
+class TokenLabelsRequest(msgspec.Struct, kw_only=True):
+    """Texts with tokens to be labelled, in the format of Hugging Face clients."""
+
+    inputs: str | list[str]
+    parameters: TokenParameters | None = None
+    model: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the request as a list."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class Entity(msgspec.Struct, omit_defaults=True, gc=False):
+    """A token or an entity of a text, with its label and its character range [start, end).
+
+    score: the probability of the label; for an entity, the mean over its tokens.
+    index: the index of the token in the text, counted in tokens.
+    """
+
+    word: str
+    score: float
+    start: int
+    end: int
+    entity: str | None = None
+    entity_group: str | None = None
+    index: int | None = None
+
+
+@post(
+    router,
+    schema=TokenLabelsRequest,
+    response=(list[Entity], list[list[Entity]]),
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="tokens-",
+    words=lambda _: {"prompt": "inputs", **CUT},
+    poolings=("token_classify",),
+)
+async def token_labels(received: RequestContext, asked: TokenLabelsRequest) -> Response:
+    """Return the labels of the tokens of each text."""
+    await received.choose(asked.model)
+    _check(asked)
+    spans = await encode_spans(received.context, asked.texts)
+
+    def call(asked: TokenLabelsRequest) -> GenerateCall:
+        fields = TeiFields(
+            model=asked.model, truncate=False, priority=asked.priority, timeout=asked.timeout
+        )
+        ids: list[str | int | list[int]] = [[span.id for span in found] for found in spans]
+        return fields.call(prompt=ids, classify="tokens")
+
+    def writer(
+        received: RequestContext, asked: TokenLabelsRequest, _generation: Generation
+    ) -> _EntityWriter:
+        return _EntityWriter(received.context, asked, spans)
+
+    return await generate(received, asked, call, writer)
+
+
+def _check(asked: TokenLabelsRequest) -> None:
+    check_inputs("inputs", asked.inputs)
+    parameters = asked.parameters or TokenParameters()
+    strategy = parameters.aggregation_strategy
+    if strategy is not None and strategy not in _STRATEGIES:
+        msg = f"aggregation_strategy must be one of {', '.join(_STRATEGIES)}, got {strategy[:40]!r}"
+        raise InvalidRequest(msg, param="aggregation_strategy")
+    if parameters.stride:
+        msg = "stride is not supported, because texts are not split: omit it"
+        raise InvalidRequest(msg, param="stride")
+
+
+class _EntityWriter:
+    """Writes the labelled tokens or the entities of each text."""
+
+    def __init__(
+        self, context: ModelContext, asked: TokenLabelsRequest, spans: list[list[TokenSpan]]
+    ) -> None:
+        self._context = context
+        self._asked = asked
+        self._spans = spans
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        found = [
+            self._entities(text, spans, rows_of(floats_of(choice.vector), len(spans)))
+            for text, spans, choice in zip(
+                self._asked.texts, self._spans, response.choices, strict=True
+            )
+        ]
+        return msgspec.json.encode(found[0] if isinstance(self._asked.inputs, str) else found)
+
+    def _entities(self, text: str, spans: list[TokenSpan], rows: list[list[float]]) -> list[Entity]:
+        parameters = self._asked.parameters or TokenParameters()
+        ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
+        labels = self._context.labels
+        found = []
+        for index, (span, row) in enumerate(zip(spans, rows, strict=True)):
+            if not span.special:
+                values = activated(row, "softmax")
+                best = values.index(max(values))
+                entity = Entity(span.name, values[best], span.start, span.stop, labels[best])
+                entity.index = index
+                found.append(entity)
+        if parameters.aggregation_strategy == "simple":
+            found = [_joined(text, group) for group in _groups(found)]
+        return [each for each in found if (each.entity or each.entity_group) not in ignored]
+
+
+def _groups(tokens: list[Entity]) -> Iterator[list[Entity]]:
+    """Yield the tokens of each entity: consecutive tokens with one tag, up to the next B- label."""
+    group: list[Entity] = []
+    for token in tokens:
+        begins, tag = _tag(token)
+        if group and (begins or tag != _tag(group[-1])[1]):
+            yield group
+            group = []
+        group.append(token)
+    if group:
+        yield group
+
+
+def _tag(token: Entity) -> tuple[bool, str]:
+    """Return (whether the label begins an entity, its tag): (True, "PER") for "B-PER"."""
+    label = token.entity or ""
+    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _joined(text: str, group: list[Entity]) -> Entity:
+    start, end = group[0].start, group[-1].end
+    score = sum(token.score for token in group) / len(group)
+    return Entity(text[start:end], score, start, end, entity_group=_tag(group[0])[1])

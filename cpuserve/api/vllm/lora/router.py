@@ -1,0 +1,48 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, in the vLLM formats.
+
+These routes exist only with --allow-runtime-lora-updating,
+because they let clients choose paths on the server's disk.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.route import post
+from cpuserve.api.vllm.lora.schema import LoadLoraRequest, UnloadLoraRequest
+from cpuserve.serving.models.lora import load_adapter, unload_adapter
+
+router = APIRouter()
+
+
+@post(
+    router,
+    "/v1/load_lora_adapter",
+    schema=LoadLoraRequest,
+    response=None,
+    id_prefix="lora-",
+    pages=False,
+)
+async def load_lora_adapter(received: RequestContext, asked: LoadLoraRequest) -> Response:
+    """Load a LoRA adapter from the server's disk; requests select it by its name as `model`."""
+    await load_adapter(received.models, asked.lora_name, asked.lora_path, asked.load_inplace)
+    return _text(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+
+@post(
+    router,
+    "/v1/unload_lora_adapter",
+    schema=UnloadLoraRequest,
+    response=None,
+    id_prefix="lora-",
+    pages=False,
+)
+async def unload_lora_adapter(received: RequestContext, asked: UnloadLoraRequest) -> Response:
+    """Unload a LoRA adapter; running requests that use it still finish."""
+    await unload_adapter(received.models, asked.lora_name)
+    return _text(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+
+
+def _text(text: str) -> Response:
+    return Response(text, media_type="text/plain")

@@ -1,0 +1,126 @@
+"""POST /tokenize and /detokenize, in the vLLM formats."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.openai.chat.conversation import chat_messages, continues
+from cpuserve.api.openai.chat.schema import offered
+from cpuserve.api.openai.logprobs import TokenNames
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.fields import check_fields
+from cpuserve.api.request.state import get_state
+from cpuserve.api.response.openapi import response_types
+from cpuserve.api.route import post
+from cpuserve.api.vllm.tokenize.schema import (
+    INPUTS,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+    TokenPiece,
+    words,
+)
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import call_from
+from cpuserve.serving.calls.params import check_token_ids
+from cpuserve.serving.generation.generate import prompt_ids
+from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.prompts.encode import check_count, encode, most_counted
+from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.tokenizer import Tokenizer
+
+router = APIRouter()
+# The transformers class for tokenizers that a tokenizer.json describes completely.
+# All tokenizers of this server are of this class.
+_CLASS = "PreTrainedTokenizerFast"
+
+
+@post(
+    router,
+    schema=TokenizeRequest,
+    response=TokenizeResponse,
+    id_prefix="tokenize-",
+    words=words,
+)
+async def tokenize(received: RequestContext, asked: TokenizeRequest) -> Response:
+    """Return the token ids of a text, or of messages rendered with the chat template."""
+    await received.choose(asked.model)
+    check_fields(asked)
+    ids = await _token_ids(received.context, asked, received.body_bytes)
+    body = await run_sized(len(ids), lambda: _token_body(received.context, asked, ids))
+    return Response(body, media_type="application/json")
+
+
+def _token_body(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> bytes:
+    strings, tokenizer = None, context.get_tokenizer()
+    if asked.return_token_strs:
+        names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=False)
+        strings = [names.name(token) for token in ids]
+    tokens: list[int | TokenPiece] = [*ids]
+    if asked.with_pieces:
+        tokens = [_piece(tokenizer, token) for token in ids]
+    return msgspec.json.encode(TokenizeResponse(len(ids), context.max_model_len, tokens, strings))
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
+    raw = tokenizer.token_bytes(token)
+    try:
+        return TokenPiece(token, raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(token, list(raw))
+
+
+async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: int) -> list[int]:
+    given = [name for name in INPUTS if getattr(asked, name) is not None]
+    if len(given) != 1:
+        what = "nothing to tokenize" if not given else f"both {given[0]} and {given[1]}"
+        msg = f"The request has {what}: send one of prompt, messages, and llama.cpp's content"
+        raise InvalidRequest(msg, param="prompt")
+    if asked.messages is not None:
+        messages, offer = chat_messages(asked.messages or []), offered(asked.tools or [])
+        asked.continue_final_message = continues(asked.messages, asked.continue_final_message)
+        call = call_from(asked, messages=messages, tools=offer.functions, custom_tools=offer.custom)
+        return await prompt_ids(context, call, num_bytes)
+    text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)
+    wishes = (asked.add_special_tokens, asked.add_special, default)
+    add_special = next(wish for wish in wishes if wish is not None)
+    most = most_counted(context)
+    (ids,) = await encode(context, [text or ""], add_special_tokens=add_special, most=most)
+    return ids
+
+
+@router.get("/tokenizer_info", openapi_extra=response_types(TokenizerInfo))
+async def tokenizer_info(request: Request) -> Response:
+    """Describe the tokenizer of the first model: its special tokens and its chat template."""
+    state = get_state(request)
+    state.check_available()
+    context = state.context
+    special = context.get_tokenizer().special_tokens
+    known = {name: special[name] for name in TokenizerInfo.__struct_fields__ if name in special}
+    source = context.get_chat_template().source
+    told = TokenizerInfo(_CLASS, context.max_model_len, chat_template=source, **known)
+    return Response(msgspec.json.encode(told), media_type="application/json")
+
+
+@post(
+    router,
+    "/detokenize",
+    schema=DetokenizeRequest,
+    response=DetokenizeResponse,
+    id_prefix="detokenize-",
+)
+async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Response:
+    """Return the text of token ids, including special tokens."""
+    await received.choose(asked.model)
+    check_count(received.context, "tokens", len(asked.tokens))
+    body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
+    return Response(body, media_type="application/json")
+
+
+def _text(context: ModelContext, ids: list[int]) -> bytes:
+    check_token_ids("tokens", ids, context.bounds.vocab)
+    text = context.get_tokenizer().decode(ids, skip_special_tokens=False)
+    return msgspec.json.encode(DetokenizeResponse(text, text))

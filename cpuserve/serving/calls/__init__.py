@@ -1,0 +1,1 @@
+"""A request in the words of no dialect (GenerateCall), and the parts of its response (events)."""

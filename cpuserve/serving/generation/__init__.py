@@ -1,0 +1,1 @@
+"""Run the sequences of a call, and turn their outputs into events."""

@@ -1,0 +1,221 @@
+"""Run many prompts on an engine in this process: the serving pipeline of `LLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from cpuserve.core.admission import output_limit
+from cpuserve.errors import EngineDead
+from cpuserve.serving.calls.call import Prompt
+from cpuserve.serving.calls.events import Choice
+from cpuserve.serving.generation.fan_out import SequenceRequest, sequences_of, shared_beginning
+from cpuserve.serving.generation.generate import read_prompts
+from cpuserve.serving.generation.sequence import SequenceRun
+from cpuserve.serving.tools.use import response_structure
+
+if TYPE_CHECKING:
+    from cpuserve.engine.inline import InlineClient, Sink
+    from cpuserve.engine.ipc import Output
+    from cpuserve.metrics.server import Sequence as Record
+    from cpuserve.metrics.server import ServerMetrics
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.calls.events import Event
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.tools.use import ToolUse
+
+
+T = TypeVar("T")
+Ended = Callable[[int, Choice], None]
+
+
+@dataclass(slots=True)
+class BatchItem:
+    """The sequences of one prompt; `run_batch` sets `choices`, `cached_tokens` and `records`.
+
+    tools: how to find thoughts and tool calls in the response; None = the response is only text.
+    records: the times and counts of each sequence.
+    """
+
+    sequences: Sequence[SequenceRequest]
+    tools: ToolUse | None = None
+    choices: Sequence[Choice] = ()
+    cached_tokens: int = 0
+    records: Sequence[Record] = ()
+
+    @classmethod
+    def of(cls, ids: list[int], params: SamplingParams, priority: int = 0) -> BatchItem:
+        """Return the item of a prompt of token ids."""
+        return cls(sequences_of(Prompt(ids), params, priority))
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt, which all sequences share."""
+        return self.sequences[0].prompt
+
+
+def chat_items(
+    context: ModelContext, calls: Sequence[GenerateCall], params: Sequence[SamplingParams]
+) -> list[BatchItem]:
+    """Return the items of calls with messages, which are rendered and tokenized here.
+
+    params: the sampling parameters of each call. Sampling fields of the call itself have no effect,
+    but its structured_outputs must be equal to those in `params`.
+
+    Raises:
+        InvalidRequest: a call is invalid, or this model cannot serve it.
+    """
+
+    async def read() -> list[BatchItem]:
+        return [await _chat_item(context, *each) for each in zip(calls, params, strict=True)]
+
+    return _result(read())
+
+
+def decision_items(
+    context: ModelContext, call: GenerateCall, params: SamplingParams, priority: int = 0
+) -> tuple[list[BatchItem], list[BatchItem]]:
+    """Return ([the item of the beginning that all prompts share], the items of the questions).
+
+    The first list is empty if the prompts have no such beginning. Otherwise its item must have
+    ended before the items of the questions run.
+
+    Raises:
+        InvalidRequest: the call is invalid, or this model cannot serve it.
+    """
+    _, prompts = _result(read_prompts(context, call, num_bytes=0))
+    sequences = [sequences_of(prompt, params, priority) for prompt in prompts]
+    beginning = shared_beginning(sequences[0])
+    first = [] if beginning is None else [BatchItem([beginning])]
+    return first, [BatchItem(own) for own in sequences]
+
+
+def _result(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, from code that has no event loop of its own."""
+    # In a notebook the thread of the caller already runs an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _chat_item(
+    context: ModelContext, call: GenerateCall, params: SamplingParams
+) -> BatchItem:
+    tools, (prompt,) = await read_prompts(context, call, num_bytes=0)
+    form = response_structure(call, tools)
+    # A thought and the text after it are separate engine requests that share one max_tokens.
+    most = max(1, output_limit(len(prompt.ids), params, context.bounds))
+    if params.max_tokens != 0:
+        params = msgspec.structs.replace(params, max_tokens=most)
+    own = msgspec.structs.replace(params, structured_outputs=form)
+    return BatchItem(sequences_of(prompt, own), tools)
+
+
+def run_batch(
+    client: InlineClient, context: ModelContext, items: Sequence[BatchItem], ended: Ended
+) -> None:
+    """Run all items and wait for them; an exception aborts the sequences that still run.
+
+    ended(position of the item, choice) is called at the end of each sequence, while others run.
+
+    Raises:
+        InvalidRequest: the engine could never run an item.
+        RequestError: the engine failed to compute an item.
+        EngineDead: the engine has ended.
+    """
+    batch = _Batch(client, context.metrics, ended)
+    try:
+        with client.together():
+            for position, item in enumerate(items):
+                item.choices = [Choice(each.index, each.prompt, 0) for each in item.sequences]
+                item.records = records = [_record(context.metrics, e) for e in item.sequences]
+                batch.open.update(dict.fromkeys(records))
+                for request, choice, own in zip(item.sequences, item.choices, records, strict=True):
+                    run = SequenceRun(context, request, item.tools)
+                    batch.go_on(_Sequence(position, item, request.priority, choice, run, own))
+        while batch.running:
+            batch.take(batch.sink.get())
+    finally:
+        if batch.running:
+            client.abort(batch.running)
+        for record in batch.open:
+            context.metrics.finish(record, "abort")
+
+
+def _record(metrics: ServerMetrics, request: SequenceRequest) -> Record:
+    most = request.params.max_tokens or 0
+    return metrics.start(
+        len(request.prompt.ids), most, request.n, adapter=request.params.adapter or ""
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    position: int
+    item: BatchItem
+    priority: int
+    choice: Choice
+    run: SequenceRun
+    record: Record
+
+    def add(self, events: list[Event]) -> None:
+        for event in events:
+            self.choice.add(event)
+
+
+class _Batch:
+    """The sequences that run now, by the id of their current engine request.
+
+    open: the records of the sequences that have not ended.
+    """
+
+    def __init__(self, client: InlineClient, metrics: ServerMetrics, ended: Ended) -> None:
+        self.running: dict[int, _Sequence] = {}
+        self.open: dict[Record, None] = {}
+        self._metrics = metrics
+        self.sink: Sink = queue.SimpleQueue()
+        self._client = client
+        self._ended = ended
+
+    def go_on(self, sequence: _Sequence) -> None:
+        """Send the next engine request of a sequence, unless it has ended."""
+        run = sequence.run
+        while run.turns:
+            sequence.add(run.turn()[0])
+        if run.finish is not None:
+            self.open.pop(sequence.record, None)
+            self._metrics.finish(sequence.record, sequence.choice.reason or "stop")
+            self._ended(sequence.position, sequence.choice)
+            return
+        number = self._client.submit(
+            run.ids, run.params, self.sink, sequence.priority, not run.is_first
+        )
+        self.running[number] = sequence
+
+    def take(self, output: Output | EngineDead) -> None:
+        """Add an output to its choice; a sequence that has ended is removed from `running`."""
+        if isinstance(output, EngineDead):
+            self.running.clear()
+            raise output
+        sequence = self.running.get(output.id)
+        if sequence is None:
+            return  # the engine sent this output before a stop string ended the sequence here
+        item, run = sequence.item, sequence.run
+        self._metrics.on_tokens(
+            sequence.record, len(output.tokens), output.cached_tokens, output.scheduled
+        )
+        if run.is_first:
+            item.cached_tokens = max(item.cached_tokens, output.cached_tokens)
+        sequence.add(run.push(output)[0])
+        if run.finish is None and not run.turns:
+            return
+        del self.running[output.id]
+        if output.finish is None:
+            self._client.abort([output.id])
+        self.go_on(sequence)

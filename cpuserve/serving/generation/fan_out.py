@@ -1,0 +1,298 @@
+"""Turn a call into sequences, n for each prompt, and count them from admission to their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import Prompt
+from cpuserve.serving.calls.events import PromptProgress, TokenUsage
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import Output
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.calls.line_limits import LineRules
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.recent_prompts import RecentPrompt
+
+MAX_SEQUENCES_PER_REQUEST = 1024
+# The most list items (token ids, biases, ...) in all sequences of a request together.
+# Each item takes about 50 bytes in the engine.
+MAX_REQUEST_ITEMS = 1 << 22
+# The most values of prompt logprobs in a response: for each token its own logprob,
+# the logprobs of its alternatives, and one more for their list. Each value takes about 300 bytes
+# in this process until the response has been written, so this number of values takes 160 MB.
+MAX_PROMPT_LOGPROBS = 1 << 19
+MAX_TIMEOUT_S = 1e6
+
+
+@dataclass(slots=True)
+class SequenceRequest:
+    """One sequence: choice `index` of the response.
+
+    started, first_output: the times (time.monotonic()) when the object was made,
+      and when the first output came; 0.0 = no output yet.
+    held: True while the ModelContext counts the sequence as active.
+    waits: whether the backlog counts it, with num_queued prompt tokens.
+    scored_by: the index of the sequence that computes the prompt logprobs for this one,
+      None if it computes them itself.
+    after_thought: the parameters after the thought, if a structured output begins only then;
+      None = always `params`.
+    lines: the rules for ending the response at a line; None = no rules.
+    ended: time.monotonic() at the end of the sequence (0.0 before).
+    interval: the least number of tokens in a list of events, except the first and the last one.
+    recent: the record of the prompt, which gets the response at its end; None = no record.
+    response_ids: all tokens of the response, when it has ended.
+    """
+
+    index: int
+    prompt: Prompt
+    params: SamplingParams
+    n: int
+    priority: int = 0
+    timeout_s: float | None = None
+    progress: bool = False
+    interval: int = 1
+    scored_by: int | None = None
+    after_thought: SamplingParams | None = None
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    held: bool = False
+    waits: bool = False
+    num_queued: int = 0
+    started: float = field(default_factory=time.monotonic)
+    first_output: float = 0.0
+    ended: float = 0.0
+    lines: LineRules | None = None
+    recent: RecentPrompt | None = None
+    response_ids: Sequence[int] = ()
+
+    def count(self, tokens: int, reasoning: int) -> None:
+        """Add `tokens` new tokens; reasoning: how many tokens are thoughts so far."""
+        self.completion_tokens += tokens
+        self.reasoning_tokens = reasoning
+
+    def progress_of(self, output: Output) -> PromptProgress:
+        """Return the event of an output that only reports the prompt's progress."""
+        elapsed_ms = round(1000 * (time.monotonic() - self.started))
+        cached, done = output.cached_tokens, output.processed
+        return PromptProgress(self.index, len(self.prompt.ids), cached, done, elapsed_ms)
+
+
+def fan_out(
+    call: GenerateCall,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    longest_s: float | None,
+) -> list[SequenceRequest]:
+    """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
+
+    The sequences end with an error after the smaller of the call's timeout and longest_s seconds.
+    If the call has a seed, sequence k of a prompt uses seed + k.
+    The first sequence of a prompt computes the prompt logprobs for all of its sequences.
+
+    Raises:
+      InvalidRequest: the call has too many sequences, list items in all sequences,
+        or prompt logprobs.
+    """
+    total = sum(p.n for p in params)
+    if total > MAX_SEQUENCES_PER_REQUEST:
+        msg = (
+            f"n times the number of prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} "
+            f"sequences per request are allowed"
+        )
+        raise InvalidRequest(msg, role="n")
+    if total > 1:
+        _check_size(prompts, params, call.echo)
+    _check_scores(prompts, params, call.echo)
+    timeout = _timeout(call.timeout, longest_s)
+    sequences: list[SequenceRequest] = []
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        first = len(sequences)
+        for sequence in sequences_of(prompt, of_prompt, call.priority or 0, first):
+            sequence.timeout_s = timeout
+            if sequence.index > first and of_prompt.prompt_logprobs is not None:
+                sequence.scored_by = first
+            sequence.progress = call.stream and call.return_progress
+            sequence.lines = call.lines
+            sequence.interval = _interval(call)
+            sequences.append(sequence)
+    return sequences
+
+
+def sequences_of(
+    prompt: Prompt, params: SamplingParams, priority: int = 0, first: int = 0
+) -> list[SequenceRequest]:
+    """Return params.n sequences for a prompt, which are the choices from `first` on."""
+    sequences = []
+    if prompt.labels is not None:
+        params = msgspec.structs.replace(params, label_ids=prompt.labels.flat)
+    for k in range(params.n):
+        own = params.single(k)
+        sequence = SequenceRequest(first + k, prompt, own, params.n, priority)
+        if prompt.waits:
+            sequence.after_thought, form = own, own.structured_outputs
+            if form is not None:
+                form = msgspec.structs.replace(form, later=True)
+                sequence.params = msgspec.structs.replace(own, structured_outputs=form)
+        sequences.append(sequence)
+    return sequences
+
+
+def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
+    """Return the sequence that computes the beginning of all prompts; None = they share none.
+
+    The sequence generates no tokens. The other sequences find its KV blocks in the prefix cache,
+    and the states of recurrent layers, which exist only at the end of a prompt that has run.
+    """
+    first = sequences[0]
+    if not first.prompt.shared:
+        return None
+    prompt = Prompt(first.prompt.ids[: first.prompt.shared])
+    params = msgspec.structs.replace(first.params, max_tokens=0, logprobs=None, label_ids=[])
+    timeout = first.timeout_s
+    return SequenceRequest(first.index, prompt, params, 1, first.priority, timeout_s=timeout)
+
+
+def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
+    """Raise InvalidRequest if the lists, which each sequence copies, would fill the memory."""
+    items = 0
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        scored = 0 if of_prompt.prompt_logprobs is None else of_prompt.prompt_logprobs + 1
+        # One sequence computes the prompt logprobs; with echo every sequence shows them.
+        items += (of_prompt.n if echo else 1) * scored * len(prompt.ids)
+        items += of_prompt.n * _num_items(len(prompt.ids), of_prompt)
+    if items > MAX_REQUEST_ITEMS:
+        msg = (
+            f"The sequences of this request have {items} list items in total (prompt tokens, "
+            f"prompt logprobs, ids in allowed_token_ids, stop_token_ids, logit_bias and "
+            f"bad_words, characters of stop strings and schemas): at most {MAX_REQUEST_ITEMS} are "
+            f"allowed. Send fewer prompts in a request, or lower n"
+        )
+        raise InvalidRequest(msg, role="n")
+
+
+def _check_scores(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
+    """Raise InvalidRequest if the prompt logprobs of a response would fill the memory."""
+    top = params[0].prompt_logprobs if params else None
+    if top is None:
+        return
+    shown = params[0].n if echo else 1
+    tokens = shown * sum(len(prompt.ids) for prompt in prompts)
+    if tokens * (top + 2) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // tokens - 2
+        lower = f"ask for at most {most} alternatives, or " if most >= 0 else ""
+        msg = (
+            f"The logprobs of {tokens} prompt tokens with {top} alternatives each are "
+            f"{tokens * (top + 2)} values: at most {MAX_PROMPT_LOGPROBS} are allowed in an answer. "
+            f"To get them, {lower}send fewer or shorter prompts in a request"
+        )
+        raise InvalidRequest(msg, role="prompt_logprobs")
+
+
+def _num_items(num_prompt: int, params: SamplingParams) -> int:
+    """Return the number of list items in one sequence, without its prompt logprobs."""
+    form = params.structured_outputs
+    lists = (
+        params.allowed_token_ids,
+        params.stop_token_ids,
+        params.logit_bias,
+        *params.stop,
+        params.dry_breaker_ids,
+        *params.bad_word_ids,
+    )
+    given = sum(len(some) for some in lists if some is not None)
+    return num_prompt + given + (0 if form is None else form.num_chars)
+
+
+def _interval(call: GenerateCall) -> int:
+    """Return SequenceRequest.interval: the least number of tokens in a list of events."""
+    interval = call.stream_interval
+    if interval is not None and interval < 1:
+        msg = f"stream_interval must be at least 1, got {interval}"
+        raise InvalidRequest(msg, role="stream_interval")
+    return interval if interval is not None and call.stream else 1
+
+
+def _timeout(asked: float | None, longest_s: float | None) -> float | None:
+    if asked is None:
+        return longest_s
+    if not 0.0 < asked <= MAX_TIMEOUT_S:
+        msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {asked:g}"
+        raise InvalidRequest(msg, role="timeout")
+    return asked if longest_s is None else min(asked, longest_s)
+
+
+def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
+    """Raise TooManyRequests (429) if these sequences exceed the capacity.
+
+    The same error is raised if the first token would come after the call's timeout.
+    """
+    count, active, most = len(sequences), context.active_sequences, context.limits.max_sequences
+    caller = sequences[0].params.caller
+    context.backlog.check(sequences[0].timeout_s, caller)
+    if active + count > most and not context.backlog.has_share(caller):
+        msg = (
+            f"This request needs {count} sequences, but {active} of at most {most} are in use: "
+            f"try again later"
+        )
+        raise context.backlog.refusal(msg)
+
+
+def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
+    """Count sequences as waiting until `start`, and as active until `dismiss`.
+
+    Sequences are counted before they run, so that the check of the next request includes them.
+    The errors are the same as in check_capacity.
+    """
+    check_capacity(context, sequences)
+    seen: set[int] = set()
+    for sequence in sequences:
+        # A prompt is computed once for its n sequences, so its tokens count once.
+        prompt = sequence.prompt
+        sequence.num_queued = 0 if id(prompt) in seen else len(prompt.ids) - prompt.shared
+        seen.add(id(prompt))
+        sequence.held = sequence.waits = True
+        context.active_sequences += 1
+        context.backlog.enter(sequence.num_queued, sequence.params.caller)
+
+
+def start(context: ModelContext, sequence: SequenceRequest, cached_tokens: int) -> None:
+    """Count `sequence` as running; `cached_tokens` of its prompt were found in the prefix cache."""
+    sequence.waits = False
+    sequence.first_output = time.monotonic()
+    computed = len(sequence.prompt.ids) - cached_tokens
+    context.backlog.start(sequence.num_queued, computed, sequence.params.caller)
+
+
+def dismiss(context: ModelContext, sequence: SequenceRequest) -> None:
+    """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing."""
+    if sequence.waits:
+        context.backlog.leave(sequence.num_queued, sequence.params.caller)
+    if sequence.held:
+        sequence.ended = time.monotonic()
+    context.active_sequences -= sequence.held
+    sequence.held = sequence.waits = False
+
+
+def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenUsage:
+    """Return the token counts of a call; `prompt_tokens` must count each prompt once."""
+    completion = sum(sequence.completion_tokens for sequence in sequences)
+    cached: dict[int, int] = {}
+    for sequence in sequences:
+        # The prompt tokens that all prompts of the call share are counted by another sequence.
+        found = max(0, sequence.cached_tokens - sequence.prompt.shared)
+        known = cached.get(id(sequence.prompt), found)
+        # The later ones of the n sequences of a new prompt find the blocks of the first one.
+        # Blocks of the first sequence are no cache hits of the request,
+        # so the smallest number of cached tokens of the n sequences counts.
+        cached[id(sequence.prompt)] = min(known, found)
+    reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
+    return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)

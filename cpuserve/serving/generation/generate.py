@@ -1,0 +1,580 @@
+"""Generation: run the sequences of a call; closing the generator of events aborts them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
+from cpuserve.serving.calls.events import (
+    Choice,
+    Event,
+    Finish,
+    PromptProgress,
+    PromptScores,
+    SequenceFailure,
+    TokenUsage,
+    WholeResponse,
+)
+from cpuserve.serving.calls.params import sampling_params
+from cpuserve.serving.calls.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
+from cpuserve.serving.cancellation import CANCELLATIONS
+from cpuserve.serving.generation.beam_runs import beam_events
+from cpuserve.serving.generation.fan_out import (
+    admit,
+    check_capacity,
+    dismiss,
+    fan_out,
+    shared_beginning,
+    start,
+    usage_of,
+)
+from cpuserve.serving.generation.pace import EventPace
+from cpuserve.serving.generation.sequence import SequenceRun
+from cpuserve.serving.models.recent_prompts import as_shown, difference
+from cpuserve.serving.prompts.chat_prompt import chat_prompt
+from cpuserve.serving.prompts.encode import most_counted
+from cpuserve.serving.prompts.known_tokens import decoder, explain, remember
+from cpuserve.serving.prompts.prompts import prompts_of
+from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
+from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.sampling.beams import BeamRules
+    from cpuserve.serving.calls.call import GenerateCall, Prompt
+    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.recent_prompts import PromptDifference, RecentPrompt
+    from cpuserve.serving.models.registry import Served
+    from cpuserve.serving.tools.use import ToolUse
+
+# Lists of events per sequence that may be queued for a slow client,
+# if a call has several sequences.
+_QUEUED_PER_SEQUENCE = 8
+# The most numbers in a response with the vectors of tokens; as JSON they take 200 MB.
+MAX_VALUES = 1 << 24
+# How many prompt token ids are checked per microsecond.
+_IDS_PER_US = 32
+
+Events = AsyncGenerator[list[Event], None]
+
+
+async def prepare(
+    served: Served, call: GenerateCall, num_bytes: int, *, caller: str = ""
+) -> Generation:
+    """Check a call, and return the generation that will serve it.
+
+    served: the model of the request, which may be an adapter.
+    num_bytes: the size of the request's body (small and large requests render on separate threads).
+    caller: who sends the request.
+
+    Raises:
+      InvalidRequest: this model cannot serve the call.
+      TooManyRequests: there is no capacity for the call now.
+    """
+    _check_kind(served.context, call)
+    _choose_adapter(served, call)
+    call.caller = caller
+    # A search for tools makes further prompts, which need the messages and tools again.
+    kept = None if call.tool_search is None else msgspec.structs.replace(call)
+    return await _prepared(served.context, call, num_bytes, kept)
+
+
+def _choose_adapter(served: Served, call: GenerateCall) -> None:
+    """Set the adapter of a call, or None; InvalidRequest if its model is another adapter."""
+    if served.adapter is not None:
+        if call.adapter not in (None, served.adapter):
+            msg = (
+                f"model is the adapter {served.adapter!r}, but lora or task selects "
+                f"{call.adapter or 'none'}: name the base model, or omit the other field"
+            )
+            raise InvalidRequest(msg, role="model")
+        call.adapter = served.adapter
+    elif call.adapter is None:
+        task = served.context.tasks.get(call.prompt_name or "")
+        call.adapter = None if task is None else task.adapter
+        if call.adapter is None:
+            call.adapter = served.context.default_adapter
+            call.adapter_scale = served.context.default_scale
+    call.adapter = call.adapter or None
+
+
+async def _prepared(
+    context: ModelContext, call: GenerateCall, num_bytes: int, kept: GenerateCall | None = None
+) -> Generation:
+    """Return the generation of a call, and drop the call's inputs. kept: a copy with the inputs."""
+    tools, prompts = await read_prompts(context, call, num_bytes)
+    ids = [prompt.ids for prompt in prompts]
+
+    def make_sequences() -> list[SequenceRequest]:
+        form = response_structure(call, tools)
+        params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
+        with_bad_word_ids(params, context.get_tokenizer())
+        with_sampler_ids(params, context.get_tokenizer(), context.bounds.vocab)
+        return fan_out(call, prompts, params, context.limits.longest_s)
+
+    num_ids = sum(map(len, ids))
+    _check_values(num_ids * _values_per_token(context, call))
+    more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
+    sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
+    check_capacity(context, sequences)
+    recent = await explain(context, call, prompts[0]) if len(prompts) == 1 else None
+    sequences[0].recent = recent
+    call.drop_inputs()
+    num_ids -= prompts[0].shared * (len(prompts) - 1)
+    return Generation(context, call, sequences, num_ids, tools, kept, num_bytes)
+
+
+async def read_prompts(
+    context: ModelContext, call: GenerateCall, num_bytes: int
+) -> tuple[ToolUse | None, list[Prompt]]:
+    """Return how tools and thoughts are used (None: not at all), and the prompts of a call.
+
+    num_bytes: the size of the request's body.
+
+    Raises:
+      InvalidRequest: the tools, the messages, the template or the prompts are invalid.
+    """
+    if call.decisions is not None:  # only the first token counts, even if it begins a tool call
+        return None, await prompts_of(context, call, num_bytes)
+    tools = tool_use(call, context.learned_format, context.thoughts)
+    opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
+    return tools, await prompts_of(context, call, num_bytes, opening, waits=waits)
+
+
+async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
+    """Return the token ids of the prompt of a call with messages, without a generation.
+
+    The prompt may be longer than the context, but not longer than most_counted(context) tokens.
+
+    num_bytes: the size of the request's body.
+
+    Raises:
+      InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.
+    """
+    tools = tool_use(call, context.learned_format, context.thoughts)
+    opening, most = tools.opening if tools else "", most_counted(context)
+    return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
+
+
+def _values_per_token(context: ModelContext, call: GenerateCall) -> int:
+    """Return how many numbers the response has for each token of the prompts."""
+    widths = {**context.token_widths, "tokens": context.vector_width}
+    kinds = [call.classify, *(kind.rpartition("_")[2] for kind in call.vectors.split("+"))]
+    return sum(widths.get(kind, 0) for kind in kinds)
+
+
+def _check_values(count: int) -> None:
+    """Raise InvalidRequest if the vectors of all tokens would be a response that is too large."""
+    if count > MAX_VALUES:
+        msg = (
+            f"prompt asks for {count} numbers, because each token has a vector; at most "
+            f"{MAX_VALUES} are allowed: send fewer or shorter texts"
+        )
+        raise InvalidRequest(msg, role="prompt")
+
+
+# Kinds of output, each as (its name in error messages, the endpoints to use).
+_SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
+_VECTORS = ("embeddings", "/v1/embeddings")
+_SPARSE = ("sparse embeddings", "/embed_sparse or /pooling")
+_CLASSES = ("labels of texts", "/classify")
+_TOKEN_CLASSES = ("labels of tokens", "/pooling")
+_TEXT = ("text", "/v1/chat/completions or /v1/completions")
+# Hints for the error of a model that generates text: how to serve a model with each other output.
+_SERVED_AS = {
+    _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
+    _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
+    "embedding model",
+    _CLASSES: "To get labels, serve a classifier",
+}
+_GIVES = {
+    "none": _TEXT,
+    "rank": _SCORES,
+    "splade": _SPARSE,
+    "classify": _CLASSES,
+    "token_classify": _TOKEN_CLASSES,
+}
+
+
+def _check_kind(context: ModelContext, call: GenerateCall) -> None:
+    """Raise InvalidRequest unless the model can output what the call needs, such as text."""
+    gives = _GIVES.get(context.pooling, _VECTORS)
+    wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
+    if call.vectors == "words":
+        wants = _SPARSE
+    if call.classify:
+        wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
+    if gives == wants:
+        return
+    name = context.model_names[0]
+    if gives == _TEXT:
+        msg = f"{name} generates text. {_SERVED_AS.get(wants, _SERVED_AS[_CLASSES])}"
+    else:
+        msg = f"{name} gives {gives[0]} and no {wants[0]}: use {gives[1]}"
+    raise InvalidRequest(msg, role="model")
+
+
+class Generation:
+    """A checked call: its sequences, and their events while they run."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        call: GenerateCall,
+        sequences: list[SequenceRequest],
+        prompt_tokens: int,
+        tools: ToolUse | None = None,
+        kept: GenerateCall | None = None,
+        num_bytes: int = 0,
+    ) -> None:
+        """kept: the call with its inputs, if searches for tools may need further prompts."""
+        self.context = context
+        self.call = call
+        self.sequences = sequences
+        self.prompt_tokens = prompt_tokens
+        self._tools = tools
+        self._kept = kept
+        self._num_bytes = num_bytes
+        self._beginning = shared_beginning(sequences)
+        self._rounds = [self]  # a Generation for each round; a search for tools ends a round
+
+    def usage(self) -> TokenUsage:
+        """Return the token counts so far."""
+        prompt_tokens = sum(each.prompt_tokens for each in self._rounds)
+        first = [] if self._beginning is None else [self._beginning]
+        return usage_of(
+            prompt_tokens, [*first, *(s for each in self._rounds for s in each.sequences)]
+        )
+
+    @property
+    def searches_tools(self) -> bool:
+        """Whether the server runs searches for tools that the model asks for."""
+        return self._kept is not None
+
+    def set_id(self, response_id: str) -> None:
+        """Set the id of the response; later requests of the caller refer to its prompt by it."""
+        if (recent := self.sequences[0].recent) is not None:
+            recent.response_id = response_id
+
+    def earlier(self, response_id: str) -> RecentPrompt | None:
+        """Return the prompt of an earlier response of this caller; None if it is not known."""
+        recent = self.context.recent
+        return (
+            None if recent is None else recent.named(self.sequences[0].params.caller, response_id)
+        )
+
+    def difference_from(self, earlier: RecentPrompt) -> PromptDifference | None:
+        """Return the first difference of this prompt from an earlier one; None if there is none."""
+        recent = self.sequences[0].recent
+        if recent is None:
+            return None
+        found = difference(earlier, recent, decoder(self.context))
+        return as_shown(found, recent.caller, earlier.response_id)
+
+    def cache_miss(self) -> dict[str, object] | None:
+        """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss)."""
+        return cache_miss(self.sequences[0])
+
+    def events(self) -> Events:
+        """Yield the events of all sequences as they arrive, and `[TokenUsage]` at the end.
+
+        Closing the generator aborts unfinished sequences.
+
+        Raises:
+          TooManyRequests: there is no capacity any more.
+          RequestError: a sequence failed, or the engine has ended.
+        """
+        if self._kept is not None:
+            return self._searching(self._kept)
+        if self.call.beams is not None:
+            return self._best_beams(self.call.beams)
+        if self._beginning is not None:
+            return self._after(self._beginning)
+        return self._one(self.sequences[0]) if len(self.sequences) == 1 else self._several()
+
+    async def folded(self) -> WholeResponse:
+        """Run all sequences until they have ended, and join their events to a whole response."""
+        choices = [
+            Choice(
+                sequence.index,
+                sequence.prompt,
+                sequence.index if sequence.scored_by is None else sequence.scored_by,
+            )
+            for sequence in self.sequences
+        ]
+        whole = WholeResponse(choices)
+        async with aclosing(self.events()) as batches:
+            async for events in batches:
+                whole.add(events)
+        if self.call.num_best is not None:
+            whole.keep_best(self.sequences[0].n, self.call.num_best)
+        return whole
+
+    async def _one(self, sequence: SequenceRequest) -> Events:
+        admit(self.context, self.sequences)
+        each = self.call.usage_in_each
+        async with aclosing(_run(self.context, sequence, self._tools)) as batches:
+            async for events in batches:
+                if each:
+                    events.append(self.usage())
+                yield events
+        yield [self.usage()]
+
+    async def _after(self, beginning: SequenceRequest) -> Events:
+        """Compute the tokens that all prompts share, then run the sequences."""
+        admit(self.context, [beginning])
+        async with aclosing(_run(self.context, beginning, None)) as batches:
+            async for _ in batches:
+                pass
+        for sequence in self.sequences:
+            if sequence.timeout_s is not None:
+                spent = time.monotonic() - beginning.started
+                sequence.timeout_s = max(1e-3, sequence.timeout_s - spent)
+        async with aclosing(self._several()) as batches:
+            async for events in batches:
+                yield events
+
+    async def _searching(self, call: GenerateCall) -> Events:
+        """Run the response in rounds: each one ends where the model searches for tools."""
+        current, calls, searches = self, 0, 0
+        while True:
+            assert call.tool_search is not None
+            part = SearchRound(call.tool_search, calls, searches)
+            admit(current.context, current.sequences)
+            run = _run(current.context, current.sequences[0], current._tools)
+            async with aclosing(run) as batches:
+                async for events in batches:
+                    if shown := part.read(events):
+                        yield shown
+            calls, searches = part.num_calls, searches + len(part.searches)
+            if not part.goes_on:
+                yield [part.finish or Finish(0, "stop")]
+                break
+            results = await run_sized(call.tool_search.num_chars, part.run)
+            yield list(results)
+            following = after_search(call, part, results, current.sequences[0].completion_tokens)
+            if isinstance(following, Finish) or len(self._rounds) == MOST_ROUNDS:
+                yield [following if isinstance(following, Finish) else Finish(0, "pause")]
+                break
+            call = following
+            asked = msgspec.structs.replace(call)
+            current = await _prepared(self.context, asked, self._num_bytes)
+            self._shorten_timeout(current.sequences[0])
+            self._rounds.append(current)
+        yield [self.usage()]
+
+    async def _best_beams(self, rules: BeamRules) -> Events:
+        """Run a beam search for each prompt."""
+        context, sequences = self.context, self.sequences
+        admit(context, sequences)
+        prompts: dict[int, list[SequenceRequest]] = {}
+        for sequence in sequences:
+            prompts.setdefault(id(sequence.prompt), []).append(sequence)
+        searches = [
+            asyncio.create_task(beam_events(context, of_prompt, rules, self._tools))
+            for of_prompt in prompts.values()
+        ]
+        try:
+            for search in searches:
+                yield await search
+        finally:
+            for search in searches:
+                search.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+            for sequence in sequences:  # the search of a sequence may never have started
+                dismiss(context, sequence)
+        yield [self.usage()]
+
+    def _shorten_timeout(self, later: SequenceRequest) -> None:
+        """Reduce the timeout of a later round by the time that the earlier rounds have taken."""
+        first = self.sequences[0]
+        if first.timeout_s is not None:
+            later.timeout_s = max(1e-3, first.timeout_s - (later.started - first.started))
+
+    async def _several(self) -> Events:
+        sequences, context = self.sequences, self.context
+        admit(context, sequences)
+        queue: _Queue = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(sequences))
+        scores: dict[int | None, _Scores]
+        scores = {
+            sequence.scored_by: _Scores()
+            for sequence in sequences
+            if sequence.scored_by is not None
+        }
+        tasks = [
+            asyncio.create_task(
+                _pump(
+                    _run(context, sequence, self._tools),
+                    sequence,
+                    queue,
+                    scores.get(sequence.index),
+                    scores.get(sequence.scored_by),
+                )
+            )
+            for sequence in sequences
+        ]
+        try:
+            left = len(sequences)
+            while left:
+                events = await queue.get()
+                if isinstance(events, SequenceFailure):
+                    raise events.error
+                if events is None:
+                    left -= 1
+                    continue
+                if self.call.usage_in_each:
+                    events.append(self.usage())
+                yield events
+        finally:
+            for sequence, task in zip(sequences, tasks, strict=True):
+                task.cancel()
+                dismiss(context, sequence)  # a task that never started has not dismissed it
+            await asyncio.gather(*tasks, return_exceptions=True)
+        yield [self.usage()]
+
+
+def cache_miss(sequence: SequenceRequest) -> dict[str, object] | None:
+    """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss), or None."""
+    if sequence.recent is None:
+        return None
+    # A prompt with logprobs is computed even if it is cached.
+    is_known = sequence.first_output and sequence.params.prompt_logprobs is None
+    return sequence.recent.miss(sequence.cached_tokens if is_known else None)
+
+
+async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None) -> Events:
+    """Yield the events of an admitted sequence; closing the generator aborts it."""
+    metrics = context.metrics
+    params = sequence.params
+    num_prompt, adapter = len(sequence.prompt.ids), params.adapter or ""
+    meter = metrics.start(num_prompt, params.max_tokens or 0, sequence.n, params.caller, adapter)
+    reason = "abort"
+    run = None
+    pace = EventPace(sequence.interval)
+    try:
+        run = SequenceRun(context, sequence, tools)
+        while True:
+            if run.turns:
+                events, count = run.turn()
+                sequence.count(count, run.num_reasoning)
+                if events := pace.push(events, ends=run.finish is not None):
+                    yield events
+                if run.finish is not None:
+                    break
+            source = context.client.generate(
+                run.ids,
+                run.params,
+                sequence.priority,
+                timeout_s=run.timeout_s,
+                progress=sequence.progress and run.is_first,
+                continues=not run.is_first,
+            )
+            async with aclosing(source) as outputs:
+                async for output in outputs:
+                    if output.queue_full:
+                        raise context.backlog.refusal(output.error or "The queue is full")
+                    if output.processed:
+                        yield [sequence.progress_of(output)]
+                        continue
+                    events, count = run.push(output)
+                    if sequence.waits:
+                        start(context, sequence, output.cached_tokens)
+                        sequence.cached_tokens = output.cached_tokens
+                        if (why := cache_miss(sequence)) is not None:
+                            metrics.on_cache_miss(str(why["reason"]))
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    sequence.count(count, run.num_reasoning)
+                    if events := pace.push(events, ends=run.finish is not None):
+                        yield events
+                    if run.finish is not None or run.turns:
+                        break
+            if not run.turns:
+                break
+        reason = run.finish or reason
+    except RequestError:
+        reason = "error"
+        raise
+    finally:
+        dismiss(context, sequence)
+        metrics.finish(meter, reason)
+        if run is not None and sequence.first_output:
+            sequence.response_ids = run.response_ids
+            remember(context, sequence, run)
+
+
+# An item is the events of one output, the failure of a sequence, or None at a sequence's end.
+_Queue = asyncio.Queue["list[Event] | SequenceFailure | None"]
+
+
+class _Scores:
+    """Passes prompt logprobs from the sequence that computes them to the prompt's others."""
+
+    def __init__(self) -> None:
+        self.known = asyncio.Event()
+        self._rows: list[TokenLogprob | None] | None = None
+
+    def give(self, events: list[Event]) -> None:
+        """Store the prompt logprobs from the first events with tokens, which contain them."""
+        if not self.known.is_set():
+            first = events[0]
+            self._rows = first.scores if isinstance(first, PromptScores) else None
+            self.known.set()
+
+    def put_into(self, events: list[Event], index: int) -> None:
+        """Put the logprobs, which must be known, before the events of choice `index`."""
+        if self._rows is not None:
+            events.insert(0, PromptScores(index, self._rows))
+
+
+async def _pump(
+    source: Events,
+    sequence: SequenceRequest,
+    queue: _Queue,
+    given: _Scores | None,
+    taken: _Scores | None,
+) -> None:
+    """Put the events of `sequence`, from `source`, into `queue`.
+
+    given: where to store the prompt logprobs that this sequence computes for other sequences.
+    taken: where to get the prompt logprobs that another sequence computes for this one.
+    """
+    # Events that arrive before the prompt logprobs are kept here. Events must not stay unread
+    # in the engine's stream, because stop strings are found only when the text is read.
+    held: list[list[Event]] = []
+
+    async def show(scores: _Scores) -> None:
+        await scores.known.wait()
+        scores.put_into(held[0], sequence.index)
+        for events in held:
+            await queue.put(events)
+        held.clear()
+
+    try:
+        async with aclosing(source) as batches:
+            async for events in batches:
+                progresses = isinstance(events[0], PromptProgress)
+                if given is not None and not progresses:
+                    given.give(events)
+                if taken is None or progresses:
+                    await queue.put(events)
+                    continue
+                held.append(events)
+                if taken.known.is_set():
+                    await show(taken)
+                    taken = None
+        if taken is not None and held:
+            await show(taken)
+        await queue.put(None)
+    except CANCELLATIONS:
+        raise
+    except BaseException as error:
+        await queue.put(SequenceFailure(error))

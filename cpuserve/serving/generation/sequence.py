@@ -1,0 +1,180 @@
+"""One sequence of a response as one or two engine requests: up to the end of a thought, and after.
+
+If a model thinks, structured outputs and forced tool calls begin after the thought, and a thought
+that has used its token budget is ended. The sequence then goes on as a new engine request.
+The prompt of this request has the tokens so far, and the tokens that the server adds
+(the end of the thought, the forced beginning). All but the last block are in the prefix cache,
+and logits do not depend on how the prompt was computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.serving.generation.text import NextTurn, TextProcessor
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import Output
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.calls.events import Event
+    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.tools.base import ToolParser
+    from cpuserve.serving.tools.use import ToolUse
+
+
+def _begins_itself(params: SamplingParams | None) -> bool:
+    """Whether the grammar covers the header of the message: it may be a call's or a text's."""
+    form = None if params is None else params.structured_outputs
+    return form is not None and form.calls is not None
+
+
+class SequenceRun:
+    """The next engine request for a sequence, and the events of its outputs.
+
+    ids, params: the prompt and the parameters of the request.
+    is_first: whether this is the first engine request of the sequence.
+    """
+
+    def __init__(
+        self, context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None
+    ) -> None:
+        self.ids = sequence.prompt.ids
+        self.params = sequence.params
+        self.is_first = True
+        self._context = context
+        self._sequence = sequence
+        self._tools = tools
+        self._tokens: list[int] = []  # all tokens of the response so far
+        self._opening: list[int] = []  # the forced beginning, which the model did not generate
+        self._held: list[Event] = []  # events held back until it is known whether the model thinks
+        self._num_held = 0  # the number of tokens in the events of `_held`
+        waits = sequence.after_thought is not None
+        opening = "" if waits or tools is None else tools.opening
+        self._processor = self._begin(opening, waits=waits)
+        if tools is not None:
+            self._processor.watch_thought(tools.thoughts.budget, waits=waits)
+
+    def _begin(self, opening: str, *, waits: bool = False) -> TextProcessor:
+        """Return a new TextProcessor, which reads the response from its first token.
+
+        waits: a structured output begins only after the thought.
+        """
+        sequence, tools, context = self._sequence, self._tools, self._context
+        found = TextProcessor(
+            context.get_tokenizer(), sequence.prompt.ids, sequence.params, sequence.index
+        )
+        if tools is not None:
+            parser = tools.parser(sequence.index, sequence.prompt, opening)
+            if not waits:
+                parser = self._after(tools, parser)
+            found.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
+        if sequence.lines is not None:
+            found.limit_lines(sequence.lines)
+        return found
+
+    @property
+    def finish(self) -> str | None:
+        """The finish reason of the sequence; None while it goes on."""
+        return self._processor.finish
+
+    @property
+    def turns(self) -> bool:
+        """Whether the sequence must go on as another engine request: call `turn` first."""
+        return self._processor.turn is not None
+
+    @property
+    def response_ids(self) -> Sequence[int]:
+        """All tokens after the first prompt so far, added by the server or generated."""
+        return [*self._opening, *self._tokens]
+
+    @property
+    def num_reasoning(self) -> int:
+        """How many tokens of the sequence are thoughts."""
+        return self._processor.num_reasoning
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The seconds that are left of the sequence's timeout; None = no timeout."""
+        limit = self._sequence.timeout_s
+        if limit is None or self.is_first:
+            return limit
+        return max(1e-3, limit - (time.monotonic() - self._sequence.started))
+
+    def push(self, output: Output) -> tuple[list[Event], int]:
+        """Return the events of the engine's next output, and how many of its tokens are kept.
+
+        The errors are the same as in TextProcessor.push.
+        """
+        events, count = self._processor.push(output)
+        self._tokens += output.tokens[:count]
+        if self._processor.is_undecided:
+            self._held += events
+            self._num_held += count
+            return [], 0
+        if self._processor.turn is NextTurn.NONE:  # the response is generated again, with a grammar
+            self._held.clear()
+            return [], 0
+        if self._held:
+            events, count = [*self._held, *events], count + self._num_held
+            self._held = []
+        return events, count
+
+    def turn(self) -> tuple[list[Event], int]:
+        """Begin the next engine request; return its events and the number of tokens it adds."""
+        tools, sequence, why = self._tools, self._sequence, self._processor.turn
+        assert tools is not None
+        self.is_first = False
+        opening = "" if sequence.after_thought is None else tools.opening
+        if why is NextTurn.NONE:
+            self._tokens.clear()
+            self._processor = self._begin(opening)
+            self._opening = self._encoded(opening)
+            self._next(self._opening, scores=sequence.params.prompt_logprobs)
+            return [], 0
+        end = tools.learned_format.thought_end
+        text = tools.thoughts.last_words + end.closed if why is NextTurn.OPEN else end.gap
+        if not (opening or _begins_itself(sequence.after_thought)):
+            text += end.begin
+        given = self._encoded(text + opening)
+        self._tokens += given
+        self._next()
+        after, is_last = partial(self._after, tools), not self.params.max_tokens
+        return self._processor.go_on(given, opening, after, is_last=is_last), len(given)
+
+    def _after(self, tools: ToolUse, parser: ToolParser) -> ToolParser:
+        """Return the parser of the text that the grammar of the response constrains."""
+        sequence = self._sequence
+        params = sequence.after_thought or sequence.params
+        form = params.structured_outputs
+        if form is None or not form.is_form:
+            return parser
+        return tools.form_parser(parser, sequence.index, form)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._context.get_tokenizer().encode(text, add_special_tokens=False)
+
+    def _next(self, given: Sequence[int] = (), scores: int | None = None) -> None:
+        """Set the ids and the parameters of the next engine request.
+
+        given: ids that count as a part of the prompt.
+        scores: how many alternatives the prompt's logprobs have;
+          None if the client has these logprobs already, or wants none.
+        """
+        sequence, used = self._sequence, len(self._tokens)
+        params = sequence.after_thought or sequence.params
+        self.ids = [*sequence.prompt.ids, *self._tokens, *given]
+        bounds = self._context.bounds
+        room = min(bounds.max_model_len, bounds.kv_tokens + 1) - len(self.ids)
+        most = max(0, min((params.max_tokens or 0) - used, room))
+        self.params = msgspec.structs.replace(
+            params,
+            max_tokens=most,
+            min_tokens=min(most, max(0, params.min_tokens - used)),
+            prompt_logprobs=scores,
+        )

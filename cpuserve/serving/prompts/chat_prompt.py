@@ -1,0 +1,153 @@
+"""Turn the messages of a call into the token ids of a prompt, with the chat template."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.prompts.continued import continued
+from cpuserve.serving.prompts.known_tokens import chat_tokens
+from cpuserve.serving.prompts.readable import readable
+from cpuserve.serving.prompts.volatile import with_time_last
+from cpuserve.serving.threads import run_rendering
+from cpuserve.serving.tools.thoughts import (
+    THINK,
+    ThinkTags,
+    begins_thought,
+    ends_thought,
+    leaves_thought_open,
+)
+from cpuserve.tokenizer.chat import checked_variables
+from cpuserve.tokenizer.conversation import Content, ConversationMessage, text_of
+from cpuserve.tokenizer.messages import message_content
+
+if TYPE_CHECKING:
+    from cpuserve.serving.models.context import ModelContext
+
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+async def chat_prompt(
+    context: ModelContext,
+    call: GenerateCall,
+    num_bytes: int,
+    *,
+    most: int | None = None,
+    opening: str = "",
+    waits: bool = False,
+) -> Prompt:
+    """Return the token ids of the messages, rendered with the chat template.
+
+    most: the most tokens that the prompt may have; None = the context length (see `encode`).
+    opening: the forced beginning of the response, such as the start of a tool call.
+    waits: `opening` and the grammar of the response come after the thought,
+      if the prompt allows a thought.
+
+    num_bytes: the size of the request's body; small and large requests render on separate threads.
+    """
+    text = await run_rendering(num_bytes, lambda: render_chat(context, call))
+    thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
+    waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
+    begun = "" if waits else opening
+    if call.earlier is not None:
+        ids = await continued(context, call.earlier, text + begun, masked=True)
+        return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
+    ids = await chat_tokens(context, call, text, begun, most)
+    # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
+    shown = text if call.truncate_prompt_tokens is None else None
+    return Prompt(
+        ids, thinks=thinks, continues=continues, waits=waits, rendered=shown, opening=begun
+    )
+
+
+def _tags(context: ModelContext) -> ThinkTags:
+    return context.learned_format.tags or THINK
+
+
+def render_chat(context: ModelContext, call: GenerateCall) -> str:
+    """Return the prompt text, with masks (see ChatTemplate.render).
+
+    Raises:
+      InvalidRequest: the messages or the template are invalid.
+    """
+    continue_final = bool(call.continue_final_message)
+    generation_prompt = call.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continue_final
+    if continue_final and generation_prompt:
+        msg = (
+            "add_generation_prompt and continue_final_message cannot both be true: set one of them"
+        )
+        raise InvalidRequest(msg, role="continue_final_message")
+    kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
+    render = partial(context.get_chat_template().render, own_marks=context.own_marks)
+    given = call.messages or []
+    if context.preset is not None and call.earlier is None:
+        given = context.preset.opened(given)
+    messages = with_time_last(readable(given))
+    tools = None if call.tool_choice == "none" else call.tools
+    if not (continue_final and messages):
+        return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)
+    marked, mark = _marked(messages)
+    return _cut(render(marked, add_generation_prompt=False, tools=tools, **kwargs), mark)
+
+
+def _effort(call: GenerateCall) -> dict[str, Any]:
+    """Return the template variables that reasoning_effort sets."""
+    effort = call.reasoning_effort
+    if effort is None:
+        return {}
+    if effort not in REASONING_EFFORTS:
+        known = ", ".join(REASONING_EFFORTS)
+        msg = f"reasoning_effort must be one of {known}, got {effort[:80]!r}"
+        raise InvalidRequest(msg, role="reasoning_effort")
+    thinking = dict.fromkeys(("enable_thinking", "thinking"), False) if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking}
+
+
+def _marked(messages: list[ConversationMessage]) -> tuple[list[ConversationMessage], str]:
+    """Return copies of the messages with a unique mark at the end of the last text, and the mark.
+
+    A search for the text itself could find it elsewhere, for example in an end-of-turn marker.
+    The mark also protects trailing spaces of the text from templates that strip it.
+    """
+    final = messages[-1]
+    if final.get("tool_calls"):
+        msg = (
+            "The last message cannot be continued, because it has tool_calls, which end it: send "
+            "the results of the calls behind it, or set continue_final_message to false"
+        )
+        raise InvalidRequest(msg, role="continue_final_message")
+    mark = f"end{uuid.uuid4().hex}"
+    content = message_content(final, f"messages[{len(messages) - 1}]")
+    if isinstance(content, str):
+        marked: Content = content + mark
+    elif content and isinstance(content[-1], str):
+        marked = [*content[:-1], content[-1] + mark]
+    else:
+        marked = [*content, mark]
+    return [*messages[:-1], {**final, "content": marked}], mark
+
+
+def _cut(text: str, mark: str) -> str:
+    """Return `text` up to the mark, so that the model continues the last message."""
+    at = text.rfind(mark)
+    if at < 0:
+        msg = (
+            "continue_final_message is not possible, because the chat template omits the content "
+            "of the last message: set it to false"
+        )
+        raise InvalidRequest(msg, role="continue_final_message")
+    return text[:at].replace(mark, "")  # a template may contain the text twice
+
+
+def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
+    """Return whether the rendered messages end within a thought, which the model continues."""
+    tags = _tags(context)
+    if call.continue_final_message and call.messages:
+        content = message_content(call.messages[-1], "messages")
+        return leaves_thought_open(text_of(content), tags)
+    return begins_thought(text, tags)

@@ -1,0 +1,222 @@
+"""Reuse the tokens of a response in the prompt of the next turn.
+
+A client sends the model's response back as a message, and the chat template writes it again.
+The text may then be tokenized in another way than the model wrote it, and the arguments
+of tool calls may have other white space. All tokens after the first difference would then have
+to be computed again. So if the text of the prompt has the same content as the response, the prompt
+gets the generated tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.sampling.params import scale_key
+from cpuserve.serving.calls.call import Prompt
+from cpuserve.serving.calls.events import Text, Thought
+from cpuserve.serving.models.recent_prompts import (
+    PromptShape,
+    RecentPrompt,
+    bytes_of,
+    compare,
+    ids_of,
+)
+from cpuserve.serving.prompts.encode import cut_of, encode
+from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.plain import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.serving.calls.call import GenerateCall
+    from cpuserve.serving.generation.fan_out import SequenceRequest
+    from cpuserve.serving.generation.sequence import SequenceRun
+    from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.recent_prompts import Decode
+
+_json = msgspec.json.Encoder(enc_hook=str).encode
+# How many tokens of a prompt are compared per microsecond with all earlier prompts of its caller.
+_COMPARED_PER_US = 8
+# A template may write a response with more characters than the model generated.
+# The search for the end of the response stops after _TIMES_LONGER times
+# as many characters plus _CHARS_LONGER, because a client could send millions of them.
+_TIMES_LONGER, _CHARS_LONGER = 4, 1024
+# Session ids with more characters are ignored: ids stay in memory,
+# and the memory limit of RecentPrompts does not include them.
+_LONGEST_SESSION = 1024
+# Below this temperature the engine chooses the most likely token (is_greedy in sample.h).
+_GREEDY = 1e-5
+
+
+async def chat_tokens(
+    context: ModelContext, call: GenerateCall, text: str, opening: str, most: int | None
+) -> list[int]:
+    """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
+
+    text: the prompt with masks (tokenizer/masks.py).
+    most: the most tokens that the prompt may have; None = the context length (see `encode`).
+    The call may ask for a prompt that is cut.
+    """
+    given, known = text + opening, None
+    add_special = bool(call.add_special_tokens)
+    cut = cut_of(context, call)
+    if cut is not None:
+        (ids,) = await encode(
+            context, [given], add_special_tokens=add_special, cut=cut, masked=True
+        )
+        return ids
+    if context.recent is not None and not add_special and not _is_repeatable(context, call):
+        known = await _known(context, call, text)
+    if known is None:
+        (ids,) = await encode(
+            context, [given], add_special_tokens=add_special, most=most, masked=True
+        )
+        return ids
+    before, end = known
+    (rest,) = await encode(context, [given[end:]], add_special_tokens=False, most=most, masked=True)
+    return [*before, *rest]
+
+
+def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
+    """Return whether earlier requests must not change the response: seeded or greedy sampling."""
+    usual = context.default_sampling
+    temperature = usual.get("temperature", 1) if call.temperature is None else call.temperature
+    most = usual.get("top_k", 0) if call.top_k is None else call.top_k
+    return call.seed is not None or temperature < _GREEDY or most == 1
+
+
+async def explain(context: ModelContext, call: GenerateCall, prompt: Prompt) -> RecentPrompt | None:
+    """Return the record of a prompt, compared with the earlier prompts of its caller."""
+    recent, text = context.recent, prompt.text if prompt.rendered is None else prompt.rendered
+    if recent is None or text is None:
+        return None
+    session = call.session or ""
+    made = RecentPrompt(
+        call.caller,
+        _scope(call),
+        text,
+        bytes_of(prompt.ids),
+        _shape(call),
+        prompt.opening,
+        prompt.thinks,
+        prompt.continues,
+        len(prompt.ids),
+        session=session if len(session) <= _LONGEST_SESSION else "",
+    )
+    size = len(prompt.ids) // _COMPARED_PER_US
+    others = recent.of(made.caller, made.scope)  # `recent` may change while the thread below runs
+    await run_sized(size, lambda: compare(made, others, decoder(context)))
+    return made
+
+
+def decoder(context: ModelContext) -> Decode:
+    """Return a function that decodes tokens to text, with the texts of special tokens."""
+    return partial(context.get_tokenizer().decode, skip_special_tokens=False)
+
+
+def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun) -> None:
+    """Remember the prompt and the response of a sequence that has ended."""
+    made = sequence.recent
+    if made is None or context.recent is None:
+        return
+    response = list(run.response_ids)
+    ends = {*context.bounds.eos_ids, *sequence.params.stop_token_ids}
+    if response and response[-1] in ends:
+        response.pop()  # the end token is not in the KV cache, and templates may write another end
+    made.ids += bytes_of(response)
+    context.recent.add(made)
+
+
+def _scope(call: GenerateCall) -> tuple[str, str]:
+    return (call.adapter or "") + scale_key(call.adapter_scale), call.cache_salt or ""
+
+
+async def _known(
+    context: ModelContext, call: GenerateCall, text: str
+) -> tuple[list[int], int] | None:
+    """Return (tokens of an earlier prompt and response, how many characters of `text` they are).
+
+    In `text`, a special token follows these characters, so that no token spans their end.
+    """
+    assert context.recent is not None
+    earlier = context.recent.beginning(call.caller, _scope(call), text)
+    if earlier is None:
+        return None
+    size = _TIMES_LONGER * len(earlier.response)
+    return await run_sized(size, lambda: _continued(context, earlier, text))
+
+
+def _continued(
+    context: ModelContext, earlier: RecentPrompt, text: str
+) -> tuple[list[int], int] | None:
+    """Return the result of `_known` for `text`, which begins with the text of `earlier`."""
+    tokenizer, begin = context.get_tokenizer(), len(earlier.text)
+    specials = tuple(filter(None, map(tokenizer.token_text, tokenizer.special_ids)))
+    marks = set(map(tokenizer.token_text, context.shown_ids))
+    masks = tokenizer.masks
+    written = earlier.opening + masks.mask_decoded(earlier.response, decoder(context))
+    end = begin + len(written)
+    if not (text.startswith(written, begin) and text.startswith(specials, end)):
+        most = end + (_TIMES_LONGER - 1) * len(written) + _CHARS_LONGER
+        places = [text.find(token, begin, most) for token in specials if token not in marks]
+        end = min((place for place in places if place >= 0), default=-1)
+        pair = map(masks.unmask, (text[begin:end], written))
+        if end < 0 or not _same_message(context, earlier, *pair):
+            return None
+    return ids_of(earlier.ids), end
+
+
+def _same_message(context: ModelContext, earlier: RecentPrompt, one: str, other: str) -> bool:
+    """Return whether two texts are the same response: thoughts, text and calls."""
+    return _said(context, earlier, one) == _said(context, earlier, other)
+
+
+def _said(context: ModelContext, earlier: RecentPrompt, text: str) -> tuple[object, ...]:
+    """Return (thoughts, text, calls) of a response; white space around them does not count."""
+    found = context.learned_format
+    used = found.calls or found.whole or PLAIN
+    around = found.around(thinks=earlier.thinks, continues=earlier.continues)
+    parser = used.parser(0, around=around)
+    texts, thoughts = "", ""
+    calls: list[list[str]] = []
+    for piece in [*parser.push(text), *parser.flush()]:
+        if isinstance(piece, Text):
+            texts += piece.text
+        elif isinstance(piece, Thought):
+            thoughts += piece.text
+        elif piece.name is not None:
+            calls.append([piece.name, piece.arguments])
+        else:
+            calls[-1][1] += piece.arguments
+    return thoughts.strip(), texts.strip(), [(name, _arguments(given)) for name, given in calls]
+
+
+def _arguments(written: str) -> str:
+    """Return JSON arguments of a tool call in a uniform spelling, and other texts unchanged."""
+    try:
+        return repr(json.loads(written, object_pairs_hook=tuple))  # repr, as 1 == True in Python
+    except (ValueError, RecursionError):
+        return written
+
+
+def _shape(call: GenerateCall) -> PromptShape:
+    messages = call.messages
+    if messages is None:
+        return PromptShape(chat=False)
+    first = 0
+    while first < len(messages) and messages[first].get("role") in ("system", "developer"):
+        first += 1
+    settings = [call.chat_template_kwargs, call.reasoning_effort, call.tool_choice == "none"]
+    return PromptShape(_digest(messages[:first]), _digest(call.tools), _digest(settings))
+
+
+def _digest(value: Sequence[object] | None) -> bytes:
+    try:
+        return hashlib.blake2b(_json(value), digest_size=16).digest()
+    except (ValueError, RecursionError):  # an unused field may have half of a surrogate pair
+        return b""

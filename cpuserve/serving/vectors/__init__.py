@@ -1,0 +1,1 @@
+"""Embeddings, scores and class labels from the vectors that a model returns."""
