@@ -21,146 +21,116 @@ from cpuserve.config.field import (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
+    listed: its names, separated by spaces.
     takes: how many values the flag takes.
     why: the reason, as the end of a sentence in the note.
     only: the values without effect; other values are refused.
     """
 
-    names: tuple[str, ...]
+    listed: str
     why: str
     takes: Literal["none", "one", "many"] = "one"
     only: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the flags, variables or arguments."""
+        return tuple(self.listed.split())
+
 
 NO_OPS: tuple[NoOp, ...] = (
+    NoOp("--device VLLM_TARGET_DEVICE VLLM_OPENVINO_DEVICE", "cpuserve always runs on the CPU"),
+    NoOp("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization int8 stores weights in 8 bits"),
+    NoOp("--gpu-memory-utilization", "use --kv-cache-memory to size the KV cache"),
+    NoOp("--distributed-executor-backend", "ranks are threads of one process here"),
     NoOp(
-        ("--device", "VLLM_TARGET_DEVICE", "VLLM_OPENVINO_DEVICE"),
-        "cpuserve always runs on the CPU",
-    ),
-    NoOp(
-        ("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS",),
-        "--quantization int8 stores weights in 8 bits",
-    ),
-    NoOp(("--gpu-memory-utilization",), "use --kv-cache-memory to size the KV cache"),
-    NoOp(("--distributed-executor-backend",), "ranks are threads of one process here"),
-    NoOp(
-        (
-            "--compilation-config",
-            "-O",
-            "-cc",
-            "--optimization-level",
-            "--max-seq-len-to-capture",
-            "--max-cudagraph-capture-size",
-        ),
+        "--compilation-config -O -cc --optimization-level --max-seq-len-to-capture "
+        "--max-cudagraph-capture-size",
         "kernels are compiled ahead of time",
     ),
     NoOp(
-        ("--cuda-graph-sizes", "--cudagraph-capture-sizes"),
-        "kernels are compiled ahead of time",
-        "many",
+        "--cuda-graph-sizes --cudagraph-capture-sizes", "kernels are compiled ahead of time", "many"
     ),
-    NoOp(("--cpu-offload-gb",), "weights are in CPU memory, or on disk with --weights-on-disk"),
-    NoOp(("--load-format",), "the format is detected from the files"),
-    NoOp(("--tokenizer-mode",), "the fast tokenizer is always used"),
-    NoOp(("--trust-remote-code",), "cpuserve never runs code from a model", "none"),
+    NoOp("--cpu-offload-gb", "weights are in CPU memory, or on disk with --weights-on-disk"),
+    NoOp("--load-format", "the format is detected from the files"),
+    NoOp("--tokenizer-mode", "the fast tokenizer is always used"),
+    NoOp("--trust-remote-code", "cpuserve never runs code from a model", "none"),
     NoOp(
-        ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
-        "prompts are always chunked",
-        "none",
+        "--enable-chunked-prefill --no-enable-chunked-prefill", "prompts are always chunked", "none"
     ),
     NoOp(
-        ("--disable-log-requests", "--no-enable-log-requests"),
-        "only failed requests are logged",
-        "none",
+        "--disable-log-requests --no-enable-log-requests", "only failed requests are logged", "none"
     ),
+    NoOp("--disable-frontend-multiprocessing", "the front end always has its own process", "none"),
+    NoOp("--disable-custom-all-reduce", "there is no all-reduce", "none"),
+    NoOp("--async-scheduling --no-async-scheduling", "scheduling takes only microseconds", "none"),
+    NoOp("--pipeline-parallel-size -pp", "there is only one pipeline stage", only=("1",)),
     NoOp(
-        ("--disable-frontend-multiprocessing",), "the front end always has its own process", "none"
-    ),
-    NoOp(("--disable-custom-all-reduce",), "there is no all-reduce", "none"),
-    NoOp(
-        ("--async-scheduling", "--no-async-scheduling"),
-        "scheduling takes only microseconds",
-        "none",
-    ),
-    NoOp(("--pipeline-parallel-size", "-pp"), "there is only one pipeline stage", only=("1",)),
-    NoOp(
-        ("--task", "--runner"),
+        "--task --runner",
         "the checkpoint says if it makes text, embeddings or scores; --pooling overrides it",
         only=("generate", "auto", "embed", "embedding", "pooling", "score"),
     ),
     NoOp(
-        ("--convert",),
+        "--convert",
         "the checkpoint says if it makes text, embeddings or scores; --pooling overrides it",
         only=("none", "auto", "embed", "classify"),
     ),
-    NoOp(("--enable-lora",), "--lora-modules alone serves adapters", "none"),
-    NoOp(("--max-cpu-loras",), "all adapters are in memory: --max-loras says how many can be"),
+    NoOp("--enable-lora", "--lora-modules alone serves adapters", "none"),
+    NoOp("--max-cpu-loras", "all adapters are in memory: --max-loras says how many can be"),
     NoOp(
-        ("--embedding", "--embeddings"),
+        "--embedding --embeddings",
         "embedding models produce embeddings without it; --pooling makes one of any decoder",
         "none",
     ),
     NoOp(
-        ("--rerank", "--reranking"),
+        "--rerank --reranking",
         "rerankers produce scores without it; --pooling rank makes one of Qwen3-Reranker",
         "none",
     ),
-    NoOp(("--disable-fastapi-docs",), "there are no documentation pages", "none"),
+    NoOp("--disable-fastapi-docs", "there are no documentation pages", "none"),
     NoOp(
-        ("--disable-uvicorn-access-log", "--disable-access-log"),
+        "--disable-uvicorn-access-log --disable-access-log",
         "only failed requests are logged",
         "none",
     ),
-    NoOp(("--max-log-len",), "no text of requests is logged"),
-    NoOp(("--enable-request-id-headers",), "every response has an X-Request-Id", "none"),
-    NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
-    NoOp(("--enable-auto-tool-choice",), "requests with tools need no flag", "none"),
-    NoOp(("--exclude-tools-when-tool-choice-none",), "the prompt leaves out such tools", "none"),
-    NoOp(("--chat-template-content-format",), "templates get texts or parts, as they take them"),
-    NoOp(("--prefix-caching-hash-algo",), "prefixes are hashed with SHA-256"),
-    NoOp(("--disable-cascade-attn",), "there is no cascade attention", "none"),
-    NoOp(("--max-parallel-loading-workers",), "weights are loaded by the compute threads"),
-    NoOp(("--api-server-count",), "there is one front-end process"),
+    NoOp("--max-log-len", "no text of requests is logged"),
+    NoOp("--enable-request-id-headers", "every response has an X-Request-Id", "none"),
+    NoOp("--enable-prompt-tokens-details", "usage always contains them", "none"),
+    NoOp("--enable-auto-tool-choice", "requests with tools need no flag", "none"),
+    NoOp("--exclude-tools-when-tool-choice-none", "the prompt leaves out such tools", "none"),
+    NoOp("--chat-template-content-format", "templates get texts or parts, as they take them"),
+    NoOp("--prefix-caching-hash-algo", "prefixes are hashed with SHA-256"),
+    NoOp("--disable-cascade-attn", "there is no cascade attention", "none"),
+    NoOp("--max-parallel-loading-workers", "weights are loaded by the compute threads"),
+    NoOp("--api-server-count", "there is one front-end process"),
     NoOp(
-        (
-            "--attention-backend",
-            "--linear-backend",
-            "--moe-backend",
-            "VLLM_ATTENTION_BACKEND",
-            "VLLM_CPU_SGL_KERNEL",
-            "VLLM_CPU_MOE_PREPACK",
-            "VLLM_CPU_ATTN_SPLIT_KV",
-            "VLLM_CPU_INT4_W4A8",
-            "VLLM_ZENTORCH_WEIGHT_PREPACK",
-        ),
+        "--attention-backend --linear-backend --moe-backend VLLM_ATTENTION_BACKEND "
+        "VLLM_CPU_SGL_KERNEL VLLM_CPU_MOE_PREPACK VLLM_CPU_ATTN_SPLIT_KV "
+        "VLLM_CPU_INT4_W4A8 VLLM_ZENTORCH_WEIGHT_PREPACK",
         "kernels are chosen for the CPU automatically",
     ),
-    NoOp(("TORCHINDUCTOR_COMPILE_THREADS",), "kernels are compiled ahead of time"),
-    NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
-    NoOp(("--jinja",), "chat templates are always rendered with Jinja", "none"),
-    NoOp(("LLAMA_ARG_JINJA",), "chat templates are always rendered with Jinja"),
-    NoOp(("--metrics",), "/metrics is always served", "none"),
-    NoOp(("LLAMA_ARG_ENDPOINT_METRICS",), "/metrics is always served"),
-    NoOp(("--slots",), "/slots is always served", "none"),
-    NoOp(("--cont-batching", "-cb"), "a request joins the batch at the next step", "none"),
-    NoOp(("LLAMA_ARG_CONT_BATCHING",), "a request joins the batch at the next step"),
-    NoOp(("--kv-unified", "-kvu"), "all requests share one KV cache", "none"),
-    NoOp(("--no-context-shift",), "no token ever leaves a context", "none"),
-    NoOp(("--cache-prompt",), "prefixes are cached unless --no-enable-prefix-caching", "none"),
-    NoOp(
-        ("--mmap", "--no-mmap"),
-        "--weights-on-disk decides if weights are mapped from a file",
-        "none",
-    ),
-    NoOp(("LLAMA_ARG_MMAP",), "--weights-on-disk decides if weights are mapped from a file"),
-    NoOp(("--cpu-moe", "-cmoe"), "experts are always in CPU memory, or on disk", "none"),
-    NoOp(("--n-cpu-moe", "-ncmoe"), "experts are always in CPU memory, or on disk"),
-    NoOp(("--no-kv-offload", "-nkvo"), "the KV cache is always in CPU memory", "none"),
-    NoOp(("--no-op-offload",), "operations always run on the CPU", "none"),
-    NoOp(("--perf", "--no-perf"), "/metrics always has the timings", "none"),
-    NoOp(("--warmup", "--no-warmup"), "the start needs no empty request", "none"),
-    NoOp(("--fit", "-fit"), "settings that are not set always fit in memory"),
-    NoOp(("--language-model-only",), "cpuserve loads the part for text only", "none"),
+    NoOp("TORCHINDUCTOR_COMPILE_THREADS", "kernels are compiled ahead of time"),
+    NoOp("VLLM_CPU_CI_ENV VLLM_CPU_SIM_MULTI_NUMA", "it is internal to vLLM"),
+    NoOp("--jinja", "chat templates are always rendered with Jinja", "none"),
+    NoOp("LLAMA_ARG_JINJA", "chat templates are always rendered with Jinja"),
+    NoOp("--metrics", "/metrics is always served", "none"),
+    NoOp("LLAMA_ARG_ENDPOINT_METRICS", "/metrics is always served"),
+    NoOp("--slots", "/slots is always served", "none"),
+    NoOp("--cont-batching -cb", "a request joins the batch at the next step", "none"),
+    NoOp("LLAMA_ARG_CONT_BATCHING", "a request joins the batch at the next step"),
+    NoOp("--kv-unified -kvu", "all requests share one KV cache", "none"),
+    NoOp("--no-context-shift", "no token ever leaves a context", "none"),
+    NoOp("--cache-prompt", "prefixes are cached unless --no-enable-prefix-caching", "none"),
+    NoOp("--mmap --no-mmap", "--weights-on-disk decides if weights are mapped from a file", "none"),
+    NoOp("LLAMA_ARG_MMAP", "--weights-on-disk decides if weights are mapped from a file"),
+    NoOp("--cpu-moe -cmoe", "experts are always in CPU memory, or on disk", "none"),
+    NoOp("--n-cpu-moe -ncmoe", "experts are always in CPU memory, or on disk"),
+    NoOp("--no-kv-offload -nkvo", "the KV cache is always in CPU memory", "none"),
+    NoOp("--no-op-offload", "operations always run on the CPU", "none"),
+    NoOp("--perf --no-perf", "/metrics always has the timings", "none"),
+    NoOp("--warmup --no-warmup", "the start needs no empty request", "none"),
+    NoOp("--fit -fit", "settings that are not set always fit in memory"),
+    NoOp("--language-model-only", "cpuserve loads the part for text only", "none"),
 )
 
 # Sorted as in --help and docs/options.md.

@@ -1,7 +1,7 @@
 """The tables of docs/migrating.md: options of vLLM, llama.cpp and Ollama and their counterparts.
 
 The lists contain the flags and variables that users of these servers need most, by subject. Their
-counterparts are looked up in config/fields.py and config/missing, as the parser does.
+counterparts are looked up in config/fields.py and config/missing.py, as the parser does.
 """
 
 from __future__ import annotations

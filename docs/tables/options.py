@@ -1,4 +1,4 @@
-"""The reference of all options in docs/options.md, from config/fields.py and config/missing."""
+"""The reference of all options in docs/options.md, from config/fields.py and config/missing.py."""
 
 from __future__ import annotations
 
