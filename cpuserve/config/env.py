@@ -14,12 +14,11 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from cpuserve.config.field import Field
+from cpuserve.config.field import PREFIX, Field
 from cpuserve.config.fields import FIELDS, no_op_variables
 from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
 
-PREFIX = "CPUSERVE_"
 # Variables of other servers with these prefixes get a note at the start. Clients of Ollama read its
 # variables as well, so its prefix is not listed here, and only some of its variables get a note.
 OF_SERVERS = ("VLLM_", "LLAMA_ARG_")

@@ -6,7 +6,8 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,6 +19,16 @@ GROUPS = (MODEL, SERVER, MEMORY, CPU)
 # A "size" is a number of bytes, and takes units. A "list" flag takes several values.
 # A "names" flag takes one value: a JSON list, or names that are separated by commas.
 Kind = Literal["text", "count", "size", "flag", "list", "names", "object"]
+# The kind of an option by the type of its attribute; all others are texts.
+KINDS: Mapping[Any, Kind] = {
+    bool: "flag",
+    int: "count",
+    float: "count",
+    list: "list",
+    dict: "object",
+}
+PREFIX = "CPUSERVE_"
+FROM_NAME = ("--",)
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}
 
@@ -39,6 +50,8 @@ class Field:
     """One option.
 
     default: a text that describes the value if the option is not set.
+    flags, env: its names on the command line and in the environment; `fields_of` makes them
+      of the name of the attribute (FROM_NAME, None).
     synonyms: other spellings for the choices of the option.
     words: texts that are accepted besides values of the type `kind`.
     read(value): converts a value that `kind` cannot describe; raises a ValueError as `parse` does.
@@ -52,7 +65,7 @@ class Field:
     default: str
     group: str
     kind: Kind = "text"
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = FROM_NAME
     env: str | None = None
     aliases: tuple[Alias, ...] = ()
     choices: tuple[str, ...] = ()
@@ -201,21 +214,46 @@ def named(value: list[str], what: str) -> None:
         raise ValueError(msg)
 
 
-def option(group: str, text: str, default: str = "", **names: Any) -> Field:
-    """Return an option for the annotation of an attribute; `fields_of` adds its name.
+def option(
+    group: str,
+    text: str,
+    default: str = "",
+    *,
+    aliases: str | tuple[Alias, ...] = (),
+    **more: Any,
+) -> Field:
+    """Return an option for the annotation of an attribute; `fields_of` completes it.
 
     text: the help text. default: the text about the default value; "" = the attribute's value.
+    aliases: those without differences may be a text, separated by spaces.
     """
-    return Field("", text, default, group, **names)
+    if isinstance(aliases, str):
+        aliases = tuple(map(Alias, aliases.split()))
+    return Field("", text, default, group, aliases=aliases, **more)
 
 
 def fields_of(options: type[msgspec.Struct]) -> tuple[Field, ...]:
     """Return the options in the annotations of a record, in the order of its attributes."""
     hints = get_type_hints(options, include_extras=True)
     return tuple(
-        replace(found, name=name, default=found.default or _shown(known.default))
+        _completed(hints[known.name], known.name, known.default)
         for known in msgspec.structs.fields(options)
-        for name, found in [(known.name, hints[known.name].__metadata__[0])]
+    )
+
+
+def _completed(annotation: Any, name: str, default: object) -> Field:
+    """Return the option of an attribute, with all that follows from the attribute."""
+    found: Field = annotation.__metadata__[0]
+    kind = annotation.__origin__
+    kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
+    flags = (f"--{name.replace('_', '-')}",) if found.flags == FROM_NAME else found.flags
+    return replace(
+        found,
+        name=name,
+        default=found.default or _shown(default),
+        kind=KINDS.get(get_origin(kind) or kind, "text") if found.kind == "text" else found.kind,
+        flags=flags,
+        env=found.env or PREFIX + flags[0].removeprefix("--").replace("-", "_").upper(),
     )
 
 

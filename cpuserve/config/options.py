@@ -4,6 +4,7 @@ The evaluation of annotations is not postponed in this module:
 70 postponed annotations would add 6 ms to each command.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,23 +19,15 @@ from cpuserve.config.checks import (
     openvino_type,
     zero_as_own,
 )
-from cpuserve.config.field import (
-    CPU,
-    MEMORY,
-    MODEL,
-    SERVER,
-    Alias,
-    at_least,
-    fields_of,
-    not_empty,
-    option,
-)
+from cpuserve.config.field import GROUPS, Alias, at_least, fields_of, not_empty, option
 from cpuserve.config.generation import check_settings
 from cpuserve.config.kv_events import read_kv_events
 from cpuserve.config.lora import read_modules
 from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_nodes, parse_space
+
+_model, _server, _memory, _cpu = (partial(option, group) for group in GROUPS)
 
 DTYPES = {
     "auto": "auto",
@@ -54,76 +47,52 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     # -- model ------------------------------------------------------------------------------------
     model: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Model: a directory, GGUF file, Hugging Face id (of GGUF files: OWNER/MODEL:Q4_K_M) "
             "or built-in name (see `cpuserve models`).",
             default="the built-in model",
-            flags=("--model",),
-            env="CPUSERVE_MODEL",
-            aliases=(
-                Alias("--model-path"),
-                Alias("-m"),
-                Alias("LLAMA_ARG_MODEL"),
-                Alias("--hf-repo"),
-                Alias("-hfr"),
-                Alias("-hf"),
-                Alias("LLAMA_ARG_HF_REPO"),
-            ),
+            aliases="--model-path -m LLAMA_ARG_MODEL --hf-repo -hfr -hf LLAMA_ARG_HF_REPO",
             check=not_empty,
             metavar="MODEL",
         ),
     ] = None
     served_model_name: Annotated[
         list[str] | None,
-        option(
-            MODEL,
+        _model(
             "Model names that the API accepts. `*` accepts any name, as clients of other servers "
             "send it; the response then has the name of the request.",
             default="the model as given",
-            kind="list",
-            flags=("--served-model-name",),
-            env="CPUSERVE_SERVED_MODEL_NAME",
             check=model_names,
             metavar="NAME",
         ),
     ] = None
     revision: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Branch, tag or commit of a Hugging Face model.",
             default="main",
-            flags=("--revision",),
-            env="CPUSERVE_REVISION",
             check=not_empty,
             metavar="REV",
         ),
     ] = None
     tokenizer: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Directory or GGUF file that contains the tokenizer.",
             default="the model's own",
-            flags=("--tokenizer",),
-            env="CPUSERVE_TOKENIZER",
             check=not_empty,
             metavar="PATH",
         ),
     ] = None
     dtype: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Type of weights and activations that are not quantized: auto, bfloat16, float16, "
             "float32.",
             default=(
                 "auto: the type of the checkpoint; bfloat16 for an encoder in float32 if the CPU "
                 "multiplies bfloat16"
             ),
-            flags=("--dtype",),
-            env="CPUSERVE_DTYPE",
             choices=("auto", "bfloat16", "float16", "float32"),
             synonyms=DTYPES,
             metavar="DTYPE",
@@ -131,53 +100,42 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     activation_bits: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Bits of activations that are multiplied by quantized weights: auto, 8 (int8), 16 "
             "(two int8 terms).",
             default="auto: 16 below 300 million weights, otherwise 8",
-            flags=("--activation-bits",),
-            env="CPUSERVE_ACTIVATION_BITS",
             choices=("auto", "8", "16"),
             metavar="BITS",
         ),
     ] = None
     quantization: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Quantize weights while loading: int8, w8a8, int4, or int4_mixed (int4, but value and"
             " down projections int8; models below 300 million weights keep more in int8). With "
             "another name, the start fails unless the checkpoint has that format.",
             default="the checkpoint's",
             flags=("--quantization", "-q"),
-            env="CPUSERVE_QUANTIZATION",
             check=not_empty,
             metavar="FORMAT",
         ),
     ] = None
     weight_cache_size: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Maximum size of the files of quantized or mapped weights in the cache directory: GiB"
             " (4, 0.5) or 512MiB; 0: none. A start that finds one reads it instead of quantizing.",
             default="32",
-            flags=("--weight-cache-size",),
-            env="CPUSERVE_WEIGHT_CACHE_SIZE",
             check=amount,
             metavar="SIZE",
         ),
     ] = None
     model_impl: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Model implementation: auto, cpuserve (own kernels), transformers (any architecture, "
             "slow).",
             default="auto: cpuserve for supported architectures, otherwise transformers",
-            flags=("--model-impl",),
-            env="CPUSERVE_MODEL_IMPL",
             choices=("auto", "cpuserve", "transformers"),
             synonyms={"vllm": "auto"},
             metavar="IMPL",
@@ -185,14 +143,11 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     pooling: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Serve embeddings instead of text: the vector of the last or the first token (cls), "
             "or the mean of all; splade: sparse vectors; rank: scores of a reranker; classify: "
             "labels; none: text.",
             default="auto: as the checkpoint says, if it has embeddings or a head; otherwise none",
-            flags=("--pooling",),
-            env="CPUSERVE_POOLING",
             choices=("auto", "none", "last", "mean", "first", "splade", "rank", "classify"),
             synonyms={"cls": "first"},
             metavar="KIND",
@@ -200,14 +155,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     lora_modules: Annotated[
         list[str] | None,
-        option(
-            MODEL,
+        _model(
             "LoRA adapters as NAME=PATH, or as JSON objects (vLLM); PATH is a PEFT directory or a "
             "GGUF file. A request uses an adapter if its model is NAME.",
             default="none",
-            kind="list",
-            flags=("--lora-modules",),
-            env="CPUSERVE_LORA_MODULES",
             read=read_modules,
             check=named_paths,
             metavar="NAME=PATH",
@@ -215,110 +166,77 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     allow_runtime_lora_updating: Annotated[
         bool | None,
-        option(
-            MODEL,
+        _model(
             "Let clients load adapters from this machine's disk, and unload them, while the "
             "server runs: POST /v1/load_lora_adapter and /v1/unload_lora_adapter.",
             default="off",
-            kind="flag",
-            flags=("--allow-runtime-lora-updating",),
-            env="CPUSERVE_ALLOW_RUNTIME_LORA_UPDATING",
-            aliases=(Alias("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),),
+            aliases="VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         ),
     ] = None
     max_loras: Annotated[
         int | None,
-        option(
-            MODEL,
+        _model(
             "How many adapters can be loaded at a time, with --allow-runtime-lora-updating; there"
             " is memory for one more, which replaces another.",
             default="the number of --lora-modules plus 4",
-            kind="count",
-            flags=("--max-loras",),
-            env="CPUSERVE_MAX_LORAS",
             check=at_least(1, 1024),
             metavar="COUNT",
         ),
     ] = None
     max_lora_rank: Annotated[
         int | None,
-        option(
-            MODEL,
+        _model(
             "The largest rank of adapters, with --allow-runtime-lora-updating.",
             default="16, or the largest of --lora-modules",
-            kind="count",
-            flags=("--max-lora-rank",),
-            env="CPUSERVE_MAX_LORA_RANK",
             check=at_least(1, 512),
             metavar="RANK",
         ),
     ] = None
     chat_template: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Chat template to use instead of the model's: a Jinja file, or the template itself.",
             default="the model's own",
-            flags=("--chat-template",),
-            env="CPUSERVE_CHAT_TEMPLATE",
-            aliases=(
-                Alias("--chat-template-file"),
-                Alias("LLAMA_ARG_CHAT_TEMPLATE"),
-                Alias("LLAMA_ARG_CHAT_TEMPLATE_FILE"),
-            ),
+            aliases="--chat-template-file LLAMA_ARG_CHAT_TEMPLATE LLAMA_ARG_CHAT_TEMPLATE_FILE",
             check=not_empty,
             metavar="FILE",
         ),
     ] = None
     control_tokens_in_messages: Annotated[
         bool | None,
-        option(
-            MODEL,
+        _model(
             "Let the text of a control token in a message, a tool or a result, such as "
             "`<|im_end|>`, become this token, as vLLM does. Whoever writes such a text can then "
             "write turns of any role. Otherwise it is text like any other.",
             default="false",
-            kind="flag",
-            flags=("--control-tokens-in-messages",),
-            env="CPUSERVE_CONTROL_TOKENS_IN_MESSAGES",
         ),
     ] = None
     tool_call_parser: Annotated[
         str,
-        option(
-            MODEL,
+        _model(
             "How the model writes tool calls. `auto` finds it from the chat template and the "
             "tokenizer, and `none` refuses requests with tools. The values are vLLM's.",
             choices=("auto", "none", *TOOL_CALL_PARSERS),
-            flags=("--tool-call-parser",),
-            env="CPUSERVE_TOOL_CALL_PARSER",
             metavar="NAME",
         ),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        option(
-            MODEL,
+        _model(
             "The tags between which the model thinks. `auto` finds them in the chat template, and "
             "`none` reads thoughts as text. The values are vLLM's.",
             choices=("auto", "none", *REASONING_PARSERS),
-            flags=("--reasoning-parser",),
-            env="CPUSERVE_REASONING_PARSER",
             metavar="NAME",
         ),
     ] = "auto"
     max_model_len: Annotated[
         int | None,
-        option(
-            MODEL,
+        _model(
             "Maximum tokens of one request, prompt and response together (8k = 8000, 8K = 8192).",
             default=(
                 "the model's maximum (with LongRoPE, its original context), or what the KV cache "
                 "holds"
             ),
-            kind="count",
-            flags=("--max-model-len",),
-            env="CPUSERVE_MAX_MODEL_LEN",
             aliases=(
                 Alias("--ctx-size", zero_as_own),
                 Alias("-c", zero_as_own),
@@ -330,50 +248,36 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     allow_long_model_len: Annotated[
         bool | None,
-        option(
-            MODEL,
+        _model(
             "Allow --max-model-len to exceed the length that the model was trained for.",
             default="off",
-            kind="flag",
             flags=("--allow-long-max-model-len",),
-            env="CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN",
-            aliases=(Alias("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),),
+            aliases="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
         ),
     ] = None
     disable_sliding_window: Annotated[
         bool | None,
-        option(
-            MODEL,
+        _model(
             "Limit the context length to the model's sliding window, so that the window never "
             "slides.",
             default="off",
-            kind="flag",
-            flags=("--disable-sliding-window",),
-            env="CPUSERVE_DISABLE_SLIDING_WINDOW",
         ),
     ] = None
     seed: Annotated[
         int | None,
-        option(
-            MODEL,
+        _model(
             "Sampling seed of requests that do not set one.",
             default="0",
-            kind="count",
-            flags=("--seed",),
-            env="CPUSERVE_SEED",
             check=at_least(0),
             metavar="N",
         ),
     ] = None
     generation_config: Annotated[
         str | None,
-        option(
-            MODEL,
+        _model(
             "Source of the default sampling parameters: auto, cpuserve (defaults of OpenAI), or a "
             "directory.",
             default="auto: the model's generation_config.json; built-in models have their own",
-            flags=("--generation-config",),
-            env="CPUSERVE_GENERATION_CONFIG",
             synonyms={"auto": "auto", "cpuserve": "cpuserve", "vllm": "cpuserve"},
             check=not_empty,
             metavar="PATH",
@@ -381,14 +285,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     override_generation_config: Annotated[
         dict[str, Any] | None,
-        option(
-            MODEL,
+        _model(
             "Default sampling parameters as a JSON object; they override the model's, and null "
             "removes one.",
             default="none",
-            kind="object",
-            flags=("--override-generation-config",),
-            env="CPUSERVE_OVERRIDE_GENERATION_CONFIG",
             check=check_settings,
             metavar="JSON",
         ),
@@ -396,33 +296,25 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     # -- server -----------------------------------------------------------------------------------
     disable_log_stats: Annotated[
         bool | None,
-        option(
-            SERVER,
+        _server(
             "Accepted for compatibility: throughput is on /metrics, not in the log.",
             default="no effect",
-            kind="flag",
-            flags=("--disable-log-stats",),
-            env="CPUSERVE_DISABLE_LOG_STATS",
         ),
     ] = None
     # -- memory and batching ----------------------------------------------------------------------
     weights_on_disk: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Map the weights from a file and keep as much of them in memory as fits: auto, "
             "always, never.",
             default="auto: a mixture of experts that does not fit in memory",
-            flags=("--weights-on-disk",),
-            env="CPUSERVE_WEIGHTS_ON_DISK",
             choices=("auto", "always", "never"),
             metavar="WHEN",
         ),
     ] = None
     kv_cache_space: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Size of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), or 0 = "
             "automatic.",
             default=(
@@ -442,13 +334,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), "
             "fp8_e5m2.",
             default="auto: the same as --dtype",
-            flags=("--kv-cache-dtype",),
-            env="CPUSERVE_KV_CACHE_DTYPE",
             aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", openvino_type),),
             choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
             synonyms={**DTYPES, "fp8": "fp8_e4m3"},
@@ -457,177 +346,129 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     block_size: Annotated[
         int | None,
-        option(
-            MEMORY,
+        _memory(
             "Tokens per KV block; the kernels always use 32, another size is reported and ignored.",
             default="32",
-            kind="count",
-            flags=("--block-size",),
-            env="CPUSERVE_BLOCK_SIZE",
             check=at_least(1),
             metavar="TOKENS",
         ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        option(
-            MEMORY,
+        _memory(
             "Maximum requests that run at the same time; further ones wait in the queue.",
             default="64",
-            kind="count",
-            flags=("--max-num-seqs",),
-            env="CPUSERVE_MAX_NUM_SEQS",
-            aliases=(Alias("--parallel"), Alias("-np"), Alias("LLAMA_ARG_N_PARALLEL")),
+            aliases="--parallel -np LLAMA_ARG_N_PARALLEL",
             check=at_least(1, 4096),
             metavar="N",
         ),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        option(
-            MEMORY,
+        _memory(
             "Maximum tokens per step, decode rows and prompt chunks together; activation memory "
             "grows with it.",
             default="2048",
-            kind="count",
-            flags=("--max-num-batched-tokens",),
-            env="CPUSERVE_MAX_NUM_BATCHED_TOKENS",
-            aliases=(Alias("-b"), Alias("LLAMA_ARG_BATCH")),
+            aliases="-b LLAMA_ARG_BATCH",
             check=at_least(1, 1 << 20),
             metavar="TOKENS",
         ),
     ] = None
     itl_target_ms: Annotated[
         int | None,
-        option(
-            MEMORY,
+        _memory(
             "Target time between two tokens of a running stream; prompt chunks are sized to meet "
             "it. A step may always take 1.67 times, and never more than 2.5 times, a step without"
             " prompts. 0 = no target.",
             default="50 (0 in `LLM`, which does not stream)",
-            kind="count",
-            flags=("--itl-target-ms",),
-            env="CPUSERVE_ITL_TARGET_MS",
             check=at_least(0, 60_000),
             metavar="MS",
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
         int | None,
-        option(
-            MEMORY,
+        _memory(
             "Maximum tokens of one prompt per step; 0 = no limit. Short prompts overtake long "
             "ones even without a limit.",
             default="0",
-            kind="count",
-            flags=("--long-prefill-token-threshold",),
-            env="CPUSERVE_LONG_PREFILL_TOKEN_THRESHOLD",
             check=at_least(0, 1 << 20),
             metavar="TOKENS",
         ),
     ] = None
     scheduling_policy: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Order of requests: fcfs (first come, first served) or priority (lower `priority` "
             "first).",
             default="fcfs",
-            flags=("--scheduling-policy",),
-            env="CPUSERVE_SCHEDULING_POLICY",
             choices=("fcfs", "priority"),
             metavar="POLICY",
         ),
     ] = None
     speculative_config: Annotated[
         dict[str, Any] | None,
-        option(
-            MEMORY,
+        _memory(
             "Guess tokens and verify them in one step: a JSON object with method (ngram: guess "
             "the tokens after an earlier occurrence of the last tokens), "
             "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2). It "
             "changes no token.",
             default="off",
-            kind="object",
-            flags=("--speculative-config",),
-            env="CPUSERVE_SPECULATIVE_CONFIG",
             check=read_speculation,
             metavar="JSON",
         ),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
-        option(
-            MEMORY,
+        _memory(
             "Reuse the KV cache of equal prompt prefixes; disable with --no-enable-prefix-caching.",
             default="on",
-            kind="flag",
-            flags=("--enable-prefix-caching",),
-            env="CPUSERVE_ENABLE_PREFIX_CACHING",
         ),
     ] = None
     prefix_cache_dir: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Keep cached prefixes on disk across restarts, in DIR/cpuserve-prefix-cache.",
             default="none",
-            flags=("--prefix-cache-dir",),
-            env="CPUSERVE_PREFIX_CACHE_DIR",
             check=not_empty,
             metavar="DIR",
         ),
     ] = None
     prefix_cache_size: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Maximum size of the files in --prefix-cache-dir: GiB (4, 0.5) or 512MiB; the least "
             "recently used blocks are deleted first.",
             default="4",
-            flags=("--prefix-cache-size",),
-            env="CPUSERVE_PREFIX_CACHE_SIZE",
             check=amount,
             metavar="SIZE",
         ),
     ] = None
     swap_space: Annotated[
         str | None,
-        option(
-            MEMORY,
+        _memory(
             "Additional memory for blocks that are evicted from the KV cache: GiB (4, 0.5) or "
             "512MiB.",
             default="0",
-            flags=("--swap-space",),
-            env="CPUSERVE_SWAP_SPACE",
             check=amount,
             metavar="SIZE",
         ),
     ] = None
     kv_tiers: Annotated[
         list[str] | None,
-        option(
-            MEMORY,
+        _memory(
             "More offload tiers for blocks of the KV cache, as NAME=PLACE (docs/serving.md).",
             default="none",
-            kind="list",
-            flags=("--kv-tiers",),
-            env="CPUSERVE_KV_TIERS",
             check=named_places,
             metavar="NAME=PLACE",
         ),
     ] = None
     kv_events_config: Annotated[
         dict[str, Any] | None,
-        option(
-            MEMORY,
+        _memory(
             "Publish changes of the prefix cache for routers such as llm-d: a JSON object with the "
             "keys of vLLM (enable_kv_cache_events, endpoint, replay_endpoint, topic, buffer_steps, "
             "hwm, max_queue_size). It needs pyzmq, and subscribers see the tokens of prompts.",
             default="off",
-            kind="object",
-            flags=("--kv-events-config",),
-            env="CPUSERVE_KV_EVENTS_CONFIG",
             check=read_kv_events,
             metavar="JSON",
         ),
@@ -635,13 +476,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     # -- CPU and threads --------------------------------------------------------------------------
     isa: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "Instruction-set level of the kernels, one that this CPU supports (see `cpuserve "
             "doctor`).",
             default="the highest that this CPU supports",
-            flags=("--isa",),
-            env="CPUSERVE_ISA",
             synonyms={"native": "auto"},
             check=not_empty,
             metavar="LEVEL",
@@ -649,8 +487,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     omp_threads_bind: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; "
             "`|` separates the lists of ranks.",
             default=(
@@ -658,23 +495,20 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
                 "fewer CPUs, as many threads as the quota covers, without pinning"
             ),
             flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
-            env="CPUSERVE_OMP_THREADS_BIND",
-            aliases=(Alias("VLLM_CPU_OMP_THREADS_BIND"),),
+            aliases="VLLM_CPU_OMP_THREADS_BIND",
             check=parse_bind,
             metavar="CPUS",
         ),
     ] = None
     num_reserved_cpu: Annotated[
         int | None,
-        option(
-            CPU,
+        _cpu(
             "Total number of cores that automatic binding leaves to the front end: the last cores "
             "of each node.",
             default=(
                 "0 with up to 4 allowed cores or a CPU quota for fewer CPUs, otherwise one per "
                 "NUMA node in use"
             ),
-            kind="count",
             flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
             env="CPUSERVE_NUM_OF_RESERVED_CPU",
             aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="for all ranks together"),),
@@ -684,105 +518,82 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     visible_memory_nodes: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "NUMA nodes that automatic binding may use, such as 0 or 1,0, in the order of the "
             "ranks.",
             default="all nodes with allowed CPUs",
-            flags=("--visible-memory-nodes",),
-            env="CPUSERVE_VISIBLE_MEMORY_NODES",
-            aliases=(Alias("CPU_VISIBLE_MEMORY_NODES"),),
+            aliases="CPU_VISIBLE_MEMORY_NODES",
             check=parse_nodes,
             metavar="NODES",
         ),
     ] = None
     omp_num_threads: Annotated[
         int | None,
-        option(
-            CPU,
+        _cpu(
             "Number of threads with nobind; otherwise the list of CPUs determines it.",
             default="one per physical core that the affinity mask and the CPU quota allow",
-            kind="count",
+            flags=(),
             env="OMP_NUM_THREADS",
             check=at_least(1, 4096),
         ),
     ] = None
     tensor_parallel_size: Annotated[
         int | Literal["auto"] | None,
-        option(
-            CPU,
+        _cpu(
             "Number of ranks that the model is split over, or auto. A rank is a group of threads,"
             " usually on one NUMA node.",
             default="1, or on several sockets as --numa chooses",
-            kind="count",
             words=("auto",),
             flags=("--tensor-parallel-size", "-tp"),
-            env="CPUSERVE_TENSOR_PARALLEL_SIZE",
             check=at_least(1, 1024),
             metavar="N",
         ),
     ] = None
     data_parallel_size: Annotated[
         int | None,
-        option(
-            CPU,
+        _cpu(
             "Number of engine processes at one endpoint, each with its own cores, weights and"
             " KV cache.",
             default="1, or on several sockets as --numa chooses",
-            kind="count",
             flags=("--data-parallel-size", "-dp"),
-            env="CPUSERVE_DATA_PARALLEL_SIZE",
             check=at_least(1, 1024),
             metavar="N",
         ),
     ] = None
     numa: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on "
             "each), replicas (an engine on each), interleave (pages), off (one group of threads).",
             default="auto; off under a CPU quota for fewer CPUs, and with --omp-threads-bind",
-            flags=("--numa",),
-            env="CPUSERVE_NUMA",
             choices=("auto", "tp", "replicas", "interleave", "off"),
             metavar="MODE",
         ),
     ] = None
     executor: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "Executor of the steps: auto, native (C++ kernels), torch (slow).",
             default="auto: native, or torch if the C++ extension cannot run here",
-            flags=("--executor",),
-            env="CPUSERVE_EXECUTOR",
             choices=("auto", "native", "torch"),
             metavar="KIND",
         ),
     ] = None
     platform: Annotated[
         str | None,
-        option(
-            CPU,
+        _cpu(
             "Name of the platform; plug-ins register platforms under the entry point "
             "cpuserve.platforms.",
             default="cpu, unless a plug-in provides a platform that can run here",
-            flags=("--platform",),
-            env="CPUSERVE_PLATFORM",
             check=not_empty,
             metavar="NAME",
         ),
     ] = None
     enforce_eager: Annotated[
         bool | None,
-        option(
-            CPU,
+        _cpu(
             "Accepted for compatibility: cpuserve compiles no graphs.",
             default="no effect",
-            kind="flag",
-            flags=("--enforce-eager",),
-            env="CPUSERVE_ENFORCE_EAGER",
         ),
     ] = None
 

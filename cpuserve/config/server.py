@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from cpuserve.config.field import SERVER, Alias, at_least, fields_of, named, not_empty, option
+from cpuserve.config.field import SERVER, at_least, fields_of, named, not_empty, option
 from cpuserve.config.values import parse_duration
 
 _option = partial(option, SERVER, server=True)
@@ -56,9 +56,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         str,
         _option(
             "Address to listen on; 0.0.0.0 listens on all IPv4 addresses.",
-            flags=("--host",),
             env="CPUSERVE_HTTP_HOST",
-            aliases=(Alias("LLAMA_ARG_HOST"),),
+            aliases="LLAMA_ARG_HOST",
             check=not_empty,
             metavar="ADDRESS",
         ),
@@ -67,10 +66,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _option(
             "Port to listen on; 0 selects a free one.",
-            kind="count",
-            flags=("--port",),
             env="CPUSERVE_HTTP_PORT",
-            aliases=(Alias("LLAMA_ARG_PORT"),),
+            aliases="LLAMA_ARG_PORT",
             check=at_least(0, 65535),
             metavar="PORT",
         ),
@@ -81,8 +78,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Unix socket to listen on instead of host and port; `none` cancels the socket that a "
             "variable or a config file sets.",
             default="none",
-            flags=("--uds",),
-            env="CPUSERVE_UDS",
             words=("none",),
             check=not_empty,
             metavar="PATH",
@@ -95,9 +90,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             " which is safer, because other users of the machine can read flags.",
             default="none: everyone who can connect may use the server",
             kind="list",
-            flags=("--api-key",),
-            env="CPUSERVE_API_KEY",
-            aliases=(Alias("VLLM_API_KEY"), Alias("LLAMA_API_KEY")),
+            aliases="VLLM_API_KEY LLAMA_API_KEY",
             secret=True,
             check=_keys,
             metavar="KEY",
@@ -109,9 +102,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Serve /metrics and /version without an API key, as /health, /ping and /live always "
             "are.",
             default="off: they need a key if one is set",
-            kind="flag",
-            flags=("--public-metrics",),
-            env="CPUSERVE_PUBLIC_METRICS",
         ),
     ] = False
     webui: Annotated[
@@ -119,9 +109,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Serve a chat page at / to browsers; --no-webui serves the API only. The page loads "
             "without an API key, asks for it, and loads nothing from other servers.",
-            kind="flag",
-            flags=("--webui",),
-            env="CPUSERVE_WEBUI",
         ),
     ] = True
     admin_routes: Annotated[
@@ -130,10 +117,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Serve the routes that show the settings of the server or change its state: "
             "/server_info, /reset_prefix_cache, /sleep and /wake_up of vLLM. Every client with a "
             "key can use them.",
-            kind="flag",
-            flags=("--admin-routes",),
-            env="CPUSERVE_ADMIN_ROUTES",
-            aliases=(Alias("VLLM_SERVER_DEV_MODE"),),
+            aliases="VLLM_SERVER_DEV_MODE",
         ),
     ] = False
     also_serve: Annotated[
@@ -143,8 +127,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "when another model needs its memory. Options that do not describe one model apply to "
             "all.",
             kind="names",
-            flags=("--also-serve",),
-            env="CPUSERVE_ALSO_SERVE",
             check=_named_models,
             metavar="NAME=MODEL",
         ),
@@ -155,8 +137,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "YAML, JSON or TOML file of models: NAME: MODEL, or a mapping with `model`, `aliases`, "
             "`adapters` and options. Its first model is MODEL if none is given.",
             default="none",
-            flags=("--models",),
-            env="CPUSERVE_MODELS",
             check=not_empty,
             metavar="FILE",
         ),
@@ -168,9 +148,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "5m, 1h30m, or seconds. 0 = after each request; -1 = only if memory is short.",
             default="-1",
             read=parse_duration,
-            flags=("--keep-alive",),
-            env="CPUSERVE_KEEP_ALIVE",
-            aliases=(Alias("OLLAMA_KEEP_ALIVE"),),
+            aliases="OLLAMA_KEEP_ALIVE",
             metavar="DURATION",
         ),
     ] = math.inf
@@ -181,9 +159,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "starts them again. -1 = never.",
             default="-1",
             read=parse_duration,
-            flags=("--sleep-idle",),
-            env="CPUSERVE_SLEEP_IDLE",
-            aliases=(Alias("--sleep-idle-seconds"), Alias("LLAMA_ARG_SLEEP_IDLE_SECONDS")),
+            aliases="--sleep-idle-seconds LLAMA_ARG_SLEEP_IDLE_SECONDS",
             metavar="SECONDS",
         ),
     ] = math.inf
@@ -194,8 +170,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "a.example.com,*.b.example, or * for any. Requests for other names get 403.",
             default="any; only local names if --host is a loopback address and no API key is set",
             kind="names",
-            flags=("--allowed-hosts",),
-            env="CPUSERVE_ALLOWED_HOSTS",
             check=_hosts,
             metavar="NAMES",
         ),
@@ -205,8 +179,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Origins of web pages that may use the API from a browser (CORS), or * for any.",
             kind="names",
-            flags=("--allowed-origins",),
-            env="CPUSERVE_ALLOWED_ORIGINS",
             check=_origins,
             metavar="ORIGINS",
         ),
@@ -216,8 +188,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "HTTP methods that pages of --allowed-origins may use.",
             kind="names",
-            flags=("--allowed-methods",),
-            env="CPUSERVE_ALLOWED_METHODS",
             check=_tokens,
             metavar="METHODS",
         ),
@@ -227,8 +197,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Request headers that pages of --allowed-origins may send.",
             kind="names",
-            flags=("--allowed-headers",),
-            env="CPUSERVE_ALLOWED_HEADERS",
             check=_tokens,
             metavar="HEADERS",
         ),
@@ -237,18 +205,13 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         bool,
         _option(
             "Allow browsers to send cookies with requests from pages of --allowed-origins.",
-            kind="flag",
-            flags=("--allow-credentials",),
-            env="CPUSERVE_ALLOW_CREDENTIALS",
         ),
     ] = False
     log_level: Annotated[
         str,
         _option(
             "Lowest level of the messages that are logged: debug, info, warning, error.",
-            flags=("--log-level",),
-            env="CPUSERVE_LOG_LEVEL",
-            aliases=(Alias("--uvicorn-log-level"), Alias("VLLM_LOGGING_LEVEL")),
+            aliases="--uvicorn-log-level VLLM_LOGGING_LEVEL",
             choices=("debug", "info", "warning", "error"),
             synonyms={"warn": "warning", "critical": "error", "trace": "debug"},
             metavar="LEVEL",
@@ -259,9 +222,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Maximum requests that wait for their first token; further ones get 429 with "
             "Retry-After.",
-            kind="count",
-            flags=("--max-num-queued-reqs",),
-            env="CPUSERVE_MAX_NUM_QUEUED_REQS",
             check=at_least(1, 65536),
             metavar="N",
         ),
@@ -271,9 +231,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Maximum prompt tokens that wait for a first token; further requests get 429 with "
             "Retry-After.",
-            kind="count",
-            flags=("--max-num-queued-tokens",),
-            env="CPUSERVE_MAX_NUM_QUEUED_TOKENS",
             check=at_least(1),
             metavar="TOKENS",
         ),
@@ -284,8 +241,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Maximum size of a request body: bytes or a unit (4MiB); larger ones get 413.",
             default="64 bytes per token of the model's context, and at least 4 MiB",
             kind="size",
-            flags=("--max-body-size",),
-            env="CPUSERVE_MAX_BODY_SIZE",
             check=at_least(1024, 2**40),
             metavar="SIZE",
         ),
@@ -295,9 +250,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Most responses and conversations that clients may store in memory (`store`); 0 stores "
             "none. The oldest finished one makes room for a new one.",
-            kind="count",
-            flags=("--stored-responses",),
-            env="CPUSERVE_STORED_RESPONSES",
             check=at_least(0, 2**31),
             metavar="COUNT",
         ),
@@ -308,8 +260,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Most memory that stored responses and conversations may take together: bytes or a "
             "unit (32MiB).",
             kind="size",
-            flags=("--stored-bytes",),
-            env="CPUSERVE_STORED_BYTES",
             check=at_least(1 << 16, 2**40),
             metavar="SIZE",
         ),
@@ -319,9 +269,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Seconds after which a stored response, or a conversation that nobody uses, is "
             "dropped.",
-            kind="count",
-            flags=("--stored-age",),
-            env="CPUSERVE_STORED_AGE",
             check=at_least(1, 31_536_000),
             metavar="SECONDS",
         ),
@@ -332,8 +279,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Directory for the files and batches of clients (/v1/files, /v1/batches), which go on "
             "after a restart; each server needs its own.",
             default="none: there are no files and no batches",
-            flags=("--files-dir",),
-            env="CPUSERVE_FILES_DIR",
             check=not_empty,
             metavar="DIR",
         ),
@@ -344,8 +289,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Most bytes that the files in --files-dir may have together, with the results of "
             "batches: a number or a unit (1GiB).",
             kind="size",
-            flags=("--files-bytes",),
-            env="CPUSERVE_FILES_BYTES",
             check=at_least(1024, 2**50),
             metavar="SIZE",
         ),
@@ -354,9 +297,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _option(
             "Most files that clients may store, and most batches that the server remembers.",
-            kind="count",
-            flags=("--files-count",),
-            env="CPUSERVE_FILES_COUNT",
             check=at_least(1, 100_000),
             metavar="COUNT",
         ),
@@ -367,8 +307,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Directory for the models that clients create, pull and copy with the API of Ollama; "
             "each server needs its own. Without it, these routes refuse.",
             default="none: the server serves the models of its start",
-            flags=("--models-dir",),
-            env="CPUSERVE_MODELS_DIR",
             check=not_empty,
             metavar="DIR",
         ),
@@ -379,8 +317,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "Most bytes of the files in --models-dir and of the models that clients pull: a "
             "number or a unit (32GiB).",
             kind="size",
-            flags=("--models-bytes",),
-            env="CPUSERVE_MODELS_BYTES",
             check=at_least(1024, 2**50),
             metavar="SIZE",
         ),
@@ -389,9 +325,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         int,
         _option(
             "Most models that clients may create, pull and copy.",
-            kind="count",
-            flags=("--models-count",),
-            env="CPUSERVE_MODELS_COUNT",
             check=at_least(1, 10_000),
             metavar="COUNT",
         ),
@@ -401,9 +334,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Seconds without an event after which a stream sends a comment, so that proxies keep "
             "it open.",
-            kind="count",
-            flags=("--sse-ping-interval",),
-            env="CPUSERVE_SSE_PING_INTERVAL",
             check=at_least(1, 3600),
             metavar="SECONDS",
         ),
@@ -413,9 +343,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Maximum seconds of a request, time in the queue included; a request's own `timeout` "
             "may be shorter. 0 = no limit.",
-            kind="count",
-            flags=("--request-timeout",),
-            env="CPUSERVE_REQUEST_TIMEOUT",
             check=at_least(0, 1_000_000),
             metavar="SECONDS",
         ),
@@ -425,9 +352,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Maximum tokens of a thought, after which the response begins; a request's own budget "
             "takes precedence. -1 = any number.",
-            kind="count",
-            flags=("--reasoning-budget",),
-            env="CPUSERVE_REASONING_BUDGET",
             check=at_least(-1),
             metavar="TOKENS",
         ),
@@ -437,8 +361,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Text that the server writes at the end of a thought with as many tokens as it may "
             "have.",
-            flags=("--reasoning-budget-message",),
-            env="CPUSERVE_REASONING_BUDGET_MESSAGE",
             metavar="TEXT",
         ),
     ] = ""
@@ -447,10 +369,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Seconds that running requests get to finish when a signal stops the server; requests"
             " that still run then end with an error.",
-            kind="count",
-            flags=("--drain-timeout",),
-            env="CPUSERVE_DRAIN_TIMEOUT",
-            aliases=(Alias("--shutdown-timeout"), Alias("--timeout-graceful-shutdown")),
+            aliases="--shutdown-timeout --timeout-graceful-shutdown",
             check=at_least(0, 86_400),
             metavar="SECONDS",
         ),
@@ -460,9 +379,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Seconds that the server still accepts requests after that signal, while /health"
             " returns 503. Set it above the interval at which a load balancer checks /health.",
-            kind="count",
-            flags=("--drain-delay",),
-            env="CPUSERVE_DRAIN_DELAY",
             check=at_least(0, 3600),
             metavar="SECONDS",
         ),
@@ -472,9 +388,6 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Restart an engine process that dies; with --no-engine-restart the server exits with "
             "code 1.",
-            kind="flag",
-            flags=("--engine-restart",),
-            env="CPUSERVE_ENGINE_RESTART",
         ),
     ] = True
 

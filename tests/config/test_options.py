@@ -3,11 +3,13 @@
 import json
 import sys
 from dataclasses import replace
+from typing import Annotated
 
+import msgspec
 import pytest
 
 from cpuserve.config.env import read_env
-from cpuserve.config.field import GROUPS, Alias
+from cpuserve.config.field import GROUPS, Alias, fields_of, option
 from cpuserve.config.fields import BY_NAME, FIELDS, NO_OPS, keywords
 from cpuserve.config.load import Given, flag_given, from_arguments, load_options, read_file
 from cpuserve.config.options import EngineOptions
@@ -225,6 +227,23 @@ def test_no_flag_or_variable_means_two_things():
     taken = [n for no_op in NO_OPS for n in no_op.names]
     names = flags + variables + taken
     assert len(names) == len(set(names))
+
+
+def test_flag_variable_and_kind_of_an_option_follow_from_its_attribute():
+    class Options(msgspec.Struct):
+        few_words: Annotated[int | None, option(GROUPS[0], "Text.", "none", aliases="-f W")] = None
+        shares: Annotated[float, option(GROUPS[0], "Text.", flags=("--of",))] = 0.5
+        on: Annotated[bool, option(GROUPS[0], "Text.", env="ON")] = True
+        all: Annotated[list[str] | None, option(GROUPS[0], "Text.", "none", kind="names")] = None
+
+    found = [(f.name, f.flags, f.env, f.kind, f.default) for f in fields_of(Options)]
+    assert found == [
+        ("few_words", ("--few-words",), "CPUSERVE_FEW_WORDS", "count", "none"),
+        ("shares", ("--of",), "CPUSERVE_OF", "count", "0.5"),
+        ("on", ("--on",), "ON", "flag", "on"),
+        ("all", ("--all",), "CPUSERVE_ALL", "names", "none"),
+    ]
+    assert fields_of(Options)[0].aliases == (Alias("-f"), Alias("W"))
 
 
 def test_every_field_has_a_bad_value_table():
