@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
-from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS
+from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
 from cpuserve.models.config import read_architectures, read_object
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
         tied = config.get("tie_word_embeddings")
         config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}
-    return _family(architecture).spec(config)
+    spec = _family(architecture).spec(config)
+    name = _with_head(architecture) if has_no_head(architecture) else architecture
+    return replace(spec, architecture=spec.architecture or SAME.get(name, name))
 
 
 def build_program(spec: ModelSpec) -> Program:

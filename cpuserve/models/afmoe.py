@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import attend, build_sandwich, gated_mlp, plain_mlp, read_decoder
@@ -22,7 +21,6 @@ NORMS = (
 )
 
 
-@register_model("AfmoeForCausalLM")
 class Afmoe:
     """Trinity Nano and Mini: only layers with a window have a RoPE. Source: modeling_afmoe."""
 
@@ -43,7 +41,6 @@ class Afmoe:
         bias = read_bool(config, "attention_bias", False)
         spec = read_decoder(
             {"rms_norm_eps": 1e-5, **config, "head_dim": read_int(config, "head_dim", 128)},
-            architecture="AfmoeForCausalLM",
             positions=16384,
             qkv_bias=bias,
             out_bias=bias,

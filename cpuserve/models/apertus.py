@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice
 from cpuserve.models.llama import attend, build_sandwich, read_decoder
 from cpuserve.models.rope import ORIGINAL
@@ -25,7 +24,6 @@ _ROPE = {
 }
 
 
-@register_model("ApertusForCausalLM")
 class Apertus:
     """Apertus 8B and 70B: q and k norms, and the activation xIELU. Source: modeling_apertus."""
 
@@ -38,7 +36,6 @@ class Apertus:
         bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             {"rms_norm_eps": 1e-5, "rope_theta": 12e6, **config, "hidden_act": "silu"},
-            architecture="ApertusForCausalLM",
             positions=65536,
             qkv_bias=bias,
             out_bias=bias,

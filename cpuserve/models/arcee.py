@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -13,7 +12,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("ArceeForCausalLM")
 class Arcee:
     """AFM 4.5B. Source: transformers modeling_arcee."""
 
@@ -24,7 +22,6 @@ class Arcee:
         bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             {"rms_norm_eps": 1e-5, **config, "hidden_act": "silu"},
-            architecture="ArceeForCausalLM",
             positions=4096,
             qkv_bias=bias,
             out_bias=bias,

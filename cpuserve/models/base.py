@@ -1,9 +1,9 @@
-"""The interface of a model family, the built-in families, and the registration of others."""
+"""The interface of a model family, and the built-in families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.registry import Registry
 
@@ -93,6 +93,13 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
+# Other names of architectures, each with the name that messages and reports show.
+SAME = {
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+    "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",
+    "NewModel": "GteModel",
+    "RobertaModel": "XLMRobertaModel",
+}
 # Architectures that run neither here nor through transformers, with the reason in a sentence.
 _ALIBI = (
     "its attention has linear biases in both directions (ALiBi); of its kind, jina-embeddings v3 "
@@ -153,15 +160,3 @@ class ModelDef(Protocol):
 
 
 MODELS: Registry[type[ModelDef]] = Registry("model architecture", BUILTIN)
-
-T = TypeVar("T", bound=type[ModelDef])
-
-
-def register_model(*architectures: str) -> Callable[[T], T]:
-    """Return a class decorator that registers a family for these architectures of config.json."""
-
-    def add(family: T) -> T:
-        MODELS.register(*architectures)(family)
-        return family
-
-    return add

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from cpuserve.models.base import GGUF_HEAD, register_model
+from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.config import (
     read_architectures,
     read_bool,
@@ -35,7 +35,6 @@ def reads_types(config: Mapping[str, Any]) -> bool:
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
 
-@register_model("BertModel")
 class Bert:
     """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
 
@@ -46,7 +45,7 @@ class Bert:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a BERT config."""
-        spec = _spec(config, "BertModel", offset=0)
+        spec = _spec(config, offset=0)
         return replace(spec, vocab=2 * spec.vocab) if reads_types(config) else spec
 
     @staticmethod
@@ -70,7 +69,6 @@ class Bert:
         b.hidden(word_weights(b, s, x, head, then))
 
 
-@register_model("RobertaModel", "XLMRobertaModel")
 class Roberta:
     """RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions begin after the padding id.
 
@@ -88,8 +86,7 @@ class Roberta:
         rows = read_int(config, "max_position_embeddings", 512)
         if rows <= offset:
             refuse("max_position_embeddings", rows, f"more than pad_token_id + 1 ({offset})")
-        name = "XLMRobertaModel"
-        return _spec({**config, "max_position_embeddings": rows - offset}, name, offset=offset)
+        return _spec({**config, "max_position_embeddings": rows - offset}, offset=offset)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -143,7 +140,7 @@ def leave_linears(b: Builder, *names: str) -> None:
     b.leave(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
 
 
-def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> ModelSpec:
+def _spec(config: Mapping[str, Any], *, offset: int) -> ModelSpec:
     for key in ("is_decoder", "add_cross_attention"):
         if read_bool(config, key, False):
             refuse(key, True, "false: only encoders are supported")
@@ -152,7 +149,6 @@ def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> Model
         refuse("position_embedding_type", kind, "absolute")
     width, heads = read_encoder_heads(config)
     return ModelSpec(
-        architecture=architecture,
         vocab=read_int(config, "vocab_size"),
         width=width,
         layers=read_int(config, "num_hidden_layers", high=4096),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.llama import build_decoder, paired_attention, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -14,7 +13,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("CohereForCausalLM")
 class Cohere:
     """Command R: attention and MLP read the same input. Source: transformers modeling_cohere."""
 
@@ -23,7 +21,7 @@ class Cohere:
         """Return the hyperparameters in a Cohere config."""
         if read_bool(config, "use_qk_norm", False):
             refuse("use_qk_norm", True, "false: norms of each head (Command R+) are not supported")
-        return read_cohere({"rope_theta": 500000.0, **config}, "CohereForCausalLM", {})
+        return read_cohere({"rope_theta": 500000.0, **config}, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -31,7 +29,6 @@ class Cohere:
         _build(b, s)
 
 
-@register_model("Cohere2ForCausalLM")
 class Cohere2:
     """Command R7B: three layers with a window and RoPE, then a layer with neither, and so on.
 
@@ -46,7 +43,7 @@ class Cohere2:
         windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
         no_rope = tuple(i for i, window in enumerate(windows) if not window)
         extra: dict[str, object] = {"windows": windows, "no_rope": no_rope}
-        return read_cohere(config, "Cohere2ForCausalLM", extra)
+        return read_cohere(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -54,9 +51,7 @@ class Cohere2:
         _build(b, s)
 
 
-def read_cohere(
-    config: Mapping[str, Any], architecture: str, extra: dict[str, object]
-) -> ModelSpec:
+def read_cohere(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     """Return the hyperparameters that all Cohere models share."""
     bias = read_bool(config, "attention_bias", False)
     tied = config.get("tie_word_embeddings")
@@ -66,7 +61,6 @@ def read_cohere(
             "tie_word_embeddings": True if tied is None else tied,
             "layer_norm_eps": config.get("layer_norm_eps") or 1e-5,
         },
-        architecture=architecture,
         positions=8192,
         qkv_bias=bias,
         out_bias=bias,

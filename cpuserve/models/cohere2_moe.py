@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.cohere import cohere_norm, read_cohere
 from cpuserve.models.config import read_bool, read_choice, read_int, read_windows
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
@@ -15,7 +14,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import RouterScore, ValueId
 
 
-@register_model("Cohere2MoeForCausalLM")
 class Cohere2Moe:
     """Cohere 2 with experts: the result may be the mean of routed and shared experts.
 
@@ -47,7 +45,7 @@ class Cohere2Moe:
         if extra["rms"]:
             config = {**config, "layer_norm_eps": config["rms_norm_eps"]}
         config = {**config, "head_dim": read_int(config, "head_dim", 128)}
-        return read_cohere(config, "Cohere2MoeForCausalLM", extra)
+        return read_cohere(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

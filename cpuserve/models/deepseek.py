@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -33,7 +32,6 @@ from cpuserve.program.ops import Rope, RouterScore, ValueId
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
 
-@register_model("DeepseekV2ForCausalLM")
 class DeepseekV2:
     """V2 and V2-Lite: latent attention, and experts chosen by a softmax.
 
@@ -48,7 +46,6 @@ class DeepseekV2:
         grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
         return read_latent(
             config,
-            architecture="DeepseekV2ForCausalLM",
             positions=2048,
             dense=read_first_dense(config, 0),
             groups=read_groups(config, (1, 1), best=1) if grouped else None,
@@ -61,7 +58,6 @@ class DeepseekV2:
         build_latent(b, s, score="softmax")
 
 
-@register_model("DeepseekV3ForCausalLM")
 class DeepseekV3:
     """V3 and Moonlight: latent attention, and experts chosen by a sigmoid and a bias.
 
@@ -73,7 +69,6 @@ class DeepseekV3:
         """Return the hyperparameters in a DeepSeek V3 config."""
         return _read_v3(
             config,
-            architecture="DeepseekV3ForCausalLM",
             positions=4096,
             dense=read_first_dense(config, 3),
             groups=read_groups(config, (8, 4), best=2),
@@ -85,7 +80,6 @@ class DeepseekV3:
         build_latent(b, s, score="sigmoid")
 
 
-@register_model("DeepseekV32ForCausalLM")
 class DeepseekV32:
     """V3.2: V3 with an indexer, which selects the keys that a query reads.
 
@@ -98,7 +92,6 @@ class DeepseekV32:
         first = read_int(config, "first_k_dense_replace", 3, low=0)
         spec = _read_v3(
             {**config, "rope_interleave": True},
-            architecture="DeepseekV32ForCausalLM",
             positions=163840,
             dense=read_dense_layers(config, first=first),
             groups=read_groups(config, (8, 4), best=2),
@@ -114,7 +107,6 @@ class DeepseekV32:
         build_latent(b, s, score="sigmoid")
 
 
-@register_model("Glm4MoeLiteForCausalLM")
 class Glm4MoeLite:
     """GLM-4.7-Flash: DeepSeek V3 in other sizes. Source: transformers modeling_glm4_moe_lite."""
 
@@ -123,7 +115,6 @@ class Glm4MoeLite:
         """Return the hyperparameters in a GLM-4.7-Flash config."""
         return _read_v3(
             config,
-            architecture="Glm4MoeLiteForCausalLM",
             positions=202752,
             groups=read_groups(config, (1, 1), best=2),
             dense=read_dense_layers(config, first=1),
@@ -138,14 +129,12 @@ class Glm4MoeLite:
 def _read_v3(
     config: Mapping[str, Any],
     *,
-    architecture: str,
     positions: int,
     dense: tuple[int, ...],
     groups: Groups | None,
 ) -> ModelSpec:
     return read_latent(
         config,
-        architecture=architecture,
         positions=positions,
         dense=dense,
         groups=groups,
@@ -157,7 +146,6 @@ def _read_v3(
 def read_latent(
     config: Mapping[str, Any],
     *,
-    architecture: str,
     positions: int,
     dense: tuple[int, ...],
     groups: Groups | None,
@@ -192,7 +180,6 @@ def read_latent(
     }
     bias = read_bool(config, "attention_bias", False)
     return ModelSpec(
-        architecture=architecture,
         vocab=vocab,
         width=read_int(config, "hidden_size", high=1 << 20),
         layers=read_int(config, "num_hidden_layers", high=4096),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.bert import WORDS, LayerNames, MaskedHead, encoder_layer, word_weights
 from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS
@@ -24,7 +23,6 @@ LAYER = LayerNames(
 )
 
 
-@register_model("DistilBertModel")
 class DistilBert:
     """DistilBERT (SPLADE, msmarco-distilbert). Source: transformers modeling_distilbert."""
 
@@ -36,7 +34,6 @@ class DistilBert:
         if width % heads:
             refuse("dim", width, f"a multiple of n_heads ({heads})")
         return ModelSpec(
-            architecture="DistilBertModel",
             vocab=read_int(config, "vocab_size", 30522),
             width=width,
             layers=read_int(config, "n_layers", 6, high=4096),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows
 from cpuserve.models.experts import (
     read_experts,
@@ -18,7 +17,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Dots1ForCausalLM")
 class Dots1:
     """dots.llm1: experts chosen by a sigmoid and a bias. Source: transformers modeling_dots1."""
 
@@ -32,7 +30,6 @@ class Dots1:
         first = read_int(config, "max_window_layers", 62, low=0)
         return read_decoder(
             config,
-            architecture="Dots1ForCausalLM",
             positions=2048,
             qkv_bias=bias,
             out_bias=bias,

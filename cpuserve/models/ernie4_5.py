@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import (
@@ -21,7 +20,6 @@ from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 
-@register_model("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 class Ernie45:
     """ERNIE 4.5 0.3B. Source: transformers modeling_ernie4_5."""
 
@@ -29,7 +27,7 @@ class Ernie45:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an ERNIE 4.5 config."""
         config = {**config, "head_dim": read_int(config, "head_dim", 128)}
-        return _spec(config, "Ernie4_5ForCausalLM", {})
+        return _spec(config, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -37,7 +35,6 @@ class Ernie45:
         build_decoder(b, s, attention=paired_attention)
 
 
-@register_model("Ernie4_5_MoeForCausalLM")
 class Ernie45Moe:
     """ERNIE 4.5 21B-A3B and 300B-A47B: a bias is added to the softmax for the choice of experts.
 
@@ -59,7 +56,7 @@ class Ernie45Moe:
             # and a vector in GGUF files.
             "flat_bias": read_bool(config, "flat_expert_bias", False),
         }
-        return _spec(config, "Ernie4_5_MoeForCausalLM", extra)
+        return _spec(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -101,7 +98,7 @@ def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
 
 
-def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     """Return the hyperparameters that dense models and mixtures share."""
     bias = read_bool(config, "use_bias", False)
     return read_decoder(
@@ -111,7 +108,6 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
             "tie_word_embeddings": True,
             **{key: value for key, value in config.items() if value is not None},
         },
-        architecture=architecture,
         positions=131072,
         qkv_bias=bias,
         out_bias=bias,

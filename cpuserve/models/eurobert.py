@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.llama import Llama, build_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("EuroBertModel")
 class EuroBert:
     """EuroBERT: Llama as an encoder. Source: transformers modeling_eurobert."""
 
@@ -21,7 +19,7 @@ class EuroBert:
         """Return the hyperparameters in a EuroBERT config."""
         config = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, **config}
         spec = Llama.spec(config)
-        return replace(spec, architecture="EuroBertModel", encoder=True, pooled=True)
+        return replace(spec, encoder=True, pooled=True)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -30,7 +28,6 @@ class EuroBert:
         build_decoder(b, s)
 
 
-@register_model("LlamaBidirectionalModel")
 class LlamaBidirectional:
     """Llama without a causal mask (llama-embed-nemotron, NV-EmbedQA). Source: modeling_llama."""
 
@@ -38,7 +35,7 @@ class LlamaBidirectional:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Llama config."""
         spec = Llama.spec(config)
-        return replace(spec, architecture="LlamaBidirectionalModel", encoder=True, pooled=True)
+        return replace(spec, encoder=True, pooled=True)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

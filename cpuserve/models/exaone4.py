@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_int, read_windows, refuse
 from cpuserve.models.llama import attend, build_sandwich, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -15,7 +14,6 @@ from cpuserve.program.builder import Builder
 NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
-@register_model("Exaone4ForCausalLM")
 class Exaone4:
     """EXAONE 4.0 1.2B (no windows) and 32B (windows in 3 of 4 layers). Source: modeling_exaone4."""
 
@@ -33,7 +31,6 @@ class Exaone4:
             extra = {"windows": windows, "no_rope": full}
         return read_decoder(
             {"rms_norm_eps": 1e-5, **config},
-            architecture="Exaone4ForCausalLM",
             positions=2048,
             extra=extra,
         )

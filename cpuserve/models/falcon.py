@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int, refuse
 from cpuserve.models.gpt_neox import grouped_attention, plain_mlp
 from cpuserve.models.llama import read_decoder
@@ -14,7 +13,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("FalconForCausalLM")
 class Falcon:
     """Falcon with RoPE: 7B has one KV head, 40B and 180B a norm for attention and one for the MLP.
 
@@ -46,7 +44,6 @@ class Falcon:
                 "intermediate_size": read_int(config, "ffn_hidden_size", 4 * width, high=1 << 24),
                 "tie_word_embeddings": True if tied is None else tied,
             },
-            architecture="FalconForCausalLM",
             positions=2048,
             qkv_bias=bias,
             out_bias=bias,

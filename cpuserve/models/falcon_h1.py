@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, refuse
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
 from cpuserve.models.mamba import Mamba2Sizes, read_mamba2, scan_mamba2
@@ -32,7 +31,6 @@ class LayerFactors:
     mlp: float
 
 
-@register_model("FalconH1ForCausalLM")
 class FalconH1:
     """Falcon-H1: attention and Mamba2 side by side. Source: transformers modeling_falcon_h1."""
 
@@ -54,7 +52,6 @@ class FalconH1:
         }
         spec = read_decoder(
             config,
-            architecture="FalconH1ForCausalLM",
             positions=8192,
             qkv_bias=bias,
             out_bias=bias,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.llama import (
     SandwichNorms,
@@ -31,7 +30,6 @@ NORMS = (
 DENSE = ("dense_2", "dense_3")
 
 
-@register_model("Gemma2ForCausalLM")
 class Gemma2:
     """Gemma 2: soft caps, and every second layer local. Source: transformers modeling_gemma2."""
 
@@ -39,7 +37,7 @@ class Gemma2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Gemma 2 config."""
         caps = {"softcap": read_cap(config, "attn_logit_softcapping", 50.0)}
-        return _spec(config, "Gemma2ForCausalLM", 8192, pattern=2, logit_cap=30.0, extra=caps)
+        return _spec(config, 8192, pattern=2, logit_cap=30.0, extra=caps)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -47,14 +45,13 @@ class Gemma2:
         _build(b, s, qk_norm=False)
 
 
-@register_model("VaultGemmaForCausalLM")
 class VaultGemma:
     """Gemma 2 without the norms after attention and MLP. Source: modeling_vaultgemma."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a VaultGemma config."""
-        return replace(Gemma2.spec(config), architecture="VaultGemmaForCausalLM")
+        return Gemma2.spec(config)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -62,7 +59,6 @@ class VaultGemma:
         _build(b, s, qk_norm=False, norms=(NORMS[0], None, NORMS[2], None))
 
 
-@register_model("Gemma3ForCausalLM")
 class Gemma3:
     """Gemma 3 and FunctionGemma: q and k norms; five local layers for each global one.
 
@@ -81,7 +77,6 @@ class Gemma3:
         )
         return _spec(
             config,
-            "Gemma3ForCausalLM",
             131072,
             pattern=read_int(config, "sliding_window_pattern", 6),
             logit_cap=0.0,
@@ -94,7 +89,6 @@ class Gemma3:
         _build(b, s, qk_norm=True)
 
 
-@register_model("Gemma3TextModel")
 class Gemma3Embedding:
     """EmbeddingGemma: Gemma 3 without a causal mask. Source: modeling_gemma3."""
 
@@ -106,7 +100,7 @@ class Gemma3Embedding:
         if both_sides and config.get("sliding_window", 1) is not None:
             # The window of the config counts the tokens on both sides together.
             config["sliding_window"] = read_int(config, "sliding_window", 4096) // 2 + 1
-        spec = replace(Gemma3.spec(config), architecture="Gemma3TextModel")
+        spec = Gemma3.spec(config)
         return replace(spec, encoder=both_sides, pooled=both_sides)
 
     @staticmethod
@@ -118,7 +112,6 @@ class Gemma3Embedding:
 
 def _spec(
     config: Mapping[str, Any],
-    architecture: str,
     positions: int,
     *,
     pattern: int,
@@ -145,7 +138,6 @@ def _spec(
             "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
             "tie_word_embeddings": True if tied is None else tied,
         },
-        architecture=architecture,
         positions=positions,
         qkv_bias=bias,
         out_bias=bias,

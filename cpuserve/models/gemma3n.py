@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.gemma import embed_scale, read_cap
 from cpuserve.models.gemma4 import gated_input, layer_inputs, read_caches, shared_attention
@@ -28,7 +27,6 @@ FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of 
 ROOT2 = 2.0**0.5
 
 
-@register_model("Gemma3nForCausalLM")
 class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
@@ -68,7 +66,6 @@ class Gemma3n:
                 "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
                 "tie_word_embeddings": True if tied is None else tied,
             },
-            architecture="Gemma3nForCausalLM",
             positions=POSITIONS,
             qkv_bias=bias,
             out_bias=bias,

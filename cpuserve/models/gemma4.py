@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import read_experts
 from cpuserve.models.gemma import embed_scale, read_cap
@@ -24,7 +23,6 @@ ROPES = {
 }
 
 
-@register_model("Gemma4ForCausalLM")
 class Gemma4:
     """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
@@ -75,7 +73,6 @@ class Gemma4:
                 "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
                 "tie_word_embeddings": True if tied is None else tied,
             },
-            architecture="Gemma4ForCausalLM",
             positions=POSITIONS,
             qkv_bias=bias,
             out_bias=bias,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int
 from cpuserve.models.experts import (
     read_experts,
@@ -33,7 +32,6 @@ NORMS = (
 )
 
 
-@register_model("Glm4ForCausalLM")
 class Glm4:
     """GLM-4-0414: norms around each part, half of a head rotated. Source: modeling_glm4."""
 
@@ -46,7 +44,6 @@ class Glm4:
                 **_half_rotated(config),
                 "head_dim": read_int(config, "head_dim", 128),
             },
-            architecture="Glm4ForCausalLM",
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", True),
         )
@@ -63,7 +60,6 @@ class Glm4:
         )
 
 
-@register_model("Glm4MoeForCausalLM")
 class Glm4Moe:
     """GLM-4.5 and 4.6: experts chosen by a sigmoid and a bias. Source: modeling_glm4_moe."""
 
@@ -72,7 +68,6 @@ class Glm4Moe:
         """Return the hyperparameters in a GLM-4.5 config."""
         return read_decoder(
             {"rms_norm_eps": 1e-5, **_half_rotated(config)},
-            architecture="Glm4MoeForCausalLM",
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", False),
             extra={

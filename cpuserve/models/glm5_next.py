@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
 from cpuserve.models.deepseek import latent_output, read_latent
 from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
@@ -27,7 +26,6 @@ from cpuserve.program.ops import ValueId
 KINDS = ("linear_attention", "indexed_attention", "full_attention")
 
 
-@register_model("Glm5NextForCausalLM")
 class Glm5Next:
     """GLM-5.3-Flash (text), with indexers that select pools of tokens.
 
@@ -51,7 +49,6 @@ class Glm5Next:
             refuse("q_lora_rank", None, "a number, since queries have a low rank")
         spec = read_latent(
             {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, **config},
-            architecture="Glm5NextForCausalLM",
             positions=1048576,
             dense=read_dense_layers(config, first=3),
             groups=read_groups(config, (1, 1), best=2),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -22,7 +21,6 @@ from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import columns
 
 
-@register_model("GPT2LMHeadModel")
 class Gpt2:
     """GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.
 
@@ -43,7 +41,6 @@ class Gpt2:
         if read_bool(config, "add_cross_attention", False):
             refuse("add_cross_attention", True, "false: only decoders alone are supported")
         return ModelSpec(
-            architecture="GPT2LMHeadModel",
             vocab=vocab,
             width=width,
             layers=read_int(config, "n_layer", high=4096),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice
 from cpuserve.models.llama import read_decoder
 from cpuserve.models.opt import ACTIVATIONS
@@ -15,7 +14,6 @@ from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 
-@register_model("GPTNeoXForCausalLM")
 class GptNeoX:
     """GPT-NeoX and Pythia: layer norms; attention and MLP may read the same x (in parallel).
 
@@ -38,7 +36,6 @@ class GptNeoX:
                 "hidden_act": "silu",
                 "head_dim": None,  # a key that transformers does not read
             },
-            architecture="GPTNeoXForCausalLM",
             positions=2048,
             qkv_bias=bias,
             out_bias=bias,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
@@ -25,7 +24,6 @@ _YARN = {
 _DEFAULTS = {"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0}
 
 
-@register_model("GptOssForCausalLM")
 class GptOss:
     """gpt-oss-20b and 120b: experts with biases, attention sinks. Source: modeling_gpt_oss."""
 
@@ -50,7 +48,6 @@ class GptOss:
             given["rope_scaling"] = _YARN
         return read_decoder(
             {**_DEFAULTS, **given},
-            architecture="GptOssForCausalLM",
             positions=131072,
             qkv_bias=bias,
             out_bias=bias,

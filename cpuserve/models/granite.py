@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_float,
@@ -31,7 +30,6 @@ MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", "full_attention")
 
 
-@register_model("GraniteForCausalLM")
 class Granite:
     """Granite 3, dense. Source: transformers modeling_granite."""
 
@@ -39,7 +37,7 @@ class Granite:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Granite config."""
         mlp_bias = read_bool(config, "mlp_bias", False)
-        return _spec(config, "GraniteForCausalLM", mlp_bias=mlp_bias)
+        return _spec(config, mlp_bias=mlp_bias)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -47,7 +45,6 @@ class Granite:
         build_decoder(b, s)
 
 
-@register_model("GraniteSWAForCausalLM")
 class GraniteSwa:
     """Granite with windows, attention sinks and a RoPE by layer. Source: modeling_granite_swa."""
 
@@ -58,7 +55,6 @@ class GraniteSwa:
         config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
         spec = _spec(
             config,
-            "GraniteSWAForCausalLM",
             mlp_bias=read_bool(config, "mlp_bias", False),
             extra={"windows": read_windows(config, window, default=lambda i: i % 4 > 0)},
         )
@@ -84,7 +80,6 @@ def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
     return read_rope({**config, "rope_parameters": params}, head_dim, 8192)[0]
 
 
-@register_model("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 class GraniteMoe:
     """Granite 3 with routed experts, and perhaps an expert that all tokens share.
 
@@ -100,7 +95,7 @@ class GraniteMoe:
         extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
-        return _spec(config, "GraniteMoeForCausalLM", extra=extra)
+        return _spec(config, extra=extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -108,7 +103,6 @@ class GraniteMoe:
         build_decoder(b, s, mlp=_mlp)
 
 
-@register_model("GraniteMoeHybridForCausalLM")
 class GraniteMoeHybrid:
     """Granite 4: Mamba2 and attention, or attention alone.
 
@@ -126,7 +120,7 @@ class GraniteMoeHybrid:
         extra["attends"] = tuple(kind in ATTENTION for kind in kinds)
         if any(kind in MAMBA for kind in kinds):
             extra["mamba"] = read_mamba2(config)
-        spec = _spec(config, "GraniteMoeHybridForCausalLM", extra=extra)
+        spec = _spec(config, extra=extra)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
             refuse("position_embedding_type", kind, "rope, nope or null")
@@ -150,7 +144,6 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 
 def _spec(
     config: Mapping[str, Any],
-    architecture: str,
     *,
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
@@ -166,7 +159,6 @@ def _spec(
         extra = {**extra, "split": read_bool(config, "mlp_input_split", False)}
     spec = read_decoder(
         config,
-        architecture=architecture,
         positions=2048,
         qkv_bias=bias,
         out_bias=bias,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
 from cpuserve.models.modernbert import GATED
@@ -28,7 +27,6 @@ FIXED = {
 }
 
 
-@register_model("GteModel", "NewModel")
 class Gte:
     """GTE v1.5 and multilingual, Snowflake Arctic embed m v2. Source: modeling_gte."""
 
@@ -39,7 +37,7 @@ class Gte:
             if config.get(key) is not None and config[key] not in known:
                 refuse(key, config[key], f"{known[0]}: others are not supported")
         config = {"layer_norm_eps": 1e-12, "type_vocab_size": 1, **config}
-        return _spec(config, "GteModel", theta=160000.0, activations=GATED)
+        return _spec(config, theta=160000.0, activations=GATED)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -69,7 +67,6 @@ class Gte:
 _HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts masked tokens
 
 
-@register_model("JinaEmbeddingsV3Model")
 class JinaV3:
     """jina-embeddings v3; loader/lora_tasks.py reads its adapters.
 
@@ -81,7 +78,7 @@ class JinaV3:
         """Return the hyperparameters in a config of transformers or in the published one."""
         published = {"rope_theta": config.get("rotary_emb_base")}
         config = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **published, **config}
-        return _spec(config, "JinaEmbeddingsV3Model", theta=20000.0, activations=ACTIVATIONS)
+        return _spec(config, theta=20000.0, activations=ACTIVATIONS)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -104,15 +101,12 @@ class JinaV3:
         b.hidden(x)
 
 
-def _spec(
-    config: Mapping[str, Any], architecture: str, *, theta: float, activations: Mapping[str, str]
-) -> ModelSpec:
+def _spec(config: Mapping[str, Any], *, theta: float, activations: Mapping[str, str]) -> ModelSpec:
     """Return the hyperparameters of GTE or jina v3; theta: the base of the RoPE by default."""
     width, heads = read_encoder_heads(config)
     base = {} if config.get("rope_theta") else {"rope_theta": theta}
     rope, positions = read_rope({**config, **base}, width // heads, 8192)
     return ModelSpec(
-        architecture=architecture,
         vocab=read_int(config, "vocab_size"),
         width=width,
         layers=read_int(config, "num_hidden_layers", high=4096),

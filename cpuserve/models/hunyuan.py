@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_heads, read_int, read_object, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import LayerPart, build_decoder, dense_mlp, gated_mlp, read_decoder
@@ -14,7 +13,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("HunYuanDenseV1ForCausalLM")
 class HunyuanDense:
     """Hunyuan 0.5B to 7B: queries and keys are normalized after the RoPE.
 
@@ -24,7 +22,7 @@ class HunyuanDense:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Hunyuan config."""
-        return _spec(config, "HunYuanDenseV1ForCausalLM", {})
+        return _spec(config, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -32,7 +30,6 @@ class HunyuanDense:
         _build(b, s, dense_mlp)
 
 
-@register_model("HunYuanMoEV1ForCausalLM")
 class HunyuanMoe:
     """Hunyuan A13B: experts chosen by a softmax, and an expert that all tokens share.
 
@@ -51,7 +48,7 @@ class HunyuanMoe:
         if (shared := _number(config, "num_shared_expert", 1)) != 1:
             refuse("num_shared_expert", shared, "1")
         extra = read_experts(numbers, count="num_experts", width="moe_intermediate_size")
-        return _spec(config, "HunYuanMoEV1ForCausalLM", extra)
+        return _spec(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -67,7 +64,7 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
     return read_int({key: value}, key, default)
 
 
-def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     if read_bool(config, "use_cla", False):
         refuse("use_cla", True, "false: keys and values shared by layers are not supported")
     if not read_bool(config, "use_qk_norm", True):
@@ -77,7 +74,6 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
     bias = read_bool(config, "attention_bias", False)
     return read_decoder(
         _with_alpha({"rms_norm_eps": 1e-5, **config}),
-        architecture=architecture,
         positions=2048,
         qkv_bias=bias,
         out_bias=bias,

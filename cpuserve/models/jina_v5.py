@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool
 from cpuserve.models.eurobert import EuroBert
 from cpuserve.models.qwen3 import Qwen3
@@ -14,7 +13,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("JinaEmbeddingsV5Model")
 class JinaV5:
     """jina-embeddings v5, text: small is Qwen3, nano is EuroBERT.
 
@@ -26,7 +24,7 @@ class JinaV5:
         """Return the hyperparameters in a config; only nano has is_decoder, which is false."""
         family = Qwen3 if read_bool(config, "is_decoder", True) else EuroBert
         spec = family.spec(config)
-        return replace(spec, architecture="JinaEmbeddingsV5Model", tied=True, pooled=True)
+        return replace(spec, tied=True, pooled=True)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -36,7 +35,6 @@ _KEYS = {
 }
 
 
-@register_model("KimiLinearForCausalLM")
 class KimiLinear:
     """Kimi Linear 48B-A3B: three delta nets for each latent attention.
 
@@ -55,7 +53,6 @@ class KimiLinear:
         kinds = _read_kinds(config)
         spec = read_latent(
             config,
-            architecture="KimiLinearForCausalLM",
             positions=1048576,
             dense=read_dense_layers(config, first=read_int(config, "first_k_dense_replace", 1)),
             groups=read_groups(config, (1, 1), best=2),

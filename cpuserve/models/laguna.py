@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import (
@@ -28,7 +27,6 @@ _ROPES = {
 _GATES = {"per-head": True, "per_head": True, "per-element": False, "per_element": False}
 
 
-@register_model("LagunaForCausalLM")
 class Laguna:
     """Laguna XS.2 and M.1: layers differ in their number of heads. Source: modeling_laguna."""
 
@@ -58,7 +56,6 @@ class Laguna:
         bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             {**plain, "num_attention_heads": max(heads), "head_dim": head_dim},
-            architecture="LagunaForCausalLM",
             positions=131072,
             qkv_bias=bias,
             out_bias=bias,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_float,
@@ -24,7 +23,6 @@ from cpuserve.program.parts import rows
 KINDS = ("conv", "full_attention")
 
 
-@register_model("Lfm2ForCausalLM")
 class Lfm2:
     """LFM2 and 2.5: short convolutions with gates, and attention in some layers.
 
@@ -38,7 +36,7 @@ class Lfm2:
         width = read_int(config, key, high=1 << 24)
         if read_bool(config, "block_auto_adjust_ff_dim", True):
             width = _adjusted(config, width)
-        return _spec({**config, "intermediate_size": width}, "Lfm2ForCausalLM", {})
+        return _spec({**config, "intermediate_size": width}, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -46,7 +44,6 @@ class Lfm2:
         _build(b, s, _mlp)
 
 
-@register_model("Lfm2MoeForCausalLM")
 class Lfm2Moe:
     """LFM2 with experts, except in the first layers. Source: transformers modeling_lfm2_moe."""
 
@@ -60,7 +57,7 @@ class Lfm2Moe:
             "expert_bias": read_bool(config, "use_expert_bias", True),
             "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         }
-        return _spec(config, "Lfm2MoeForCausalLM", extra)
+        return _spec(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -68,7 +65,7 @@ class Lfm2Moe:
         _build(b, s, _sparse_mlp)
 
 
-def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     conv = {
         "attends": tuple(kind == "full_attention" for kind in _kinds(config)),
         "taps": read_taps(config, "conv_L_cache", 3),
@@ -79,7 +76,6 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
     given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
     return read_decoder(
         {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
-        architecture=architecture,
         positions=128000,
         eps="norm_eps",
         extra={**extra, **conv},

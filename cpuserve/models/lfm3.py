@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_heads, read_int, read_kinds, read_taps
 from cpuserve.models.lfm2 import lfm_mlp, short_convolution
 from cpuserve.models.llama import attend, finish_decoder, read_decoder
@@ -20,7 +19,6 @@ POSITIONS = 128000
 FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
 
 
-@register_model("Lfm3ForCausalLM")
 class Lfm3:
     """LFM3: LFM2 with windows, norms of results, and gates of heads. Source: modeling_lfm3."""
 
@@ -49,7 +47,6 @@ class Lfm3:
         }
         return read_decoder(
             config,
-            architecture="Lfm3ForCausalLM",
             positions=POSITIONS,
             eps="norm_eps",
             qkv_bias=bias,

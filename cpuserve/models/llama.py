@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import DECODER_HEAD, register_model
+from cpuserve.models.base import DECODER_HEAD
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -44,7 +44,6 @@ GATED_ACTIVATIONS = {
 }
 
 
-@register_model("LlamaForCausalLM")
 class Llama:
     """Llama 2/3, and SmolLM2, which has the same layers. Source: transformers modeling_llama."""
 
@@ -54,7 +53,6 @@ class Llama:
         attention_bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             config,
-            architecture="LlamaForCausalLM",
             positions=2048,
             qkv_bias=attention_bias,
             out_bias=attention_bias,
@@ -68,7 +66,6 @@ class Llama:
         build_decoder(b, s)
 
 
-@register_model("MistralForCausalLM")
 class Mistral:
     """Mistral (dense): Llama without biases, with a sliding window. Source: modeling_mistral."""
 
@@ -81,9 +78,7 @@ class Mistral:
         window = 4096
         if "sliding_window" in config:
             window = read_int(config, "sliding_window", 0, low=0)
-        return read_decoder(
-            config, architecture="MistralForCausalLM", positions=131072, window=window
-        )
+        return read_decoder(config, positions=131072, window=window)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -94,7 +89,6 @@ class Mistral:
 def read_decoder(
     config: Mapping[str, Any],
     *,
-    architecture: str,
     positions: int,
     window: int = 0,
     qkv_bias: bool = False,
@@ -113,7 +107,6 @@ def read_decoder(
     q_heads, kv_heads, head_dim = read_heads(config, width)
     rope, max_position = read_rope(config, head_dim, positions)
     return ModelSpec(
-        architecture=architecture,
         vocab=vocab,
         width=width,
         layers=read_int(config, "num_hidden_layers", high=4096),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import read_dense_layers, read_experts
 from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
@@ -15,7 +14,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("MellumForCausalLM")
 class Mellum:
     """JetBrains' models for code: experts, and layers with a window. Source: modeling_mellum."""
 
@@ -40,7 +38,6 @@ class Mellum:
         )
         return read_decoder(
             {**config, "head_dim": head_dim},
-            architecture="MellumForCausalLM",
             positions=131072,
             qkv_bias=bias,
             out_bias=bias,

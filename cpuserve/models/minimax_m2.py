@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_int
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
@@ -15,7 +14,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("MiniMaxM2ForCausalLM")
 class MiniMaxM2:
     """MiniMax M2 and M2.5. Source: transformers modeling_minimax_m2."""
 
@@ -33,7 +31,6 @@ class MiniMaxM2:
             given["partial_rotary_factor"] = rotary / head_dim
         return read_decoder(
             {"rope_theta": 5e6, **given, "head_dim": head_dim},
-            architecture="MiniMaxM2ForCausalLM",
             positions=196608,
             extra=read_experts(config, count="num_local_experts", width="intermediate_size"),
         )

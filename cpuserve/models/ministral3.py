@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.deepseek import build_latent, read_latent
 from cpuserve.models.experts import read_first_dense, read_groups
@@ -15,7 +14,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Ministral3ForCausalLM")
 class Ministral3:
     """Ministral 3 (3B, 8B, 14B): Mistral with queries scaled by position.
 
@@ -30,7 +28,6 @@ class Ministral3:
         head_dim = config.get("head_dim", 128)
         return read_decoder(
             {**config, "head_dim": head_dim},
-            architecture="Ministral3ForCausalLM",
             positions=262144,
             window=read_int(config, "sliding_window", 0, low=0),
             extra={"query_scale": read_query_scale(config)},
@@ -42,7 +39,6 @@ class Ministral3:
         build_decoder(b, s)
 
 
-@register_model("Mistral4ForCausalLM")
 class Mistral4:
     """Mistral Small 4: latent attention, experts chosen by a softmax, and scaled queries.
 
@@ -61,7 +57,6 @@ class Mistral4:
         config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
         return read_latent(
             {**config, "q_lora_rank": config.get("q_lora_rank", 1024)},
-            architecture="Mistral4ForCausalLM",
             positions=1048576,
             dense=read_first_dense(config, 0),
             groups=None,

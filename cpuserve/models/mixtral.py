@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_int
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder
@@ -14,7 +13,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("MixtralForCausalLM")
 class Mixtral:
     """Mistral with experts; their weights add up to 1. Source: transformers modeling_mixtral."""
 
@@ -27,7 +25,6 @@ class Mixtral:
                 "rope_theta": config.get("rope_theta") or 1e6,
                 "rms_norm_eps": config.get("rms_norm_eps") or 1e-5,
             },
-            architecture="MixtralForCausalLM",
             positions=131072,
             window=read_int(config, "sliding_window", 0, low=0),
             extra=read_experts(config, count="num_local_experts", width="intermediate_size"),

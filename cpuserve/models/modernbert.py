@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import GGUF_HEAD, register_model
+from cpuserve.models.base import GGUF_HEAD
 from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import (
     read_bool,
@@ -26,7 +26,6 @@ from cpuserve.program.parts import rows
 GATED = {kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then != "relu"}
 
 
-@register_model("ModernBertModel")
 class ModernBert:
     """ModernBERT (gte-modernbert, modernbert-embed). Source: transformers modeling_modernbert.
 
@@ -49,7 +48,6 @@ class ModernBert:
         window = read_int(config, "local_attention", 128) // 2 + 1
         bias = read_bool(config, "attention_bias", False)
         return ModelSpec(
-            architecture="ModernBertModel",
             vocab=read_int(config, "vocab_size"),
             width=width,
             layers=read_int(config, "num_hidden_layers", high=4096),

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.arcee import squared_mlp
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -35,7 +34,6 @@ _NAMES = {
 }
 
 
-@register_model("NemotronHForCausalLM")
 class NemotronH:
     """Nemotron Nano 2 and 3: attention without a RoPE. Source: modeling_nemotron_h."""
 
@@ -58,7 +56,6 @@ class NemotronH:
                 "head_dim": read_int(config, "head_dim", 128),
                 "hidden_act": "silu",
             },
-            architecture="NemotronHForCausalLM",
             positions=4096,
             qkv_bias=bias,
             out_bias=bias,

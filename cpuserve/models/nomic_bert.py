@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.bert import read_encoder_heads
 from cpuserve.models.config import (
     read_architectures,
@@ -57,7 +56,6 @@ def has_experts(config: Mapping[str, Any]) -> bool:
     return "NomicBertModel" in read_architectures(config) and bool(config.get("num_experts"))
 
 
-@register_model("NomicBertModel")
 class NomicBert:
     """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
@@ -78,7 +76,6 @@ class NomicBert:
         theta = {"rope_theta": config.get("rope_theta") or 1000.0}
         rope, positions = read_rope({**config, **theta}, width // heads, 2048)
         return ModelSpec(
-            architecture="NomicBertModel",
             vocab=read_int(config, "vocab_size"),
             width=width,
             layers=read_int(config, "num_hidden_layers", high=4096),

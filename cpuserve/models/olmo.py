@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
 from cpuserve.models.experts import read_experts
 from cpuserve.models.llama import (
@@ -25,14 +24,13 @@ NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 THETA3 = 500000.0  # RoPE base of OLMo 3 if the config has none
 
 
-@register_model("Olmo2ForCausalLM")
 class Olmo2:
     """OLMo 2: norms after attention and MLP, none before. Source: modeling_olmo2."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an OLMo 2 config."""
-        return _spec(config, "Olmo2ForCausalLM", 2048, {})
+        return _spec(config, 2048, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -40,7 +38,6 @@ class Olmo2:
         build_sandwich(b, s, attention=partial(attend, wide_norm=True), norms=NORMS)
 
 
-@register_model("Olmo3ForCausalLM")
 class Olmo3:
     """OLMo 2 with a window and an unscaled RoPE in three of four layers.
 
@@ -60,7 +57,7 @@ class Olmo3:
             config, head_dim, 2048, theta=THETA3, local_theta=local_theta
         )
         extra = {"windows": windows, "local_rope": local_rope}
-        return _spec(config, "Olmo3ForCausalLM", 2048, extra)
+        return _spec(config, 2048, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -68,7 +65,6 @@ class Olmo3:
         Olmo2.build(b, s)
 
 
-@register_model("OlmoeForCausalLM")
 class Olmoe:
     """OLMoE: norms before attention and experts, which a softmax chooses.
 
@@ -85,7 +81,7 @@ class Olmoe:
             "renormalize": read_bool(config, "norm_topk_prob", False),
             "dense_layers": (),
         }
-        return _spec(config, "OlmoeForCausalLM", 4096, extra)
+        return _spec(config, 4096, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -93,13 +89,10 @@ class Olmoe:
         build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=qwen_mlp)
 
 
-def _spec(
-    config: Mapping[str, Any], architecture: str, positions: int, extra: dict[str, object]
-) -> ModelSpec:
+def _spec(config: Mapping[str, Any], positions: int, extra: dict[str, object]) -> ModelSpec:
     bias = read_bool(config, "attention_bias", False)
     return read_decoder(
         {"rms_norm_eps": 1e-5, **config},
-        architecture=architecture,
         positions=positions,
         qkv_bias=bias,
         out_bias=bias,

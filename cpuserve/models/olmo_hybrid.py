@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -25,7 +24,6 @@ from cpuserve.program.ops import ValueId
 KINDS = ("linear_attention", "full_attention")
 
 
-@register_model("OlmoHybridForCausalLM")
 class OlmoHybrid:
     """OLMo hybrid: norms before delta nets, but after attention. Source: modeling_olmo_hybrid."""
 
@@ -42,7 +40,6 @@ class OlmoHybrid:
         bias = read_bool(config, "attention_bias", False)
         spec = read_decoder(
             config,
-            architecture="OlmoHybridForCausalLM",
             positions=65536,
             qkv_bias=bias,
             out_bias=bias,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.errors import ModelError
-from cpuserve.models.base import register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -31,7 +30,6 @@ POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
 
 
-@register_model("OPTForCausalLM")
 class Opt:
     """OPT: layer norms and learned positions. Source: transformers modeling_opt.
 
@@ -54,7 +52,6 @@ class Opt:
         bias = read_bool(config, "enable_bias", True)
         norm_first = read_bool(config, "do_layer_norm_before", True)
         return ModelSpec(
-            architecture="OPTForCausalLM",
             vocab=vocab,
             width=width,
             layers=read_int(config, "num_hidden_layers", high=4096),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_int
 from cpuserve.models.llama import build_decoder, fused_attention, fused_mlp, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Phi3ForCausalLM")
 class Phi3:
     """Phi-3, 3.5 and 4: q, k and v are one matrix, gate and up another. Source: modeling_phi3."""
 
@@ -25,7 +23,6 @@ class Phi3:
         window = read_int(config, "sliding_window", 0, low=0)
         return read_decoder(
             {"rms_norm_eps": 1e-5, **config},
-            architecture="Phi3ForCausalLM",
             positions=4096,
             window=window,
         )

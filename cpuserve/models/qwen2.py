@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpuserve.models.base import DECODER_HEAD, register_model
+from cpuserve.models.base import DECODER_HEAD
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Qwen2ForCausalLM")
 class Qwen2:
     """Llama with biases on q, k and v. Source: transformers modeling_qwen2."""
 
@@ -22,7 +21,6 @@ class Qwen2:
         """Return the hyperparameters in a Qwen2 config; without a causal mask it is an encoder."""
         spec = read_decoder(
             config,
-            architecture="Qwen2ForCausalLM",
             positions=32768,
             qkv_bias=True,
             **read_qwen_windows(config),

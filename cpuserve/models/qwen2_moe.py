@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
@@ -14,7 +13,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Qwen2MoeForCausalLM")
 class Qwen2Moe:
     """Qwen2 with routed experts, and a gated expert that all tokens share.
 
@@ -29,7 +27,6 @@ class Qwen2Moe:
         extra = {**more.pop("extra", {}), **read_shared_experts(config, renormalize=renormalize)}
         return read_decoder(
             config,
-            architecture="Qwen2MoeForCausalLM",
             positions=32768,
             qkv_bias=read_bool(config, "qkv_bias", True),
             extra=extra,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD, register_model
+from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD
 from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
@@ -13,7 +13,6 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("Qwen3ForCausalLM")
 class Qwen3:
     """Llama with an RMS norm on every q and k head. Source: transformers modeling_qwen3."""
 
@@ -24,7 +23,6 @@ class Qwen3:
         head_dim = config.get("head_dim") or 128
         return read_decoder(
             {**config, "head_dim": head_dim},
-            architecture="Qwen3ForCausalLM",
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
 from cpuserve.models.llama import (
@@ -21,7 +20,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 
 
-@register_model("Qwen3MoeForCausalLM")
 class Qwen3Moe:
     """Qwen3 with experts chosen by a softmax. Source: transformers modeling_qwen3_moe."""
 
@@ -39,7 +37,6 @@ class Qwen3Moe:
         }
         return read_decoder(
             {**config, "head_dim": config.get("head_dim") or 128},
-            architecture="Qwen3MoeForCausalLM",
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
@@ -22,7 +21,6 @@ Project = Callable[[Builder, DeltaSizes, str, ValueId], tuple[ValueId, ValueId]]
 KINDS = ("linear_attention", "full_attention")
 
 
-@register_model("Qwen3NextForCausalLM")
 class Qwen3Next:
     """Gated delta nets, attention in every fourth layer, and experts; no multi-token prediction.
 
@@ -37,7 +35,7 @@ class Qwen3Next:
         """
         extra = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
         split = read_bool(config, "linear_in_proj_split", False)  # only in configs of GGUF files
-        return _spec(config, "Qwen3NextForCausalLM", {**extra, "split": split})
+        return _spec(config, {**extra, "split": split})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -46,7 +44,6 @@ class Qwen3Next:
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
-@register_model("Qwen3_5ForCausalLM")
 class Qwen35:
     """Qwen3.5, 3.6 and 3.8: layers as in Qwen3-Next with a dense MLP; no multi-token prediction.
 
@@ -56,7 +53,7 @@ class Qwen35:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Qwen3.5 text config."""
-        return _spec(config, "Qwen3_5ForCausalLM", {})
+        return _spec(config, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -65,7 +62,6 @@ class Qwen35:
         build_decoder(b, s, attention=mix, norm=offset_norm)
 
 
-@register_model("Qwen3_5MoeForCausalLM")
 class Qwen35Moe:
     """Qwen3.5 with routed experts, and one for all tokens. Source: modeling_qwen3_5_moe."""
 
@@ -75,7 +71,7 @@ class Qwen35Moe:
         extra = read_shared_experts(config, renormalize=True)
         width = config.get("moe_intermediate_size")  # no layer has a dense MLP
         config = {**config, "intermediate_size": width}
-        return _spec(config, "Qwen3_5MoeForCausalLM", extra)
+        return _spec(config, extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -84,7 +80,7 @@ class Qwen35Moe:
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
-def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
     bias = read_bool(config, "attention_bias", False)
     return read_decoder(
         {
@@ -92,7 +88,6 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
             **{k: v for k, v in config.items() if k != "partial_rotary_factor" or v is not None},
             "head_dim": config.get("head_dim") or 256,
         },
-        architecture=architecture,
         positions=32768,
         qkv_bias=bias,
         out_bias=bias,

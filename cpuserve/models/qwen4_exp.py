@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.indexers import Indexer, leave_indexer, select_blocks, selects_all
@@ -46,7 +45,6 @@ class Ngrams(TypedDict):
     taps: int
 
 
-@register_model("Qwen4ExpForCausalLM")
 class Qwen4Exp:
     """Qwen3.8-Flash-Next (text), with indexers that select blocks of tokens.
 
@@ -71,7 +69,6 @@ class Qwen4Exp:
                 "head_dim": config.get("head_dim") or 256,
                 "intermediate_size": config.get("moe_intermediate_size"),  # no layer is dense
             },
-            architecture="Qwen4ExpForCausalLM",
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("SeedOssForCausalLM")
 class SeedOss:
     """Seed-OSS 36B. Source: transformers modeling_seed_oss."""
 
@@ -21,7 +19,6 @@ class SeedOss:
         """Return the hyperparameters in a Seed-OSS config."""
         return read_decoder(
             {**config, "head_dim": read_int(config, "head_dim", 128)},
-            architecture="SeedOssForCausalLM",
             positions=524288,
             qkv_bias=read_bool(config, "attention_bias", True),
             out_bias=read_bool(config, "attention_out_bias", False),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_flags, read_int, read_windows
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("SmolLM3ForCausalLM")
 class SmolLm3:
     """Llama without RoPE in every fourth layer. Source: transformers modeling_smollm3."""
 
@@ -35,7 +33,6 @@ class SmolLm3:
                 **config,
                 "tie_word_embeddings": True if tied is None else tied,
             },
-            architecture="SmolLM3ForCausalLM",
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,

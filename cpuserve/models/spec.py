@@ -15,6 +15,7 @@ class ModelSpec:
     `vocab` is the number of token ids, `width` the hidden size,
     `window` the sliding window in keys (0 = none).
 
+    `architecture`: the name in BUILTIN; `spec_from_config` sets it.
     `tied`: whether the embedding and the output head are one matrix.
     `extra`: values that only one family has, such as word_embed_proj_dim of OPT.
     `dtype`: the type of the checkpoint, "bfloat16", "float16" or "float32".
@@ -28,7 +29,6 @@ class ModelSpec:
     `adapters`: the low-rank adapters (LoRA) that requests can select.
     """
 
-    architecture: str
     vocab: int
     width: int
     layers: int
@@ -40,6 +40,7 @@ class ModelSpec:
     norm_eps: float
     tied: bool
     dtype: str
+    architecture: str = ""
     rope: Rope | None = None
     window: int = 0
     qkv_bias: bool = False

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, refuse
 from cpuserve.models.llama import build_decoder, layer_norm, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
 
-@register_model("StableLmForCausalLM")
 class StableLm:
     """Layer norms; attention and MLP may read the same input. Source: modeling_stablelm."""
 
@@ -29,7 +27,6 @@ class StableLm:
                 "partial_rotary_factor": 0.25 if share is None else share,
                 "head_dim": None,  # a key that transformers does not read
             },
-            architecture="StableLmForCausalLM",
             positions=4096,
             qkv_bias=read_bool(config, "use_qkv_bias", False),
             extra={"parallel": read_bool(config, "use_parallel_residual", False)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_choice, read_int
 from cpuserve.models.llama import build_decoder, layer_norm, read_decoder
 from cpuserve.models.opt import ACTIVATIONS
@@ -14,7 +13,6 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
 
-@register_model("Starcoder2ForCausalLM")
 class Starcoder2:
     """Layer norms and biases, and an MLP without a gate. Source: modeling_starcoder2."""
 
@@ -31,7 +29,6 @@ class Starcoder2:
                 "norm_epsilon": config.get("norm_epsilon") or 1e-5,
                 "tie_word_embeddings": True if tied is None else tied,
             },
-            architecture="Starcoder2ForCausalLM",
             positions=4096,
             window=read_int(config, "sliding_window", 0, low=0),
             qkv_bias=bias,
