@@ -80,7 +80,7 @@ class Workload:
 
 
 class NoSlots:
-    """The SlotHost (core/slots.py) of a scheduler without an executor: it has no sampler state."""
+    """The SlotHost of a scheduler without an executor: it has no sampler state."""
 
     def admit(self, *_):
         """Do nothing: there is no sampler state to create."""

@@ -157,7 +157,7 @@ FAULTS = [
         "tests/program/test_native_ops.py -k ngrams",
     ),
     Fault(
-        "cpuserve/program/reference/ngrams.py",
+        "cpuserve/program/reference/rows.py",
         "before = torch.where(ended, end, known[first : first + n])",
         "before = known[first : first + n]",
         "tests/models/test_residual_streams.py -k ngrams",
@@ -870,7 +870,7 @@ FAULTS = [
         "tests/serving/test_tool_forms.py -k special_tokens",
     ),
     Fault(
-        "cpuserve/engine/grammars/vocabulary.py",
+        "cpuserve/engine/grammars/compiler.py",
         "return self._plain.encode(text) if text else []",
         "return self._tokens.encode(text, add_special_tokens=False)",
         "tests/engine/test_grammar_vocabulary.py",

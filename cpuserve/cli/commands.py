@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve import log
 from cpuserve.cli import banner, flags
-from cpuserve.cli.early_check import check_architecture
 from cpuserve.cli.terminal import ProgressBars, columns, folded, note, say
-from cpuserve.prepare import Prepared, find, model_facts, prepare
+from cpuserve.prepare import Prepared, find, model_facts, model_name, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.api.lifecycle.serve import ProgressFn
     from cpuserve.config.engine import Decision
     from cpuserve.config.load import Asked
+    from cpuserve.config.options import EngineOptions
     from cpuserve.config.several import NamedModel
     from cpuserve.engine.client import EngineClient
 
@@ -168,3 +169,21 @@ def models(args: argparse.Namespace) -> int:
     for name in MODELS.names():
         say(f"  {name}")
     return 0
+
+
+def check_architecture(options: EngineOptions) -> None:
+    """Raise ModelError if `options` name a directory with a model that cannot be served.
+
+    Only config.json is read. Other models are checked when they are prepared:
+    GGUF files are large, and models of the hub may have to be downloaded first.
+    """
+    from cpuserve.loader.load import read_config
+    from cpuserve.models.generic import runs_through_transformers
+
+    try:
+        path = Path(model_name(options)).expanduser()
+        is_model = any((path / name).is_file() for name in ("config.json", "model_index.json"))
+    except (OSError, ValueError, RuntimeError):  # it can only be the name of a model
+        return
+    if is_model and (found := find(options)).is_dir():
+        runs_through_transformers(read_config(found))

@@ -50,8 +50,8 @@ class Field:
     """One option.
 
     default: a text that describes the value if the option is not set.
-    flags, env: its names on the command line and in the environment; `fields_of` makes them
-      of the name of the attribute (FROM_NAME, None).
+    flags, env: its flags, and its variable in the environment; `fields_of` derives them
+      from the name of the attribute (FROM_NAME, None).
     synonyms: other spellings for the choices of the option.
     words: texts that are accepted besides values of the type `kind`.
     read(value): converts a value that `kind` cannot describe; raises a ValueError as `parse` does.

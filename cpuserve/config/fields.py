@@ -21,7 +21,7 @@ from cpuserve.config.field import (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
-    listed: its names, separated by spaces.
+    listed: each way of writing it, separated by spaces.
     takes: how many values the flag takes.
     why: the reason, as the end of a sentence in the note.
     only: the values without effect; other values are refused.
@@ -34,7 +34,7 @@ class NoOp:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the flags, variables or arguments."""
+        """Each flag, variable or argument."""
         return tuple(self.listed.split())
 
 

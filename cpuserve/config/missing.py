@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Missing:
     """Options of another server that cpuserve lacks.
 
-    listed: their names, separated by spaces. why: the reason, and an alternative if any.
+    listed: the options, separated by spaces. why: the reason, and an alternative if any.
     """
 
     listed: str
@@ -20,7 +20,7 @@ class Missing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the options."""
+        """Each option."""
         return tuple(self.listed.split())
 
 

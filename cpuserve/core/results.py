@@ -1,9 +1,9 @@
-"""ResultProcessor: append the results of a step to requests, and end requests."""
+"""ResultProcessor: append the results of a step to requests, and end requests; DamageWatch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.exclusion import no_token_left
@@ -11,6 +11,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.request import Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, VectorResult
+from cpuserve.log import get_logger
 
 NO_CHOICE = (
     "no token could be sampled: the model's logits are NaN or infinite. A file of the model or of "
@@ -126,3 +127,37 @@ class ResultProcessor:
         self.kv.publish_end(request.tables, request.chain, request.num_computed)
         self._drop(request)
         return delta
+
+
+# The results of a single prompt may overflow, but not of so many requests in a row.
+DAMAGED_STEPS = 16
+
+log = get_logger("engine")
+
+
+class DamageWatch:
+    """Counts the steps in a row without a finite result."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def see(self, deltas: Iterable[Delta]) -> bool:
+        """Note the results of a step; return whether the model's weights count as damaged.
+
+        A step without results changes nothing. Requests with an adapter do not count,
+        because the adapter may be damaged.
+        """
+        finite = broken = False
+        for delta in deltas:
+            finite |= not (delta.error or delta.processed)
+            broken |= delta.error in (NO_CHOICE, NO_VECTOR) and delta.request.adapter < 0
+        if finite:
+            self._steps = 0
+        elif broken:
+            self._steps += 1
+            if self._steps == DAMAGED_STEPS:
+                log.error(
+                    "the model's weights are damaged: %d steps in a row computed no finite number",
+                    DAMAGED_STEPS,
+                )
+        return self._steps >= DAMAGED_STEPS

@@ -38,9 +38,8 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, by_rank, next_requests, rank_of
-from cpuserve.core.request import NO_SLOT, Delta, Request
+from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
-from cpuserve.core.slots import SlotHost, keep_state
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_request, output_limit
-from cpuserve.core.damage import DamageWatch
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
+from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
 from cpuserve.engine.grammars.grammar_queue import QueueFull

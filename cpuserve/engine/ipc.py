@@ -130,7 +130,7 @@ class Stats(msgspec.Struct, array_like=True):
     tiers: the offload tiers of the KV cache, by name.
     drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens,
       the number of draft tokens, and the number of draft tokens that were right.
-    damaged: whether none of the last steps computed a finite number (core/damage.py).
+    damaged: whether none of the last steps computed a finite number (core/results.py).
     """
 
     running: int = 0

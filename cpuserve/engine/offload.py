@@ -15,8 +15,7 @@ from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.swap import SwapSpace
-from cpuserve.core.kv.tier import Data, Tier, TierNeeds
+from cpuserve.core.kv.tier import Data, SwapSpace, Tier, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
 from cpuserve.loader.gguf.parts import part_names

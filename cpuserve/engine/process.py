@@ -36,9 +36,8 @@ from cpuserve.engine.ipc import (
     decode_outbound,
     encode_frame,
 )
-from cpuserve.engine.last_words import LastWords
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, start_process
-from cpuserve.engine.liveness import HangLimits, Liveness
+from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
 from cpuserve.log import get_logger

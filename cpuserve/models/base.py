@@ -93,7 +93,7 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Other names of architectures, each with the name that messages and reports show.
+# Synonyms of architectures, each with the one that messages and reports show.
 SAME = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",

@@ -68,7 +68,7 @@ _HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts masked
 
 
 class JinaV3:
-    """jina-embeddings v3; loader/lora_tasks.py reads its adapters.
+    """jina-embeddings v3; loader/lora.py reads its adapters.
 
     Sources: modeling_jina_embeddings_v3, and modeling_lora of the published checkpoint.
     """

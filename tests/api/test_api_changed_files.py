@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from cpuserve.core.damage import DAMAGED_STEPS
+from cpuserve.core.results import DAMAGED_STEPS
 from tests.api.fakes import Api
 from tests.helpers.patience import wait_until
 from tests.helpers.served import running_server

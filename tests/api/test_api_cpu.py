@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cpuserve.api.status.cpu_view import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.engine.ipc import Stats
-from cpuserve.metrics.exposition import exposition
-from cpuserve.metrics.families import server_families
+from cpuserve.metrics.families import exposition, server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform

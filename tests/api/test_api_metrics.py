@@ -5,8 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cpuserve.engine.ipc import Output, Stats, TierStats
 from cpuserve.errors import EngineDead
-from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
-from cpuserve.metrics.families import server_families
+from cpuserve.metrics.families import CONTENT_TYPE, exposition, server_families
 from cpuserve.metrics.histogram import BucketHistogram, buckets_1_2_5
 from cpuserve.metrics.server import ServerMetrics
 from tests.api.fakes import Api, events_of, tokenizer

@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.errors import InvalidRequest
-from cpuserve.tokenizer.rendering.sandbox import ChatEnvironment
+from cpuserve.tokenizer.rendering.process import ChatEnvironment
 
 CHATML = """{{ if .System }}<|im_start|>system
 {{ .System }}<|im_end|>

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from cpuserve.cli.conversation import HELP, Conversation
+from cpuserve.cli.chat import HELP, Conversation
 from cpuserve.cli.line_input import AGAIN_S, Lines, interruptible
 from cpuserve.errors import InvalidRequest
 

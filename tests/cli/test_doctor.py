@@ -12,12 +12,10 @@ import pytest
 
 from cpuserve.cli import doctor
 from cpuserve.cli import main as cli
-from cpuserve.cli.doctor import problems, schema
-from cpuserve.cli.top_processes import BusyProcess, busiest
+from cpuserve.cli.doctor import BusyProcess, allocator, busiest, problems, schema
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import parse_cpu_list
-from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import HugePages
 from cpuserve.platforms.placement import place

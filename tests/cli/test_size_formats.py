@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.cli.main import main
-from cpuserve.cli.size_formats import FORMATS, ModelWeights, advice, sizes_on
+from cpuserve.cli.size import FORMATS, INSTANCES, Instance, ModelWeights, advice, sizes_on
 from cpuserve.errors import ModelError
 from cpuserve.loader import hub
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.platforms.instances import INSTANCES, Instance
 from tests.helpers.hosts import load_host
 from tests.helpers.tiny import tiny_model
 

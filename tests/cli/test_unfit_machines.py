@@ -17,7 +17,7 @@ import pytest
 
 import cpuserve
 from cpuserve.cli.doctor import problems
-from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
+from cpuserve.platforms.cpu import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.host import Host
 from tests.helpers.children import child_options

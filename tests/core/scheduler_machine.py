@@ -17,8 +17,7 @@ from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.swap import SwapSpace
-from cpuserve.core.kv.tier import TierNeeds
+from cpuserve.core.kv.tier import SwapSpace, TierNeeds
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from tests.helpers.fake_executor import VOCAB, FakeModel, ModelBlocks, stored, widest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.core.kv import files as files_module
+from cpuserve.core.kv import disk
 from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
 from cpuserve.core.kv.cache_folder import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain
@@ -244,12 +244,12 @@ def test_the_engine_waits_for_no_lock_while_files_are_looked_for_or_removed(made
         unlink(path, **options)
 
     def in_order(items):
-        for item in files_module._unhurried(sorted(items)):
+        for item in disk._unhurried(sorted(items)):
             look("list")
             yield item
 
     monkeypatch.setattr(cache._files, "_scan", scanned)
-    monkeypatch.setattr(files_module, "_in_order", in_order)
+    monkeypatch.setattr(disk, "_in_order", in_order)
     monkeypatch.setattr(Path, "unlink", gone)
     cache._rescan()
     cache._files.trim(ONE)
@@ -278,8 +278,8 @@ def test_long_lists_of_files_are_sorted_in_parts():
     rng = random.Random(0)
     items = [(rng.randrange(900), i, Path(f"{i}"), 1) for i in range(5000)]
     rng.shuffle(items)
-    assert list(files_module._in_order(iter(items))) == sorted(items)
-    assert list(files_module._in_order(iter([]))) == []
+    assert list(disk._in_order(iter(items))) == sorted(items)
+    assert list(disk._in_order(iter([]))) == []
 
 
 def test_own_blocks_are_counted_as_they_come_and_go(made):

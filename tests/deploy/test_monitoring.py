@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
-from cpuserve.metrics.exposition import exposition
-from cpuserve.metrics.families import server_families
+from cpuserve.metrics.families import exposition, server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
 from cpuserve.metrics.server import ServerMetrics

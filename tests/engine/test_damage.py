@@ -2,7 +2,7 @@
 
 import math
 
-from cpuserve.core.damage import DAMAGED_STEPS
+from cpuserve.core.results import DAMAGED_STEPS
 from tests.engine.test_core import add, run
 from tests.helpers.fake_executor import fake_core
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpuserve.engine.grammars.compiler import take
-from cpuserve.engine.grammars.digits import MAX_EXPONENT, MAX_FRACTION, MAX_INTEGER
+from cpuserve.engine.grammars.json_masks import MAX_EXPONENT, MAX_FRACTION, MAX_INTEGER
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.engine.test_grammars import Engine
 from tests.helpers.random_texts import Walker

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpuserve.engine.grammars.compiler import take
-from cpuserve.engine.grammars.line_breaks import LineBreaks
+from cpuserve.engine.grammars.json_masks import LineBreaks
 from tests.helpers.random_texts import Walker
 
 INT = {"type": "integer"}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from cpuserve.engine.grammars.vocabulary import GrammarTokens, ll_tokenizer
+from cpuserve.engine.grammars.compiler import GrammarTokens, ll_tokenizer
 from cpuserve.tokenizer.parts import Parts
 from cpuserve.tokenizer.tokenizer import Tokenizer as Known
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpuserve.engine.last_words import LastWords
+from cpuserve.engine.liveness import LastWords
 from cpuserve.log import OneLine
 
 

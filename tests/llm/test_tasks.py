@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.llm_pooling import items_of
-from cpuserve.loader import lora_tasks
+from cpuserve.loader import lora
 from cpuserve.loader.load import read_config
 from cpuserve.loader.lora import AdapterReader
 from cpuserve.loader.tasks import task_adapters
@@ -61,8 +61,8 @@ def test_vectors_of_a_task_are_those_of_its_merged_adapter_in_any_batch(size):
 
 
 def test_the_files_of_tasks_are_read_once_for_all_tasks(monkeypatch):
-    read, opened = lora_tasks.SafetensorsFile, []
-    monkeypatch.setattr(lora_tasks, "SafetensorsFile", lambda p: opened.append(p) or read(p))
+    read, opened = lora.SafetensorsFile, []
+    monkeypatch.setattr(lora, "SafetensorsFile", lambda p: opened.append(p) or read(p))
     path = v3.jina_v3()
     spec = spec_from_config(read_config(path))
     reader = AdapterReader(spec, build_program(spec))

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf.names import default_gguf, gguf_of, parts_of
+from cpuserve.loader.hub import default_gguf, gguf_of, parts_of
 
 NAMES = [
     "README.md",

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile
-from cpuserve.loader.gguf.foreign import foreign_type
+from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile, foreign_type
 from cpuserve.loader.gguf.model import gguf_config
 from cpuserve.loader.load import open_checkpoint, read_config
 from tests.helpers import gguf_file as make

@@ -51,11 +51,9 @@ TORCH = {
     "program/compare.py",  # holds native ops against the interpreter
     # Parts of the interpreter:
     "program/reference/attention.py",
-    "program/reference/mamba.py",
-    "program/reference/ngrams.py",
-    "program/reference/quantized.py",
     "program/reference/recurrent.py",
     "program/reference/rows.py",
+    "program/reference/quantized.py",
     "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }

@@ -10,8 +10,7 @@ import transformers
 
 from cpuserve.errors import ModelError
 from cpuserve.models import BUILTIN, TEXT_PARTS
-from cpuserve.models.generic import _decoders, read_spec, transformers_knows
-from cpuserve.models.kinds import other_kind
+from cpuserve.models.generic import _decoders, other_kind, read_spec, transformers_knows
 from tests.api.server_process import free_port
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S

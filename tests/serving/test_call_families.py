@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
+from cpuserve.config.options import REASONING_PARSERS, TOOL_CALL_PARSERS
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat

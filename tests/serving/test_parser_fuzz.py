@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpuserve.config.parsers import TOOL_CALL_PARSERS
+from cpuserve.config.options import TOOL_CALL_PARSERS
 from cpuserve.serving.calls.events import Text, Thought
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.harmony import HARMONY

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import TEXT, response_types
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
-from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
-from cpuserve.metrics.families import server_families
+from cpuserve.metrics.families import CONTENT_TYPE, exposition, server_families
 
 router = APIRouter()
 

@@ -10,7 +10,7 @@ from typing import Any
 # llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits.
 # LARGEST is the largest double below 2^63.
 LARGEST = 2**63 - 1024
-# digits.py limits integers to 20 digits, and numbers to doubles: larger bounds have no effect.
+# json_masks.py limits integers to 20 digits, and numbers to doubles: larger bounds have no effect.
 NO_INTEGER, NO_NUMBER = 10**20, 1e308
 EXACT = 2**53
 

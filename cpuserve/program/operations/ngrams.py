@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
-    from cpuserve.program.reference.ngrams import LastIds
+    from cpuserve.program.reference.rows import LastIds
 
 MOST_IDS = 1 << 24  # states keep token ids as fp32, which has all integers up to 2^24
 
@@ -105,7 +105,7 @@ class NgramEmbed(Op, frozen=True):
 
     def make_states(self, slots: int) -> LastIds:
         """Return `slots` empty state slots for the last token ids of sequences."""
-        from cpuserve.program.reference.ngrams import LastIds
+        from cpuserve.program.reference.rows import LastIds
 
         return LastIds(len(self.multipliers) - 1, slots)
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
-    from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
-    from cpuserve.program.reference.recurrent import DeltaStates
+    from cpuserve.program.reference.recurrent import ConvInputs, DeltaStates, Mamba2States
 
 # Threads claim the work of a recurrent layer in units: a unit is some channels or heads of one
 # sequence.
@@ -198,7 +197,7 @@ class ShortConv(Op, frozen=True):
 
     def make_states(self, slots: int) -> ConvInputs:
         """Return `slots` empty state slots for the last inputs, which the next tokens need."""
-        from cpuserve.program.reference.mamba import ConvInputs
+        from cpuserve.program.reference.recurrent import ConvInputs
 
         return ConvInputs(self.channels, self.taps, slots, self.dilation)
 
@@ -254,7 +253,7 @@ class Mamba2(Op, frozen=True):
     def reference(self, at: Interpreter, x: Tensor, steps: Tensor) -> Tensor:
         import torch
 
-        from cpuserve.program.reference.mamba import Mamba2Weights
+        from cpuserve.program.reference.recurrent import Mamba2Weights
 
         weights = Mamba2Weights(*map(at.vector, (self.a_log, self.dt_bias, self.d)))
         steps = steps[:, self.column : self.column + self.heads]
@@ -266,7 +265,7 @@ class Mamba2(Op, frozen=True):
 
     def make_states(self, slots: int) -> Mamba2States:
         """Return empty states and open rows of the layer."""
-        from cpuserve.program.reference.mamba import Mamba2Shape, Mamba2States
+        from cpuserve.program.reference.recurrent import Mamba2Shape, Mamba2States
 
         widths = (self.key_width, self.value_width)
         sizes = Mamba2Shape(self.heads, self.groups, *widths, self.low, self.high)

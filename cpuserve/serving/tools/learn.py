@@ -140,7 +140,7 @@ def learn_format(
 
     If the template does not write calls, or in an unknown way, it is told how to (write_calls).
 
-    calls, reasoning: the names of parsers in config/parsers.py;
+    calls, reasoning: the names of parsers in config/options.py;
     "auto" = find the format, "none" = no calls, or no thoughts.
     """
     source = template.tool_source

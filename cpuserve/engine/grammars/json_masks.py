@@ -1,9 +1,15 @@
-"""Limits the numbers in JSON: to 20 digits in an integer, and to the range of a double.
+"""Removes tokens from the bitmasks of JSON that no writer of JSON would choose.
 
+Digits limits numbers: to 20 digits in an integer, and to the range of a double.
 Grammars allow any number of digits, and small models write digits until max_tokens.
-llguidance has no limit for digits, so this module removes them from its bitmasks.
-Digits recognizes a number without the whole text: the text ends with digits, and the bitmask
+A number is recognized without the whole text: the text ends with digits, and the bitmask
 allows the characters that may follow a number. In a string, it would allow a quotation mark.
+
+LineBreaks forbids line breaks before `:` and `,`. Grammars allow white space between all parts
+of JSON, so that models can indent objects. A model that is forced into an unusual object may then
+write a line break after a name or a value, and go on with a separator.
+
+llguidance has no option for either.
 """
 
 from __future__ import annotations
@@ -32,6 +38,13 @@ _INTERESTING = ('"', *"0123456789", *_ENDS)
 Mask = npt.NDArray[np.int32]
 
 
+def _mask_of(ids: list[int], vocab: int) -> Mask:
+    """Return the bitmask of token ids."""
+    mask = np.zeros(32 * mask_words(vocab), np.uint8)
+    mask[ids] = 1
+    return np.packbits(mask, bitorder="little").view(np.int32)
+
+
 class Digits:
     """Limits the digits of numbers, for one tokenizer.
 
@@ -40,7 +53,7 @@ class Digits:
     """
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:
-        self._words = mask_words(vocab)
+        self._vocab = vocab
         self._digits: dict[int, str] = {}  # token id: the digits at the beginning of the token
         quotes, ends = [], [*end_ids]
         for i, text in enumerate(texts):
@@ -51,14 +64,9 @@ class Digits:
                     self._digits[i] = found[0]
                 else:
                     ends.append(i)
-        self._quotes, self._ends = self._mask(quotes), self._mask(ends)
+        self._quotes, self._ends = _mask_of(quotes, vocab), _mask_of(ends, vocab)
         self._longest = max(map(len, self._digits.values()), default=0)
         self._longer: dict[int, Mask] = {}
-
-    def _mask(self, ids: list[int]) -> Mask:
-        mask = np.zeros(32 * self._words, np.uint8)
-        mask[ids] = 1
-        return np.packbits(mask, bitorder="little").view(np.int32)
 
     def bound(self, tail: bytes, mask: Mask) -> None:
         """Remove from a bitmask the tokens that make the number at the end of a text too long.
@@ -82,7 +90,7 @@ class Digits:
         """Return the bitmask of the tokens that begin with more than `number` digits."""
         if number not in self._longer:
             ids = [i for i, digits in self._digits.items() if len(digits) > number]
-            self._longer[number] = self._mask(ids)
+            self._longer[number] = _mask_of(ids, self._vocab)
         return self._longer[number]
 
     def _bound_exponent(self, number: str, length: int, mask: Mask) -> None:
@@ -119,3 +127,44 @@ def _end_of(text: bytes) -> bytes:
 
 
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+
+
+_SPACE = b" \t\r\n"
+_OPENERS = b"{[,:"  # after these, a line break comes before a name, a value or the end of an object
+_SEPARATOR = re.compile(rb"[ \t\r\n]*[,:]")
+_CLOSER = re.compile(rb"[]}]")
+_BREAK = re.compile(rb"[ \t\r]*\n[ \t\r\n]*\Z")
+# Tokens with a line break before a separator, or after an end, where a separator may follow.
+_STRAY = re.compile(rb"\A[ \t\r]*\n[ \t\r\n]*[,:]|[^ \t\r\n{\[,:][ \t\r]*\n[ \t\r\n]*(?:[,:]|\Z)")
+
+
+class LineBreaks:
+    """Forbids the tokens of one tokenizer that would put a line break before a separator.
+
+    Strings need no attention: they cannot contain a line break.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], vocab: int) -> None:
+        texts = [token_bytes(i) for i in range(vocab)]
+        self._separators, self._closers, self._breaks, self._stray = (
+            _mask_of([i for i, text in enumerate(texts) if found(text)], vocab)
+            for found in (_SEPARATOR.match, _CLOSER.match, _BREAK.match, _STRAY.search)
+        )
+
+    def bound(self, tail: bytes, mask: Mask) -> None:
+        """Remove tokens from the bitmask of a JSON text; tail: its end, from `Tails.after`."""
+        body = tail.rstrip(_SPACE)
+        if b"\n" in tail[len(body) :]:
+            _forbid(self._separators, mask)
+            return
+        _forbid(self._stray, mask)
+        # Where no object or list can end, only a separator could follow a line break.
+        if body and body[-1] not in _OPENERS and not (mask & self._closers).any():
+            _forbid(self._breaks, mask)
+
+
+def _forbid(tokens: Mask, mask: Mask) -> None:
+    """Remove tokens from a bitmask, unless no token would be left."""
+    kept = mask & ~tokens
+    if kept.any():
+        mask[:] = kept
