@@ -23,6 +23,25 @@ class ReplicaStatus:
     hung: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A sequence that an engine generates.
+
+    timeout_s: the longest time that it may take, in seconds; None = no limit.
+    progress: yield an output without tokens after each chunk of the prompt,
+      which shows how many prompt tokens have been computed.
+    continues: the request continues the response of an earlier request,
+      so its prompt is not counted again in the statistics.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    timeout_s: float | None = None
+    progress: bool = False
+    continues: bool = False
+
+
 class EngineClient(Protocol):
     """The methods of an engine that the front end and `LLM` call.
 
@@ -41,24 +60,10 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
 
-    def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Generate one sequence; closing the iterator aborts it. EngineDead: the engine ended.
 
         DeadlineExceeded: the request took more than timeout_s seconds, including time in the queue.
-
-        progress: yield an output without tokens after each chunk of the prompt,
-          which shows how many prompt tokens have been computed.
-        continues: the request continues the response of an earlier request,
-          so its prompt is not counted again in the statistics.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:

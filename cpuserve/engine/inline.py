@@ -14,7 +14,7 @@ from typing import Any
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.build import build_engine, run_engine
-from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
@@ -33,7 +33,6 @@ from cpuserve.engine.loop import run_loop
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import EngineDead, StartupError
 from cpuserve.log import get_logger
-from cpuserve.sampling.params import SamplingParams
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], EngineCore]
 Sink = queue.SimpleQueue[Output | EngineDead]
@@ -79,27 +78,17 @@ class InlineClient:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(self._started.result())
 
-    def submit(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        sink: Sink,
-        priority: int = 0,
-        continues: bool = False,
-    ) -> int:
+    def submit(self, request: EngineRequest, sink: Sink) -> int:
         """Start one sequence and return its id; `sink` gets its outputs, or an EngineDead.
-
-        continues: whether the sequence continues the response of an earlier request.
 
         Raises:
             InvalidRequest: the engine could never run the request.
             EngineDead: the engine has ended.
         """
-        limits = self._serving()
-        request = self._requests.make(prompt_ids, params, priority, limits, continues=continues)
-        self._router.add(request.id, sink)
-        self._channel.post(request)
-        return request.id
+        message = self._requests.make(request, self._serving())
+        self._router.add(message.id, sink)
+        self._channel.post(message)
+        return message.id
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -134,24 +123,14 @@ class InlineClient:
         """Wait until the engine is ready; raise its StartupError if it cannot start."""
         self._take_info(await asyncio.wrap_future(self._started))
 
-    def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Generate one sequence. Closing the iterator aborts it.
 
         Raises InvalidRequest and EngineDead like submit, and DeadlineExceeded after timeout_s.
         """
-        limits = self._serving()
-        request = self._requests.make(prompt_ids, params, priority, limits, progress, continues)
+        message = self._requests.make(request, self._serving())
         streams = self._router.streams(asyncio.get_running_loop())
-        return streams.run(request, self._channel.post, _at_once, timeout_s)
+        return streams.run(message, self._channel.post, _at_once, request.timeout_s)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
-from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import (
     Ask,
     Fatal,
@@ -41,7 +41,6 @@ from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
 from cpuserve.log import get_logger
-from cpuserve.sampling.params import SamplingParams
 
 log = get_logger("engine")
 
@@ -132,16 +131,7 @@ class ProcessClient:
             _, self._link = await loop.create_connection(lambda: _Link(self), sock=self._socket)
         await asyncio.shield(self._ready)
 
-    def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Generate one sequence; closing the iterator aborts it.
 
         Raises:
@@ -150,8 +140,8 @@ class ProcessClient:
             DeadlineExceeded: while iterating, timeout_s seconds after the start.
         """
         link, limits = self._connected()
-        request = self._requests.make(prompt_ids, params, priority, limits, progress, continues)
-        return self._streams.run(request, self._post, link.wait_writable, timeout_s)
+        message = self._requests.make(request, limits)
+        return self._streams.run(message, self._post, link.wait_writable, request.timeout_s)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

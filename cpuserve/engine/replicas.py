@@ -15,7 +15,7 @@ import msgspec
 from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.affinity import affinity, on_cpus
-from cpuserve.engine.client import EngineClient, ReplicaStatus
+from cpuserve.engine.client import EngineClient, EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
 from cpuserve.engine.launch import CHILD_MODULE, SpareProcess
 from cpuserve.engine.process import DiedAtStart, ProcessClient
@@ -295,31 +295,14 @@ class ReplicaClient:
             keep(f"restarting {r.name}", partial(self._keep, r)) for r in self._replicas
         ]
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Generate one sequence on the replica that the router chooses; see EngineClient."""
-        replica = self._choose(prompt_ids, params)
-        engine, waiting = replica.engine, len(prompt_ids)
+        replica = self._choose(request.prompt_ids, request.params)
+        engine, waiting = replica.engine, len(request.prompt_ids)
         replica.open += 1
         replica.waiting_tokens += waiting
         try:
-            outputs = engine.generate(
-                prompt_ids,
-                params,
-                priority,
-                timeout_s=timeout_s,
-                progress=progress,
-                continues=continues,
-            )
-            async with aclosing(outputs):
+            async with aclosing(engine.generate(request)) as outputs:
                 async for output in outputs:
                     if waiting and output.tokens:
                         replica.waiting_tokens -= waiting

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 import msgspec
 
 from cpuserve.core.admission import Limits, check_request
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output
 from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
-from cpuserve.sampling.params import SamplingParams
 
 Post = Callable[[Inbound], None]
 
@@ -172,24 +172,17 @@ class RequestMaker:
     def __init__(self) -> None:
         self._ids = itertools.count()
 
-    def make(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        limits: Limits,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AddRequest:
-        """Return a request; InvalidRequest if the engine would refuse it.
+    def make(self, request: EngineRequest, limits: Limits) -> AddRequest:
+        """Return the message for a request; InvalidRequest if the engine would refuse it.
 
         `params` is copied and validated again, because its fields may have been assigned later.
         """
-        params = msgspec.structs.replace(params)
-        check_request(prompt_ids, params, limits)
-        prompt = array("i", prompt_ids).tobytes()
+        params = msgspec.structs.replace(request.params)
+        check_request(request.prompt_ids, params, limits)
+        prompt = array("i", request.prompt_ids).tobytes()
         number, now = next(self._ids), time.monotonic()
-        return AddRequest(number, prompt, params, now, priority, progress, continues)
+        rest = (request.priority, request.progress, request.continues)
+        return AddRequest(number, prompt, params, now, *rest)
 
 
 def limits_of(info: dict[str, object]) -> Limits:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
 from cpuserve.errors import EngineDead
 from cpuserve.sampling.params import SamplingParams
@@ -56,20 +56,12 @@ class ScriptedEngine:
     async def wait_ready(self) -> None:
         """Return immediately, because a scripted engine loads nothing."""
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Yield the outputs of the script for one sequence; raise the errors of the script."""
-        self.wishes.append((timeout_s, progress))
-        self.continued.append(continues)
-        self.priorities.append(priority)
+        prompt_ids, params = request.prompt_ids, request.params
+        self.wishes.append((request.timeout_s, request.progress))
+        self.continued.append(request.continues)
+        self.priorities.append(request.priority)
         number = len(self.asked)
         self.asked.append((list(prompt_ids), params))
         self.running += 1

@@ -3,6 +3,7 @@
 import asyncio
 from typing import ClassVar
 
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.engine.process import DiedAtStart
 from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
@@ -59,8 +60,8 @@ class Engine:
         await self._death.wait()
         return self._how
 
-    async def generate(self, prompt_ids, params, priority=0, **_):
-        self.prompts.append(list(prompt_ids))
+    async def generate(self, request):
+        self.prompts.append(list(request.prompt_ids))
         yield Output(0, [1])
         await self._gate.wait()
         if self._how:
@@ -133,6 +134,6 @@ def with_fakes(body, count=2, starts=lambda index, life: True, block_size=32, po
 
 async def first_of(client, prompt=PROMPT):
     """Return a stream after its first output has been read."""
-    stream = client.generate(list(prompt), SamplingParams())
+    stream = client.generate(EngineRequest(list(prompt), SamplingParams()))
     await anext(stream)
     return stream

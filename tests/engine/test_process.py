@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.process import ProcessClient, _Link
 from cpuserve.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.sampling.params import SamplingParams
@@ -46,7 +47,9 @@ def with_engine(body, model="fake", **changes):
 async def collect(client, prompt=PROMPT, **params):
     """(tokens, last output) of one request."""
     tokens, last = [], None
-    async for output in client.generate(prompt, SamplingParams(**{"seed": 1, **params})):
+    async for output in client.generate(
+        EngineRequest(prompt, SamplingParams(**{"seed": 1, **params}))
+    ):
         tokens += output.tokens
         last = output
     return tokens, last
@@ -74,7 +77,7 @@ def test_progress_is_reported_before_ready():
         client = ProcessClient.spawn(fake_config(), module=MODULE, on_progress=seen.append)
         assert not client.alive
         with pytest.raises(EngineDead, match="not ready"):
-            client.generate(PROMPT, SamplingParams())
+            client.generate(EngineRequest(PROMPT, SamplingParams()))
         await asyncio.gather(client.wait_ready(), client.wait_ready())
         await client.close()
         assert (seen[-1].stage, seen[-1].done, seen[-1].total) == ("load", 100, 100)
@@ -87,11 +90,11 @@ def test_progress_is_reported_before_ready():
 def test_request_that_cannot_run_is_refused_without_asking_the_engine():
     async def body(client):
         with pytest.raises(InvalidRequest, match="context length"):
-            client.generate([1] * 200, SamplingParams())
+            client.generate(EngineRequest([1] * 200, SamplingParams()))
         params = SamplingParams()
         params.temperature = -1.0
         with pytest.raises(InvalidRequest, match="temperature"):
-            client.generate(PROMPT, params)
+            client.generate(EngineRequest(PROMPT, params))
         assert len((await collect(client, max_tokens=3))[0]) == 3
 
     with_engine(body)
@@ -101,7 +104,7 @@ def test_request_that_cannot_run_is_refused_without_asking_the_engine():
 def test_closing_the_iterator_aborts_the_request(outputs):
     async def body(client):
         params = SamplingParams(max_tokens=150, seed=1)
-        async with aclosing(client.generate(PROMPT, params)) as stream:
+        async with aclosing(client.generate(EngineRequest(PROMPT, params))) as stream:
             for _ in range(outputs):
                 await anext(stream)
         tokens, _ = await collect(client, max_tokens=2)
@@ -129,7 +132,7 @@ def test_cancelling_the_reader_aborts_the_request():
 
 def test_slow_reader_does_not_hold_up_the_others():
     async def body(client):
-        stream = client.generate(PROMPT, SamplingParams(max_tokens=100, seed=1))
+        stream = client.generate(EngineRequest(PROMPT, SamplingParams(max_tokens=100, seed=1)))
         first = await anext(stream)
         tokens, _ = await collect(client, [5], max_tokens=150)
         assert len(tokens) == 150
@@ -165,7 +168,7 @@ def test_death_of_the_engine_ends_all_streams_and_says_how(model, how, capfd):
         assert all(isinstance(r, EngineDead) for r in results)
         assert not client.alive
         with pytest.raises(EngineDead, match=re.escape(how)):
-            client.generate(PROMPT, SamplingParams())
+            client.generate(EngineRequest(PROMPT, SamplingParams()))
         with pytest.raises(EngineDead, match=re.escape(how)):
             await client.ask("report")
 
@@ -351,7 +354,7 @@ async def main():
         await client.wait_ready()
     print(client.pid, flush=True)
     if {model!r} == "fake:slow":
-        async for _ in client.generate([1, 2], SamplingParams(max_tokens=150)):
+        async for _ in client.generate(EngineRequest([1, 2], SamplingParams(max_tokens=150))):
             pass
     await asyncio.sleep(60)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.replicas import ReplicaClient
 from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
@@ -38,7 +39,7 @@ def with_processes(body, model="fake", count=2, **changes):
 
 async def collect(client, prompt, **params):
     tokens = []
-    async for output in client.generate(prompt, SamplingParams(seed=1, **params)):
+    async for output in client.generate(EngineRequest(prompt, SamplingParams(seed=1, **params))):
         tokens += output.tokens
     return tokens
 
@@ -74,7 +75,9 @@ def test_kill_9_of_one_ends_its_streams_only_and_it_starts_again():
 
 def test_closing_a_stream_aborts_it_and_a_refusal_costs_no_load():
     async def body(client):
-        async with aclosing(client.generate(PROMPT, SamplingParams(max_tokens=90))) as stream:
+        async with aclosing(
+            client.generate(EngineRequest(PROMPT, SamplingParams(max_tokens=90)))
+        ) as stream:
             await anext(stream)
             assert sum(r.load for r in client._replicas) == 1.0
         with pytest.raises(InvalidRequest, match="context length"):

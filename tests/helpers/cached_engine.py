@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from cpuserve.core.step import RowResult
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import AddRequest, Output, Stats
-from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import FakeExecutor, FakeModel, fake_config
 
 VOCAB = 512
@@ -63,17 +63,9 @@ class CachedEngine:
     async def wait_ready(self) -> None:
         pass
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         self._number += 1
+        prompt_ids, params = request.prompt_ids, request.params
         self.prompts.append(prompt_ids)
         self.core.executor.model.saying = [*self.saying, self.end]
         data = b"".join(token.to_bytes(4, "little") for token in prompt_ids)

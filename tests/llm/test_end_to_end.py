@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import ConfigError, ModelError
 from tests.helpers.answers import exact_answers
@@ -153,7 +154,7 @@ def test_process_gives_the_same_tokens_as_the_thread(executor):
             assert client._process.returncode == 0
 
     async def collect(client, prompt):
-        return [t async for o in client.generate(prompt, GREEDY) for t in o.tokens]
+        return [t async for o in client.generate(EngineRequest(prompt, GREEDY)) for t in o.tokens]
 
     got = asyncio.run(main())
     if executor == "native":

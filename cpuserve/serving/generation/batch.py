@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from cpuserve.core.admission import output_limit
+from cpuserve.engine.client import EngineRequest
 from cpuserve.errors import EngineDead
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
@@ -193,10 +194,8 @@ class _Batch:
             self._metrics.finish(sequence.record, sequence.choice.reason or "stop")
             self._ended(sequence.position, sequence.choice)
             return
-        number = self._client.submit(
-            run.ids, run.params, self.sink, sequence.priority, not run.is_first
-        )
-        self.running[number] = sequence
+        request = EngineRequest(run.ids, run.params, sequence.priority, continues=not run.is_first)
+        self.running[self._client.submit(request, self.sink)] = sequence
 
     def take(self, output: Output | EngineDead) -> None:
         """Add an output to its choice; a sequence that has ended is removed from `running`."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpuserve.core.exclusion import stop_ids
+from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Output, TokenLogprob
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params
 from cpuserve.serving.generation.fan_out import dismiss, start
@@ -120,7 +121,7 @@ class _Run:
         timeout = first.timeout_s
         if timeout is not None:
             timeout = max(1e-3, timeout - (time.monotonic() - first.started))
-        source = context.client.generate(
+        request = EngineRequest(
             [*first.prompt.ids, *beam.tokens],
             self._params,
             first.priority,
@@ -128,7 +129,7 @@ class _Run:
             continues=not is_first,
         )
         found: TokenLogprob | None = None
-        async with aclosing(source) as outputs:
+        async with aclosing(context.client.generate(request)) as outputs:
             async for output in outputs:
                 if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.engine.client import EngineRequest
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
 from cpuserve.serving.calls.events import (
@@ -470,7 +471,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                     yield events
                 if run.finish is not None:
                     break
-            source = context.client.generate(
+            request = EngineRequest(
                 run.ids,
                 run.params,
                 sequence.priority,
@@ -478,7 +479,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                 progress=sequence.progress and run.is_first,
                 continues=not run.is_first,
             )
-            async with aclosing(source) as outputs:
+            async with aclosing(context.client.generate(request)) as outputs:
                 async for output in outputs:
                     if output.queue_full:
                         raise context.backlog.refusal(output.error or "The queue is full")
