@@ -133,13 +133,8 @@ class OneEmbedding:
         rows = np.ones((8, 32), np.float32).view(np.uint8)
         self.native.load_matrix(embed, [(rows, "f32", None)])
 
-    def admit(self, slot, *_):
-        ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        self.native.admit(
-            slot, temperature=0.0, top_p=1.0, min_p=0.0, top_k=0, repetition=1.0, frequency=0.0,
-            presence=0.0, seed=0, min_tokens=0, stop_ids=ints, bias_ids=ints, bias_values=floats,
-            allowed=None, prompt=ints, output=ints,
-        )  # fmt: skip
+    def admit(self, slot, request):
+        self.native.admit(slot, request)
 
     def release(self, slot):
         self.native.release(slot)

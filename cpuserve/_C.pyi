@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.sampling.slot import SlotRequest
+
 def build_facts() -> dict[str, str]:
     """{"arch", "baseline": compiler flags outside the ISA units, "build_type", "c_library" whose
     headers were used, "compiler", "python" version}."""
@@ -97,7 +99,7 @@ class Program:
 
         Its arguments are the fields of the operation, in their order or by name: ids of values,
         matrices and vectors (-1 = absent), numbers, and choices by name. ValueError for fields
-        that do not fit each other or the program."""
+        that do not fit each other or the program, TypeError for others than operation_fields()."""
     @property
     def weight_bytes(self) -> int: ...
     @property
@@ -110,17 +112,11 @@ class Program:
     def kv_block_bytes(self) -> int:
         """Bytes of one block in all layers with `kv_type` "bf16" (twice as many with "f32")."""
 
+def operation_fields() -> dict[str, list[str]]:
+    """The fields of each operation in their order, by the name of its method of Program."""
+
 def packed_file_bytes(team: Team, program: Program) -> int:
     """Bytes of a file with the packed matrices of all ranks, behind 2 MB for a header."""
-
-class ChainSettings:
-    """The samplers of a request, and their parameters (sampling/chain.py)."""
-
-    stages: npt.NDArray[np.int32]
-    breaker_ids: npt.NDArray[np.int32]
-    breaker_ends: npt.NDArray[np.int32]
-    prefixes: npt.NDArray[np.int32]
-    def __init__(self) -> None: ...
 
 class Executor:
     """Owns arenas, KV cache and sampler state. Call its methods on thread 0 inside Team.run, or
@@ -174,31 +170,10 @@ class Executor:
     def load_table(self, matrix: int, rows: npt.NDArray[np.uint8], type: str) -> None:
         """Look up the rows of a table in `rows` [n, row_bytes], which must not change."""
     def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
-    def admit(
-        self,
-        slot: int,
-        *,
-        temperature: float,
-        top_p: float,
-        min_p: float,
-        top_k: int,
-        repetition: float,
-        frequency: float,
-        presence: float,
-        seed: int,
-        min_tokens: int,
-        stop_ids: npt.NDArray[np.int32],
-        bias_ids: npt.NDArray[np.int32],
-        bias_values: npt.NDArray[np.float32],
-        allowed: npt.NDArray[np.int32] | None,
-        prompt: npt.NDArray[np.int32],
-        output: npt.NDArray[np.int32],
-        bad_ids: npt.NDArray[np.int32] = ...,
-        bad_ends: npt.NDArray[np.int32] = ...,
-        scored: npt.NDArray[np.int32] = ...,
-        last_n: int = -1,
-        chain: ChainSettings | None = None,
-    ) -> None: ...
+    def admit(self, slot: int, request: SlotRequest) -> None:
+        """Read the fields of SlotRequest in csrc/runtime/sampler.h from `request`; None = its default.
+
+        TypeError for a value of another type, ValueError for token ids outside the vocabulary."""
     def mirostat_mu(self, slot: int) -> float: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:
@@ -283,7 +258,7 @@ class Executor:
         """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") the bytes
         that are reserved, resident and, for "weights" and "kv", in huge pages."""
 
-# single kernels for tests; `threads` run in one `#pragma omp parallel`, without a team
+# single kernels for tests and probes, without a team
 def kernel_linear(
     isa: str,
     kind: str,
@@ -292,37 +267,7 @@ def kernel_linear(
     n: int,
     k: int,
     x: npt.NDArray[np.float32],
-    *,
-    threads: int = 1,
-    activation: str = "none",
-    glu: bool = False,
-    out_format: str = "f32",
 ) -> npt.NDArray[np.float32]: ...
-def kernel_sample(
-    isa: str,
-    logits: npt.NDArray[np.float32],
-    *,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    top_k: int = 0,
-    repetition: float = 1.0,
-    frequency: float = 0.0,
-    presence: float = 0.0,
-    seed: int = 0,
-    position: int = 0,
-    bias_ids: npt.NDArray[np.int32] = ...,
-    bias_values: npt.NDArray[np.float32] = ...,
-    allowed: npt.NDArray[np.int32] | None = None,
-    banned: npt.NDArray[np.int32] = ...,
-    prompt: npt.NDArray[np.int32] = ...,
-    output: npt.NDArray[np.int32] = ...,
-    target: int = -1,
-    num_top: int = -1,
-    mask: npt.NDArray[np.int32] | None = None,
-) -> dict[str, Any]:
-    """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0: score that id."""
-
 def kernel_sample_times(
     isa: str, logits: npt.NDArray[np.float32], top_p: float, draws: int
 ) -> npt.NDArray[np.float64]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpuserve.sampling.beams import BeamSearchParams
-from cpuserve.sampling.offline import RequestOutputKind, SamplingType
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.fields import RequestOutputKind
+from cpuserve.sampling.params import SamplingParams, SamplingType
 from cpuserve.sampling.repetition import RepetitionDetection as RepetitionDetectionParams
 from cpuserve.sampling.structured import StructuredOutputs as StructuredOutputsParams
 

@@ -637,8 +637,8 @@ FAULTS = [
     # --- API, sampling, tokenizer -------------------------------------------------------------
     Fault(
         "cpuserve/sampling/params.py",
-        "            or self.min_tokens\n            or self.repetition_penalty",
-        "            or self.repetition_penalty",
+        "            or self.min_tokens\n            or self.penalizes",
+        "            or self.penalizes",
         f"{PREFIXES} -k bars",
     ),
     Fault(

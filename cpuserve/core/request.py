@@ -15,6 +15,7 @@ from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
 from cpuserve.ids import RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 NO_SLOT = SlotId(-1)
@@ -201,15 +202,7 @@ class Delta(msgspec.Struct):
 class SlotHost(Protocol):
     """The part of an Executor that the scheduler uses: sampler state per slot."""
 
-    def admit(
-        self,
-        slot: int,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-    ) -> None:
+    def admit(self, slot: int, request: SlotRequest) -> None:
         """Create the sampler state of `slot`, or replace it."""
 
     def release(self, slot: int) -> None:

@@ -42,6 +42,7 @@ from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
+from cpuserve.sampling.slot import SlotRequest
 
 # The engine takes no messages while it moves blocks from or to offload tiers. It stops moving after
 # MOVING_S seconds or one block more, so it learns within 50 ms that a client has left.
@@ -540,8 +541,8 @@ class Scheduler:
 
     def _admit(self, request: Request, slot: SlotId) -> None:
         ids, count = request.token_ids, request.num_prompt
-        stop_ids = sorted(request.stop_ids)
-        self._slots.admit(slot, request.params, request.seed, ids[:count], ids[count:], stop_ids)
+        tokens = ids[:count], ids[count:], sorted(request.stop_ids)
+        self._slots.admit(slot, SlotRequest(request.params, request.seed, *tokens))
 
     def _preempt(self, request: Request) -> None:
         """Free the slot and all blocks of a running request, and queue it to be recomputed."""

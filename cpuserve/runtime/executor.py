@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.quant.base import QuantTensor
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 Bytes = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
@@ -143,20 +143,8 @@ class Executor(Protocol):
         The bytes must come from an executor of the same model and settings.
         """
 
-    def admit(
-        self,
-        slot: int,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-    ) -> None:
-        """Set or reset the sampler state of request slot `slot`.
-
-        output: tokens that the request has already generated (after a preemption).
-        stop_ids: ids that are banned until the request has params.min_tokens output tokens.
-        """
+    def admit(self, slot: int, request: SlotRequest) -> None:
+        """Set or reset the sampler state of request slot `slot`."""
 
     def release(self, slot: int) -> None:
         """Discard the sampler state and the block tables of request slot `slot`."""

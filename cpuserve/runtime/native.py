@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +26,7 @@ from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
-from cpuserve.sampling.chain import STAGES, Chain
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
     from cpuserve.platforms.limits import Part
@@ -40,8 +38,6 @@ ProgressFn = Callable[[str, int, int], None]
 BATCH_BYTES = 16 << 20
 # The disk reads this many batches ahead of the batch that is packed: 64 MB, or 10 ms at 6 GB/s.
 BATCHES_AHEAD = 4
-EMPTY_INT = np.zeros(0, np.int32)
-EMPTY_FLOAT = np.zeros(0, np.float32)
 
 BANDWIDTH_S = 0.25  # duration of a measurement of the bandwidth, in seconds
 
@@ -125,50 +121,9 @@ class NativeExecutor:
         if self._cache is not None:
             self._cache.save(self.native)
 
-    def admit(
-        self,
-        slot: int,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-    ) -> None:
-        """Set or reset the sampler state of `slot`, with the token history if penalties need it."""
-        penalized = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        bad_words = params.bad_word_ids
-        chain = params.chain
-        remembers = chain is not None and "dry" in chain.stages
-        counts_outputs = penalized or params.min_tokens > 0 or bool(bad_words) or remembers
-        bias = params.logit_bias or {}
-        allowed = params.allowed_token_ids
-        self.native.admit(
-            slot,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            top_k=params.top_k,
-            repetition=params.repetition_penalty,
-            frequency=params.frequency_penalty,
-            presence=params.presence_penalty,
-            seed=seed & (2**64 - 1),
-            min_tokens=params.min_tokens,
-            stop_ids=np.asarray(stop_ids, np.int32) if stop_ids else EMPTY_INT,
-            bias_ids=np.asarray(list(bias), np.int32) if bias else EMPTY_INT,
-            bias_values=np.asarray(list(bias.values()), np.float32) if bias else EMPTY_FLOAT,
-            allowed=None if allowed is None else np.asarray(sorted(set(allowed)), np.int32),
-            prompt=np.asarray(prompt, np.int32) if penalized or remembers else EMPTY_INT,
-            output=np.asarray(output, np.int32) if counts_outputs and output else EMPTY_INT,
-            bad_ids=np.asarray([i for word in bad_words for i in word], np.int32),
-            bad_ends=np.asarray([*accumulate(map(len, bad_words))], np.int32),
-            scored=np.asarray(params.scored_ids, np.int32),
-            last_n=params.penalty_window,
-            chain=None if chain is None else chain_settings(chain),
-        )
+    def admit(self, slot: int, request: SlotRequest) -> None:
+        """Set or reset the sampler state of request slot `slot`."""
+        self.native.admit(slot, request)
 
     def mirostat_mu(self, slot: int) -> float:
         """Return the value mu of mirostat for `slot`; 0 without mirostat."""
@@ -320,20 +275,6 @@ class NativeExecutor:
         if self._cache is not None:
             self._cache.close()
         del self.native
-
-
-def chain_settings(chain: Chain) -> _C.ChainSettings:
-    """Return the parameters of `chain` for the native executor."""
-    settings = _C.ChainSettings()
-    lists = ("stages", "breaker_ids", "breaker_ends", "prefixes")
-    for name in Chain.__dataclass_fields__:
-        if name not in lists:
-            setattr(settings, name, getattr(chain, name))
-    settings.stages = np.asarray([STAGES.index(name) for name in chain.stages], np.int32)
-    settings.breaker_ids = np.asarray(chain.breaker_ids, np.int32)
-    settings.breaker_ends = np.asarray(chain.breaker_ends, np.int32)
-    settings.prefixes = np.frombuffer(chain.prefixes, "<i4")
-    return settings
 
 
 def make_team(config: EngineConfig) -> _C.Team:

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.sampler_chain import ChainRow, ChainSampler
-from cpuserve.sampling.params import GREEDY_BELOW, SamplingParams
+from cpuserve.sampling.params import GREEDY_BELOW
+from cpuserve.sampling.slot import SlotRequest
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -51,19 +52,12 @@ def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] =
 class SlotSampler:
     """The sampler state of one request slot: parameters and token counts."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-        vocab: int,
-    ) -> None:
+    def __init__(self, request: SlotRequest, vocab: int) -> None:
+        params, prompt, output = request.params, request.prompt_ids, request.output_ids
         for what, ids in (
             ("the prompt", prompt),
             ("the output", output),
-            ("stop ids", stop_ids),
+            ("stop ids", request.stop_ids),
             ("logit_bias", list(params.logit_bias or ())),
             ("allowed_token_ids", params.allowed_token_ids or []),
             ("bad_words", [i for word in params.bad_word_ids for i in word]),
@@ -73,8 +67,8 @@ class SlotSampler:
                 msg = f"{what} has a token id outside the vocabulary of {vocab}"
                 raise ValueError(msg)
         self._params = params
-        self._seed = seed & MASK64
-        self._stop_ids = stop_ids
+        self._seed = request.seed
+        self._stop_ids = request.stop_ids
         self._in_prompt = np.zeros(vocab, bool)
         self._in_prompt[prompt] = True
         self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)

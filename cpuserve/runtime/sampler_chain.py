@@ -1,6 +1,6 @@
 """The samplers of llama.cpp in numpy, for the executors that run on torch.
 
-cpuserve/sampling/chain.py lists the parameters; csrc/runtime/sampler_chain.cpp is the C++ version.
+cpuserve/sampling/fields.py lists the parameters; csrc/runtime/sampler_chain.cpp is the C++ version.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class ChainSampler:
         self._tokens = list(tokens)
         self._vocab = vocab
         self._breakers: dict[int, list[list[int]]] = {}  # sequence breakers of dry, by first token
-        for begin, end in itertools.pairwise([0, *chain.breaker_ends]):
-            breaker = chain.breaker_ids[begin:end]
+        for begin, end in itertools.pairwise([0, *chain.dry_breaker_ends]):
+            breaker = chain.dry_breaker_ids[begin:end]
             self._breakers.setdefault(breaker[0], []).append(breaker)
-        self._prefixes = np.frombuffer(chain.prefixes, "<i4")
+        self._prefixes = np.asarray(chain.infill_prefixes, np.int32)
         self.mu = chain.mirostat_mu
         self.last = Candidates(np.zeros(0, np.intp), np.zeros(0, np.float32))
 

@@ -30,7 +30,7 @@ from cpuserve.runtime.executor import (
     mask_words,
 )
 from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
     import torch
@@ -89,17 +89,9 @@ class TorchSampling:
         self._model = model
         self._slots: dict[int, SlotSampler] = {}
 
-    def admit(
-        self,
-        slot: int,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-    ) -> None:
+    def admit(self, slot: int, request: SlotRequest) -> None:
         """Set or reset the sampler state of request slot `slot`."""
-        self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
+        self._slots[slot] = SlotSampler(request, self._vocab)
 
     def mirostat_mu(self, slot: int) -> float:
         """Return the value mu of mirostat for `slot`; 0 without mirostat."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.chain import Chain, chain_of, check_samplers
-from cpuserve.sampling.offline import OfflineFields, SamplingType, bias_by_id, check_offline
-from cpuserve.sampling.repetition import RepetitionDetection, repetition_from
-from cpuserve.sampling.structured import StructuredOutputs, structured_from
+from cpuserve.sampling.fields import SamplingFields, check_fields
+from cpuserve.sampling.repetition import repetition_from
+from cpuserve.sampling.structured import structured_from
 
-MAX_REPETITION_PENALTY = 1_000_000
 MAX_SALT = 128
-MAX_ADAPTER_SCALE = 1000
 # A salt is a part of keys and file names, where these characters could make two salts equal.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
@@ -35,8 +33,16 @@ GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
-class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
-    """The sampling parameters of a request; ChainParams has the fields of samplers of llama.cpp.
+class SamplingType(IntEnum):
+    """How tokens are chosen: the most likely one, at random, or at random from a seed."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
+    """The sampling parameters of a request; fields.py lists them, with their types and limits.
 
     A list of None means an empty list, as in vLLM.
 
@@ -64,39 +70,6 @@ class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
       as fit into the context with max_tokens.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: list[str] = msgspec.field(default_factory=list)
-    stop_token_ids: list[int] = msgspec.field(default_factory=list)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = msgspec.field(default_factory=list)
-    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
-    repetition_detection: RepetitionDetection | None = None
-    label_ids: list[int] = msgspec.field(default_factory=list)
-    cache_salt: str | None = None
-    adapter: str | None = None
-    adapter_scale: float = 1.0
-    structured_outputs: StructuredOutputs | None = None
-    caller: str = ""
-    vectors: str = ""
-    truncate_prompt_tokens: int | None = None
-
     def __post_init__(self) -> None:
         """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
         try:
@@ -113,48 +86,20 @@ class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
         self.stop = self.stop or []
         self.stop_token_ids = self.stop_token_ids or []
         self.bad_words = self.bad_words or []
+        if self.top_k == -1:
+            self.top_k = 0
         if self.logit_bias and not all(type(key) is int for key in self.logit_bias):
             self.logit_bias = bias_by_id(self.logit_bias)
 
     def _check_all(self) -> None:
-        self._check("n", 1 <= self.n <= 128, "between 1 and 128")
-        self._check("temperature", 0.0 <= self.temperature <= 1e6, "between 0 and 1000000")
-        self._check("top_p", 0.0 <= self.top_p <= 1.0, "in [0, 1]")
-        if self.top_k == -1:
-            self.top_k = 0
-        self._check("top_k", 0 <= self.top_k < 2**31, "-1 or 0 (all), or between 1 and 2147483647")
-        self._check("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]")
-        self._check(
-            "repetition_penalty",
-            0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
-            f"above 0 and at most {MAX_REPETITION_PENALTY}",
-        )
-        self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]")
-        self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]")
-        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
-        self._check(
-            "max_tokens",
-            self.max_tokens is None or 0 <= self.max_tokens < 2**31,
-            "between 0 and 2147483647",
-        )
-        self._check("min_tokens", 0 <= self.min_tokens < 2**31, "between 0 and 2147483647")
+        check_fields(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             msg = f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
             raise InvalidRequest(msg, role="min_tokens")
-        self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "at least 0")
-        self._check(
-            "prompt_logprobs",
-            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
-            "at least 0",
-        )
         kinds = self.vectors.split("+")
         self._check("vectors", all(kind in VECTORS for kind in kinds), f"one of {VECTORS}")
-        scale = MAX_ADAPTER_SCALE
-        between = f"between -{scale} and {scale}"
-        self._check("adapter_scale", -scale <= self.adapter_scale <= scale, between)
         self._check_named()
         check_samplers(self)
-        check_offline(self)
         self._check("stop", all(self.stop), "non-empty strings")
         if not all(map(str.strip, self.bad_words)):
             msg = "bad_words has an empty word, or one of white space: omit it"
@@ -199,9 +144,14 @@ class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
             or self.logit_bias
             or self.bad_word_ids
             or self.min_tokens
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
+            or self.penalizes
+        )
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether penalties depend on the tokens before."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
         )
 
     @property
@@ -282,6 +232,20 @@ class SamplingParams(OfflineFields, omit_defaults=True, kw_only=True):
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, role=name)
+
+
+def bias_by_id(bias: dict[Any, float]) -> dict[int, float]:
+    """Return logit_bias with token ids as its keys, which may be texts as in JSON.
+
+    Raises:
+        InvalidRequest: a key is not a token id.
+    """
+    try:
+        return {int(key): value for key, value in bias.items()}
+    except (TypeError, ValueError):
+        bad = next(key for key in bias if not str(key).lstrip("-").isdigit())
+        msg = f"logit_bias must have token ids as its keys, got {bad!r}"
+        raise InvalidRequest(msg, role="logit_bias") from None
 
 
 def _wrong_type(params: SamplingParams) -> InvalidRequest:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.offline import RequestOutputKind
+from cpuserve.sampling.fields import RequestOutputKind
 
 # The fields that must have one of these values, and why other values are refused.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {

@@ -133,7 +133,7 @@ void register_cpu(py::module_& m) {
   m.def(
       "row_bytes",
       [](const std::string& format, int64_t width) {
-        return row_bytes(parse_format(format), width);
+        return row_bytes(from_name<ActFormat>(format), width);
       },
       py::arg("format"), py::arg("width"));
 

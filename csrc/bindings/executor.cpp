@@ -24,8 +24,8 @@ SourceTensor source_of(const SourceTuple& source) {
                  "-dimensional");
   check_argument(!order || order->size() == data.shape(0),
                  "load_matrix: the row order must have one entry for each row");
-  return {data.data(), data.shape(0), static_cast<size_t>(data.shape(1)), parse_source(type),
-          order ? order->data() : nullptr};
+  return {data.data(), data.shape(0), static_cast<size_t>(data.shape(1)),
+          from_name<SourceType>(type), order ? order->data() : nullptr};
 }
 
 void load_matrices(Executor& e, const std::vector<MatrixTuple>& matrices,
@@ -298,14 +298,14 @@ void register_executor(py::module_& m) {
                            const std::string& kv_type, int64_t num_slots, int64_t max_top,
                            int64_t num_states, int packed_fd, bool packed_writable) {
                  return std::make_unique<Executor>(
-                     team, program, num_blocks, parse_kv_type(kv_type), num_slots, max_top,
+                     team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top,
                      num_states, PackedFile{packed_fd, packed_writable});
                }),
                py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
                py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
                py::arg("max_top") = 20, py::arg("num_states") = 0, py::arg("packed_fd") = -1,
                py::arg("packed_writable") = false);
-  define_sampler(m, executor);
+  define_sampler(executor);
   define_loads(executor);
   define_steps(executor);
   define_blocks(executor);

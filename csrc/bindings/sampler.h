@@ -5,7 +5,7 @@
 
 namespace cpuserve {
 
-// Defines the class ChainSettings, and the methods of Executor that admit and release requests.
-void define_sampler(py::module_& m, py::class_<Executor>& executor);
+// Defines the methods of Executor that admit and release requests.
+void define_sampler(py::class_<Executor>& executor);
 
 }  // namespace cpuserve

@@ -1,6 +1,8 @@
 #include "runtime/names.h"
 
 #include "base/check.h"
+#include "runtime/operations/experts.h"
+#include "runtime/sampler_chain.h"
 
 namespace cpuserve {
 namespace {
@@ -11,60 +13,84 @@ struct Name {
   E value;
 };
 
-constexpr Name<ActFormat> kFormats[] = {
-    {"f32", ActFormat::f32},         {"bf16", ActFormat::bf16},        {"q8g32", ActFormat::q8g32},
-    {"q8g32x2", ActFormat::q8g32x2}, {"q8g128", ActFormat::q8g128},    {"q8row", ActFormat::q8row},
-    {"q8g256", ActFormat::q8g256},   {"q8g256x2", ActFormat::q8g256x2}};
+// The texts for the values of an enum, and the word for it in errors.
+template <class E>
+struct Names;
 
-constexpr Name<WeightKind> kKinds[] = {
-#define NAME(name, ...) {#name, WeightKind::name},
-    CPUSERVE_WEIGHT_KINDS(NAME, NAME)
-#undef NAME
+#define NAME(name, ...) {#name, Enum::name},
+#define OWN_NAME(name, source, ...) {#source, Enum::source},
+
+template <>
+struct Names<ActFormat> {
+  using Enum = ActFormat;
+  static constexpr const char* kWhat = "row format";
+  static constexpr Name<Enum> kAll[] = {NAME(f32) NAME(bf16) NAME(q8g32) NAME(q8g32x2) NAME(q8g128)
+                                            NAME(q8row) NAME(q8g256) NAME(q8g256x2)};
 };
-constexpr Name<SourceType> kSources[] = {
-#define NAME(name, ...) {#name, SourceType::name},
-#define OWN_NAME(name, source, ...) {#source, SourceType::source},
-    CPUSERVE_SHARED_SOURCES(NAME) CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, OWN_NAME)
+template <>
+struct Names<WeightKind> {
+  using Enum = WeightKind;
+  static constexpr const char* kWhat = "weight kind";
+  static constexpr Name<Enum> kAll[] = {CPUSERVE_WEIGHT_KINDS(NAME, NAME)};
+};
+template <>
+struct Names<SourceType> {
+  using Enum = SourceType;
+  static constexpr const char* kWhat = "source type";
+  static constexpr Name<Enum> kAll[] = {CPUSERVE_SHARED_SOURCES(NAME)
+                                            CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, OWN_NAME)};
+};
+template <>
+struct Names<Activation> {
+  using Enum = Activation;
+  static constexpr const char* kWhat = "activation";
+  static constexpr Name<Enum> kAll[] = {CPUSERVE_ACTIVATIONS(NAME)};
+};
+template <>
+struct Names<KvType> {
+  static constexpr const char* kWhat = "KV type";
+  static constexpr Name<KvType> kAll[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
+                                          {"f32", KvType::f32},       {"int8", KvType::int8},
+                                          {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};
+};
+template <>
+struct Names<Score> {
+  using Enum = Score;
+  static constexpr const char* kWhat = "router score";
+  static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)};
+};
+template <>
+struct Names<Stage> {
+  using Enum = Stage;
+  static constexpr const char* kWhat = "sampler";
+  static constexpr Name<Enum> kAll[] = {CPUSERVE_STAGES(NAME)};
+};
+
 #undef NAME
 #undef OWN_NAME
-};
-constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
-                                             {"relu", Activation::relu},
-                                             {"relu2", Activation::relu2},
-                                             {"gelu", Activation::gelu},
-                                             {"gelu_tanh", Activation::gelu_tanh},
-                                             {"silu", Activation::silu},
-                                             {"clamped_swiglu", Activation::clamped_swiglu}};
-constexpr Name<KvType> kKvTypes[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
-                                     {"f32", KvType::f32},       {"int8", KvType::int8},
-                                     {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};
-
-constexpr Name<Score> kScores[] = {{"softmax", Score::softmax},
-                                   {"sigmoid", Score::sigmoid},
-                                   {"chosen_softmax", Score::chosen_softmax}};
-
-template <class E, size_t N>
-E parse(const Name<E> (&names)[N], const std::string& text, const char* what) {
-  std::string known;
-  for (const Name<E>& n : names) {
-    if (text == n.text) return n.value;
-    known += std::string(known.empty() ? "" : ", ") + n.text;
-  }
-  fail_argument("unknown ", what, " '", text, "'; known: ", known);
-}
 
 }  // namespace
 
-ActFormat parse_format(const std::string& name) { return parse(kFormats, name, "row format"); }
-WeightKind parse_kind(const std::string& name) { return parse(kKinds, name, "weight kind"); }
-SourceType parse_source(const std::string& name) { return parse(kSources, name, "source type"); }
-Activation parse_activation(const std::string& name) {
-  return parse(kActivations, name, "activation");
+template <class E>
+E from_name(const std::string& name) {
+  std::string known;
+  for (const Name<E>& n : Names<E>::kAll) {
+    if (name == n.text) return n.value;
+    known += std::string(known.empty() ? "" : ", ") + n.text;
+  }
+  fail_argument("unknown ", Names<E>::kWhat, " '", name, "'; known: ", known);
 }
-KvType parse_kv_type(const std::string& name) { return parse(kKvTypes, name, "KV type"); }
-Score parse_score(const std::string& name) { return parse(kScores, name, "router score"); }
+
+template ActFormat from_name(const std::string&);
+template WeightKind from_name(const std::string&);
+template SourceType from_name(const std::string&);
+template Activation from_name(const std::string&);
+template KvType from_name(const std::string&);
+template Score from_name(const std::string&);
+template Stage from_name(const std::string&);
+
 const char* kind_name(WeightKind kind) {
-  for (const auto& n : kKinds) {
+  for (const auto& n : Names<WeightKind>::kAll) {
     if (n.value == kind) return n.text;
   }
   return "?";

@@ -3,18 +3,14 @@
 #include <string>
 
 #include "kernels/table.h"
-#include "runtime/operations/experts.h"
 
 namespace cpuserve {
 
-// For an unknown name, the parse functions throw std::invalid_argument.
-// The message lists the known names.
-ActFormat parse_format(const std::string& name);
-WeightKind parse_kind(const std::string& name);
-SourceType parse_source(const std::string& name);
-Activation parse_activation(const std::string& name);
-KvType parse_kv_type(const std::string& name);
-Score parse_score(const std::string& name);
+// Returns the value of an enum with this name: an ActFormat, WeightKind, SourceType, Activation,
+// KvType, Score or Stage.
+// Throws std::invalid_argument, with a list of the known names, for an unknown one.
+template <class E>
+E from_name(const std::string& name);
 const char* kind_name(WeightKind kind);
 
 }  // namespace cpuserve

@@ -23,49 +23,36 @@ void Sampler::check_ids(const char* what, Span<const int32_t> ids) const {
   }
 }
 
-void Sampler::check_bad_words(const SlotRequest& r) const {
-  check_ids("bad_ids", r.bad_ids);
-  int32_t begin = 0;
-  for (int32_t end : r.bad_ends) {
-    check_argument(end > begin && end <= r.bad_ids.size(), "bad_ends has ", end, " after ", begin,
-                   ", and there are ", r.bad_ids.size(), " bad ids");
-    begin = end;
-  }
-  check_argument(begin == r.bad_ids.size(), "bad_ends ends at ", begin, " of ", r.bad_ids.size(),
-                 " bad ids");
-}
-
 void Sampler::admit(int64_t index, const SlotRequest& r) {
   Slot& s = slot(index);
-  check_bad_words(r);
-  check_ids("scored", r.scored);
+  check_ids("scored_ids", r.scored_ids);
   check_ids("stop_ids", r.stop_ids);
-  check_ids("bias_ids", r.bias_ids);
-  check_ids("allowed", r.allowed);
   check_ids("prompt", r.prompt);
   check_ids("output", r.output);
-  check_argument(r.bias_ids.size() == r.bias_values.size(), r.bias_ids.size(), " bias ids but ",
-                 r.bias_values.size(), " values");
+  const Span<const int32_t> allowed = r.allowed_token_ids.value_or(Span<const int32_t>{});
+  check_ids("allowed_token_ids", allowed);
 
   Slot fresh;
   fresh.used = true;
   fresh.banned.assign(r.stop_ids.begin(), r.stop_ids.end());
   fresh.num_stops = r.stop_ids.size();
-  fresh.banned.resize(static_cast<size_t>(r.stop_ids.size() + r.bad_ends.size()));
-  fresh.bad_ids.assign(r.bad_ids.begin(), r.bad_ids.end());
-  fresh.bad_ends.assign(r.bad_ends.begin(), r.bad_ends.end());
-  int32_t begin = 0;
-  for (int32_t end : fresh.bad_ends) {
-    fresh.most_recent = std::max(fresh.most_recent, static_cast<size_t>(end - begin - 1));
-    begin = end;
+  fresh.banned.resize(fresh.banned.size() + r.bad_word_ids.size());
+  for (const std::vector<int32_t>& word : r.bad_word_ids) {
+    check_ids("bad_word_ids", word);
+    check_argument(!word.empty(), "bad_word_ids has an empty word");
+    fresh.bad_ids.insert(fresh.bad_ids.end(), word.begin(), word.end());
+    fresh.bad_ends.push_back(static_cast<int32_t>(fresh.bad_ids.size()));
+    fresh.most_recent = std::max(fresh.most_recent, word.size() - 1);
   }
   fresh.recent.reserve(fresh.most_recent);
   for (int32_t id : r.output) add_recent(fresh, id);
-  fresh.scored.assign(r.scored.begin(), r.scored.end());
-  fresh.allowed.assign(r.allowed.begin(), r.allowed.end());
+  fresh.scored.assign(r.scored_ids.begin(), r.scored_ids.end());
+  fresh.allowed.assign(allowed.begin(), allowed.end());
   std::sort(fresh.allowed.begin(), fresh.allowed.end());
-  for (int64_t i = 0; i < r.bias_ids.size(); i++) {
-    fresh.bias.push_back({r.bias_ids[i], r.bias_values[i]});
+  fresh.allowed.erase(std::unique(fresh.allowed.begin(), fresh.allowed.end()), fresh.allowed.end());
+  for (const auto& [id, value] : r.logit_bias) {
+    check_ids("logit_bias", {&id, 1});
+    fresh.bias.push_back({id, value});
   }
   fresh.outputs_until_stop = std::max<int64_t>(0, r.min_tokens - r.output.size());
   SampleParams& p = fresh.params;
@@ -73,17 +60,17 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   p.top_p = r.top_p;
   p.min_p = r.min_p;
   p.top_k = r.top_k;
-  p.repetition = r.repetition;
-  p.frequency = r.frequency;
-  p.presence = r.presence;
+  p.repetition = r.repetition_penalty;
+  p.frequency = r.frequency_penalty;
+  p.presence = r.presence_penalty;
   p.seed = r.seed;
   p.bias = fresh.bias.data();
   p.num_bias = static_cast<int32_t>(fresh.bias.size());
   p.allowed = fresh.allowed.data();
-  p.num_allowed = r.has_allowed ? static_cast<int32_t>(fresh.allowed.size()) : -1;
+  p.num_allowed = r.allowed_token_ids ? static_cast<int32_t>(fresh.allowed.size()) : -1;
   ban(fresh);
-  const bool penalizes = r.repetition != 1 || r.frequency != 0 || r.presence != 0;
-  if (penalizes && r.last_n != 0) make_counts(fresh, r);
+  const bool penalizes = p.repetition != 1 || p.frequency != 0 || p.presence != 0;
+  if (penalizes && r.penalty_window != 0) make_counts(fresh, r);
   if (r.chain) {
     fresh.chain =
         std::make_unique<SamplerChain>(*r.chain, vocab_, r.prompt, r.output, max_outputs_);
@@ -123,19 +110,19 @@ void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   s.counts.reset(new TokenCount[static_cast<size_t>(s.capacity)]);
   s.place.reset(new int32_t[static_cast<size_t>(vocab_)]());
   s.params.counts = s.counts.get();
-  if (r.last_n < 0) {
+  if (r.penalty_window < 0) {
     for (int32_t id : r.prompt) count_of(s, id)->prompt++;
     for (int32_t id : r.output) count_of(s, id)->output++;
     return;
   }
-  s.window_size =
-      static_cast<size_t>(std::min(r.last_n, r.prompt.size() + r.output.size() + max_outputs_));
+  s.window_size = static_cast<size_t>(
+      std::min(r.penalty_window, r.prompt.size() + r.output.size() + max_outputs_));
   s.window.reserve(s.window_size);
   for (int32_t id : r.prompt) count(s, id);
   for (int32_t id : r.output) count(s, id);
 }
 
-// Counts a token as output. If the window of last_n tokens is full, its oldest token leaves it.
+// Counts a token as output. If the window of the last tokens is full, its oldest token leaves it.
 void Sampler::count(Slot& s, int32_t token) noexcept {
   if (s.window_size > 0 && s.window.size() < s.window_size) {
     s.window.push_back(token);

@@ -2,7 +2,9 @@
 // Tables are allocated when a request is admitted, so that a step allocates nothing.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/span.h"
@@ -11,30 +13,34 @@
 
 namespace cpuserve {
 
-// The sampling parameters of a request.
-//   has_allowed        whether only the token ids in `allowed` may be sampled
+// The sampling parameters of a request, as in cpuserve/sampling/slot.py.
+//   allowed_token_ids  if set, only these ids may be sampled
 //   prompt, output     the token ids of the prompt and of the output so far;
 //                      may be empty without penalties, min_tokens, bad words and a chain
-//   bad_ids, bad_ends  the ids of all bad words, and for each word the index after its last id.
-//                      The last id of a bad word is banned
-//                      while the output ends with the other ids of this word.
-//   scored             if not empty, the ids that get logprobs instead of the usual alternatives
+//   bad_word_ids       the last id of a bad word is banned
+//                      while the output ends with the other ids of this word
+//   scored_ids         if not empty, the ids that get logprobs instead of the usual alternatives
 //                      of each sampled token
-//   last_n             if at least 0, penalties count only the last `last_n` ids of the text,
+//   penalty_window     if at least 0, penalties count only so many last ids of the text,
 //                      and ids of the prompt count as output
-//   chain              the samplers of llama.cpp (sampler_chain.h); null: the kernels sample
+//   chain              the samplers of llama.cpp (sampler_chain.h); not set: the kernels sample
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;
-  float repetition = 1, frequency = 0, presence = 0;
+  float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
   uint64_t seed = 0;
   int64_t min_tokens = 0;
-  Span<const int32_t> stop_ids, bias_ids;
-  Span<const float> bias_values;
-  bool has_allowed = false;
-  Span<const int32_t> allowed, prompt, output, bad_ids, bad_ends, scored;
-  int64_t last_n = -1;
-  const ChainSettings* chain = nullptr;
+  Span<const int32_t> stop_ids;
+  std::map<int32_t, float> logit_bias;
+  std::optional<Span<const int32_t>> allowed_token_ids;
+  Span<const int32_t> prompt, output;
+  std::vector<std::vector<int32_t>> bad_word_ids;
+  Span<const int32_t> scored_ids;
+  int64_t penalty_window = -1;
+  std::optional<ChainSettings> chain;
+  CPUSERVE_FIELDS(temperature, top_p, min_p, top_k, repetition_penalty, frequency_penalty,
+                  presence_penalty, seed, min_tokens, stop_ids, logit_bias, allowed_token_ids,
+                  prompt, output, bad_word_ids, scored_ids, penalty_window, chain)
 };
 
 class Sampler {
@@ -83,7 +89,8 @@ class Sampler {
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;
-    // The last_n last ids, if penalties count only these. The next id replaces the one at `oldest`.
+    // The last ids, if penalties count only these (penalty_window). The next id replaces the one at
+    // `oldest`.
     std::vector<int32_t> window;
     size_t window_size = 0, oldest = 0;
     std::unique_ptr<SamplerChain> chain;
@@ -91,7 +98,6 @@ class Sampler {
 
   Slot& slot(int64_t index);
   void check_ids(const char* what, Span<const int32_t> ids) const;
-  void check_bad_words(const SlotRequest& request) const;
   void make_counts(Slot& s, const SlotRequest& request);
   static void add_recent(Slot& s, int32_t token) noexcept;
   static void ban(Slot& s) noexcept;

@@ -29,29 +29,27 @@ SamplerChain::SamplerChain(const ChainSettings& settings, int64_t vocab, Span<co
                            Span<const int32_t> output, int64_t room)
     : settings_(settings), vocab_(vocab), next_mu_(settings.mirostat_mu) {
   bool uses_dry = false, uses_infill = false;
-  for (int32_t stage : settings.stages) {
-    check_argument(stage >= 0 && stage <= static_cast<int32_t>(Stage::infill),
-                   "there is no sampler number ", stage);
-    uses_dry |= stage == static_cast<int32_t>(Stage::dry);
-    uses_infill |= stage == static_cast<int32_t>(Stage::infill);
+  for (Stage stage : settings.stages) {
+    uses_dry |= stage == Stage::dry;
+    uses_infill |= stage == Stage::infill;
   }
-  for (int32_t id : settings.breaker_ids) {
+  for (int32_t id : settings.dry_breaker_ids) {
     check_argument(id >= 0 && id < vocab, "a sequence breaker has token id ", id,
                    ", but the vocabulary ends at ", vocab);
   }
   int32_t begin = 0;
-  for (int32_t end : settings.breaker_ends) {
-    check_argument(end > begin && end <= static_cast<int32_t>(settings.breaker_ids.size()),
-                   "breaker_ends has ", end, " after ", begin);
-    breakers_.push_back({settings.breaker_ids[static_cast<size_t>(begin)], begin, end});
+  for (int32_t end : settings.dry_breaker_ends) {
+    check_argument(end > begin && end <= static_cast<int32_t>(settings.dry_breaker_ids.size()),
+                   "dry_breaker_ends has ", end, " after ", begin);
+    breakers_.push_back({settings.dry_breaker_ids[static_cast<size_t>(begin)], begin, end});
     begin = end;
   }
   std::sort(breakers_.begin(), breakers_.end(),
             [](const Breaker& a, const Breaker& b) { return a.first < b.first; });
-  const auto links = static_cast<int64_t>(settings.prefixes.size());
+  const auto links = static_cast<int64_t>(settings.infill_prefixes.size());
   check_argument(!uses_infill || links == vocab, "infill needs ", vocab, " prefixes, not ", links);
-  for (int32_t id : settings.prefixes) {
-    check_argument(id >= -1 && id < vocab, "prefixes has token id ", id);
+  for (int32_t id : settings.infill_prefixes) {
+    check_argument(id >= -1 && id < vocab, "infill_prefixes has token id ", id);
   }
   candidates_.reserve(static_cast<size_t>(vocab));
   if (!uses_dry) return;
@@ -70,7 +68,7 @@ void SamplerChain::append(int32_t token) noexcept {
 
 int32_t SamplerChain::sample(const ChainRow& row) noexcept {
   if (!load(row)) return -1;
-  for (int32_t stage : settings_.stages) run(static_cast<Stage>(stage), row);
+  for (Stage stage : settings_.stages) run(stage, row);
   if (settings_.mirostat > 0) mirostat();
   const int32_t token = draw(uniform(row.params.seed, static_cast<uint64_t>(row.position)));
   next_mu_ = settings_.mirostat_mu;
@@ -93,7 +91,7 @@ void SamplerChain::run(Stage stage, const ChainRow& row) noexcept {
       return top_n_sigma();
     case Stage::top_k:
       return p.top_k > 0 ? cut(static_cast<size_t>(p.top_k)) : void();
-    case Stage::typical_p:
+    case Stage::typ_p:
       return typical(settings_.typical_p);
     case Stage::top_p:
       return top_p(p.top_p);
@@ -231,7 +229,7 @@ void SamplerChain::dry() noexcept {
 // a repetition must not extend over the last sequence breaker.
 int64_t SamplerChain::dry_limit(int64_t length) const noexcept {
   const int32_t* last = tokens_.data() + tokens_.size() - 1;
-  const int32_t* ids = settings_.breaker_ids.data();
+  const int32_t* ids = settings_.dry_breaker_ids.data();
   for (int64_t back = 0; back < length; back++) {
     int64_t longest = 0;
     auto b = std::lower_bound(breakers_.begin(), breakers_.end(), last[-back],
@@ -426,7 +424,7 @@ void SamplerChain::infill(const ChainRow& row) noexcept {
 // because the number of pairs grows with the square of the number of candidates.
 void SamplerChain::merge_prefixes() noexcept {
   const auto begins = [&](int32_t id, int32_t with) {
-    while (id >= 0 && id != with) id = settings_.prefixes[static_cast<size_t>(id)];
+    while (id >= 0 && id != with) id = settings_.infill_prefixes[static_cast<size_t>(id)];
     return id == with;
   };
   const size_t count = std::min(kMergedPrefixes, candidates_.size());

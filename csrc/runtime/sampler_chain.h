@@ -5,43 +5,44 @@
 #include <memory>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/span.h"
 #include "kernels/table.h"
 
 namespace cpuserve {
 
-// The samplers of a chain. Their numbers are the indices in STAGES of cpuserve/sampling/chain.py.
+// The samplers of a chain, as in STAGES of cpuserve/sampling/chain.py.
+#define CPUSERVE_STAGES(X) \
+  X(penalties)             \
+  X(dry) X(top_n_sigma) X(top_k) X(typ_p) X(top_p) X(min_p) X(xtc) X(temperature) X(infill)
 enum class Stage : int32_t {
-  penalties,
-  dry,
-  top_n_sigma,
-  top_k,
-  typical_p,
-  top_p,
-  min_p,
-  xtc,
-  temperature,
-  infill,
+#define CPUSERVE_NAME(name) name,
+  CPUSERVE_STAGES(CPUSERVE_NAME)
+#undef CPUSERVE_NAME
 };
 
-// The parameters of a sampler chain, which cpuserve/sampling/chain.py describes. Parameters
+// The parameters of a sampler chain, which cpuserve/sampling/fields.py describes. Parameters
 // that requests without a chain have as well (such as top_k) are in SampleParams.
-//   breaker_ids, breaker_ends  the ids of all sequence breakers of the sampler dry, and for each
-//                              breaker the index after its last id
-//   prefixes                   for each token id, the longest other token that its text begins with
-//                              (-1: none); empty unless `stages` has infill
+//   dry_breaker_ids, dry_breaker_ends  the ids of all sequence breakers of the sampler dry,
+//                                      and for each breaker the index after its last id
+//   infill_prefixes                    for each token id, the longest other token that its text
+//                                      begins with (-1: none); empty unless `stages` has infill
 struct ChainSettings {
-  std::vector<int32_t> stages;
+  std::vector<Stage> stages;
   int32_t min_keep = 0;
   float typical_p = 1, top_n_sigma = -1;
   float dynatemp_range = 0, dynatemp_exponent = 1;
   float xtc_probability = 0, xtc_threshold = 0.1f;
   float dry_multiplier = 0, dry_base = 1.75f;
   int32_t dry_allowed_length = 2, dry_penalty_last_n = -1;
-  std::vector<int32_t> breaker_ids, breaker_ends, prefixes;
+  std::vector<int32_t> dry_breaker_ids, dry_breaker_ends, infill_prefixes;
   int32_t mirostat = 0;
   float mirostat_tau = 5, mirostat_eta = 0.1f, mirostat_mu = 10;
   bool post_sampling_probs = false;
+  CPUSERVE_FIELDS(stages, min_keep, typical_p, top_n_sigma, dynatemp_range, dynatemp_exponent,
+                  xtc_probability, xtc_threshold, dry_multiplier, dry_base, dry_allowed_length,
+                  dry_penalty_last_n, dry_breaker_ids, dry_breaker_ends, infill_prefixes, mirostat,
+                  mirostat_tau, mirostat_eta, mirostat_mu, post_sampling_probs)
 };
 
 // A token that no sampler has dropped. p is its probability, valid only after weigh() computed it.

@@ -301,7 +301,7 @@ def test_llama_vim_chooses_the_samplers(tmp_path, path, body, order):
     assert response.status_code == 200, response.text
     params = api.engine.asked[0][1]
     assert params.chain.stages == order
-    assert len(params.chain.prefixes) == ("infill" in order) * 4 * api.context.bounds.vocab
+    assert len(params.chain.infill_prefixes) == ("infill" in order) * api.context.bounds.vocab
 
 
 @pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/sleep"])

@@ -117,10 +117,10 @@ def test_preempted_request_is_readmitted_before_later_ones_with_its_output():
     assert [r.id for r in scheduler.waiting] == [1, 2]
     while scheduler.has_work and not second.is_running:
         step(scheduler, model)
-    _, seed, prompt, readmitted, _ = model.slots[second.slot]
-    assert (seed, prompt) == (1, second.token_ids[:13])
+    slot = model.slots[second.slot]
+    assert (slot.seed, slot.prompt_ids) == (1, second.token_ids[:13])
     assert second.scheduled == began > 0.0, "it was first scheduled before"
-    assert readmitted[: len(output)] == output
+    assert slot.output_ids[: len(output)] == output
 
 
 def test_a_preempted_request_keeps_the_state_of_mirostat():
@@ -135,7 +135,7 @@ def test_a_preempted_request_keeps_the_state_of_mirostat():
     assert preempted.params.mirostat_mu == generated > 0
     while not preempted.is_running:
         step(scheduler, model)
-    assert model.slots[preempted.slot][0].mirostat_mu == generated
+    assert model.slots[preempted.slot].mirostat_mu == generated
     assert plain.params.mirostat_mu is None
 
 

@@ -10,7 +10,7 @@ using namespace executor_decoder;
 TEST(sampler_counts_prompt_and_output_and_forgets_on_release) {
   Sampler sampler(2, 100, 10);
   SlotRequest r;
-  r.frequency = 1;
+  r.frequency_penalty = 1;
   r.min_tokens = 2;
   const std::vector<int32_t> prompt{5, 7, 5}, stop{3};
   r.prompt = prompt;
@@ -57,7 +57,7 @@ TEST(a_request_that_is_admitted_again_owes_only_the_rest_of_its_min_tokens) {
 TEST(an_empty_list_of_allowed_ids_is_not_all_ids) {
   Sampler sampler(1, 100, 10);
   SlotRequest r;
-  r.has_allowed = true;
+  r.allowed_token_ids.emplace();
   sampler.admit(0, r);
   EXPECT(sampler.params(0).num_allowed == 0);
 }

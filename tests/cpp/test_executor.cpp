@@ -120,7 +120,7 @@ TEST(a_step_allocates_nothing) {
     Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
     decoder.load(e);
     SlotRequest request;
-    request.presence = 0.5f;
+    request.presence_penalty = 0.5f;
     e.sampler().admit(0, request);
     const std::vector<int32_t> prompt = words_of(token_ids(600), 0);
     std::vector<int32_t> decode = words_of(token_ids(1), 600);
@@ -195,21 +195,18 @@ std::vector<size_t> numbers(std::vector<size_t> all, std::vector<size_t> with_fe
 
 TEST(verified_drafts_give_what_steps_of_one_token_give) {
   const std::vector<int32_t> prompt = token_ids(40), stops{3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-  const std::vector<int32_t> biased{20};
-  const std::vector<float> bias{0.5f};
   SlotRequest greedy, warm;
   greedy.temperature = 0;
-  greedy.presence = 0.3f;
-  greedy.frequency = 0.1f;
+  greedy.presence_penalty = 0.3f;
+  greedy.frequency_penalty = 0.1f;
   greedy.prompt = prompt;
   warm.temperature = 0.8f;
   warm.seed = 7;
-  warm.repetition = 1.2f;
+  warm.repetition_penalty = 1.2f;
   warm.top_k = 30;
   warm.min_tokens = 33;
   warm.stop_ids = stops;
-  warm.bias_ids = biased;
-  warm.bias_values = bias;
+  warm.logit_bias = {{20, 0.5f}};
   warm.prompt = prompt;
   for (const SlotRequest& request : {greedy, warm}) {
     const std::vector<Sampled> truth = answer_of(1, request, 0, 0, {});
@@ -271,7 +268,7 @@ TEST(threads_that_share_a_row_of_logits_sample_what_one_thread_samples) {
   warm.top_p = 0.9f;
   warm.seed = 5;
   penalized = warm;
-  penalized.presence = 0.5f;
+  penalized.presence_penalty = 0.5f;
   penalized.top_k = 40;
   for (const SlotRequest& request : {greedy, warm, penalized}) {
     for (int32_t drafts : {0, 2}) {

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "activations.h"
 #include "harness.h"
 
 using namespace cpuserve;
+using activations::activated, activations::other_half, activations::ungated;
 using harness::Buffer;
 using harness::from_bf16;
 using harness::Rng;
@@ -118,36 +120,6 @@ void check_row(Matrix& out, int64_t row, const std::vector<double>& want, double
 std::vector<double> row_of(Matrix& m, int64_t row) {
   return std::vector<double>(m.f32(row), m.f32(row) + m.rows().width);
 }
-
-double activated(Activation act, double x) {
-  switch (act) {
-    case Activation::none:
-      return x;
-    case Activation::relu:
-      return x > 0 ? x : 0;
-    case Activation::relu2:
-      return x > 0 ? x * x : 0;
-    case Activation::gelu:
-      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-    case Activation::gelu_tanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
-    case Activation::silu:
-      return x / (1 + std::exp(-x));
-    case Activation::clamped_swiglu: {
-      const double g = std::min(x, 7.0);
-      return g / (1 + std::exp(-1.702 * g));
-    }
-  }
-  return NAN;
-}
-
-// With glu: what the activated gate is multiplied with.
-double other_half(Activation act, double x) {
-  return act == Activation::clamped_swiglu ? 1 + std::max(-7.0, std::min(x, 7.0)) : x;
-}
-
-const Activation kActivations[] = {Activation::none, Activation::relu,      Activation::relu2,
-                                   Activation::gelu, Activation::gelu_tanh, Activation::silu};
 
 void activate(const KernelTable& k, Matrix& x, Matrix& out, Activation act, bool glu, int64_t m0,
               int64_t m1) {
@@ -344,7 +316,7 @@ KERNEL_TEST_OF(activation_functions_are_accurate_to_fp32, activation) {
   const auto width = static_cast<int64_t>(points.size());
   Matrix x(1, width, ActFormat::f32), out(1, width, ActFormat::f32);
   std::copy(points.begin(), points.end(), x.f32(0));
-  for (Activation act : kActivations) {
+  for (Activation act : ungated()) {
     activate(k, x, out, act, false, 0, 1);
     for (size_t i = 0; i < points.size(); i++) {
       const double p = points[i], want = activated(act, p);
@@ -397,7 +369,7 @@ KERNEL_TEST_OF(capped_logits_keep_nan_and_reach_the_cap_at_infinity, scale_logit
 KERNEL_TEST_OF(activation_passes_nan_and_handles_infinity, activation) {
   Matrix x(1, 40, ActFormat::f32), out(1, 40, ActFormat::f32);
   for (int64_t i = 0; i < 40; i++) x.f32(0)[i] = i % 3 ? INFINITY : NAN;
-  for (Activation act : kActivations) {
+  for (Activation act : ungated()) {
     activate(k, x, out, act, false, 0, 1);
     for (int64_t i = 0; i < 40; i++)
       CHECK(i % 3 ? out.f32(0)[i] == INFINITY : std::isnan(out.f32(0)[i]));

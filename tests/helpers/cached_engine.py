@@ -20,7 +20,7 @@ class SayingModel(FakeModel):
     saying: Sequence[int] = ()
 
     def _row(self, chunk, row):
-        _, _, prompt, output, _ = self.slots[chunk.slot]
+        prompt, output = self.slots[chunk.slot].prompt_ids, self.slots[chunk.slot].output_ids
         if not output:
             seen = self._history(chunk, chunk.start + row.index + 1)
             assert seen == prompt, "the cached blocks are those of another prompt"

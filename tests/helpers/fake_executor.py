@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from cpuserve.program.view import MORE_GROUPS, state_slot
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
 from cpuserve.runtime.sampler import allowed_by
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 VOCAB = 1000
 NOTHING = -1
@@ -122,19 +124,20 @@ class FakeModel:
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.kv = [[NOTHING] * block_size for _ in range(num_blocks)]
-        self.slots: dict[int, tuple[SamplingParams, int, list[int], list[int], list[int]]] = {}
+        self.slots: dict[int, SlotRequest] = {}
         self.kept: SlotTables = {}  # the tables that steps have sent, for `unflatten`
         self.steps = 0
         self.largest_step = 0
 
-    def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
+    def admit(self, slot, request) -> None:
         assert 0 <= slot < self.num_slots
-        held = self.slots.get(slot)
-        assert held is None or held[2:4] == (prompt, output), "the slot is another request's"
-        self.slots[slot] = (params, seed, list(prompt), list(output), list(stop_ids))
+        held, tokens = self.slots.get(slot), (request.prompt_ids, request.output_ids)
+        same = held is None or (held.prompt_ids, held.output_ids) == tokens
+        assert same, "the slot is another request's"
+        self.slots[slot] = replace(request, output_ids=list(request.output_ids))
 
     def mirostat_mu(self, slot) -> float:
-        return float(len(self.slots[slot][3]))
+        return float(len(self.slots[slot].output_ids))
 
     def release(self, slot) -> None:
         del self.slots[slot]
@@ -226,17 +229,17 @@ class FakeModel:
         history = self._history(chunk, chunk.start + row.index + 1)
         if row.target == HIDDEN:
             return VectorResult(0, vector=vector_after(history))
-        params, seed, prompt, output, stop_ids = self.slots[chunk.slot]
-        token = row.target
+        slot, token = self.slots[chunk.slot], row.target
+        params, output = slot.params, slot.output_ids
         if token < 0:
-            seen = (prompt + output)[-self.window :]
+            seen = (slot.prompt_ids + output)[-self.window :]
             assert seen == history, "sampler state and KV cache disagree"
-            banned = set(stop_ids if len(output) < params.min_tokens else ())
+            banned = set(slot.stop_ids if len(output) < params.min_tokens else ())
             if params.allowed_token_ids is not None:
                 banned |= set(range(VOCAB)) - set(params.allowed_token_ids)
             if row.masked:
                 banned |= set(np.flatnonzero(~allowed_by(self.masks[chunk.slot], VOCAB)).tolist())
-            token = next_token(history, seed, banned)
+            token = next_token(history, slot.seed, banned)
             output.append(token)
         if row.num_top < 0:
             return RowResult(token)
@@ -373,8 +376,8 @@ class FakeExecutor(Executor):
         self._steps = 0
         self._cancelled = threading.Event()
 
-    def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
-        self.model.admit(slot, params, seed, prompt, output, stop_ids)
+    def admit(self, slot, request) -> None:
+        self.model.admit(slot, request)
 
     def mirostat_mu(self, slot) -> float:
         return self.model.mirostat_mu(slot)

@@ -21,7 +21,8 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.llm import LLM
 from cpuserve.offline.refused import METHODS, engine_options
 from cpuserve.outputs import CompletionOutput
-from cpuserve.sampling import offline, pooling
+from cpuserve.sampling import fields as sampling_fields
+from cpuserve.sampling import pooling
 from cpuserve.sampling_params import BeamSearchParams, RepetitionDetectionParams
 
 RECORDED = json.loads(
@@ -115,8 +116,8 @@ def value_of(text):
         return ast.literal_eval(text)
     except ValueError:
         return {
-            "RequestOutputKind.CUMULATIVE": offline.RequestOutputKind.CUMULATIVE,
-            "RequestOutputKind.FINAL_ONLY": offline.RequestOutputKind.FINAL_ONLY,
+            "RequestOutputKind.CUMULATIVE": sampling_fields.RequestOutputKind.CUMULATIVE,
+            "RequestOutputKind.FINAL_ONLY": sampling_fields.RequestOutputKind.FINAL_ONLY,
             "msgspec.field(default=None)": None,
         }[text]
 
@@ -219,7 +220,7 @@ def test_the_lists_name_only_what_vllm_has():
     assert set(PACKAGE) <= set(RECORDED["package"])
 
 
-@pytest.mark.parametrize("name", offline.REFUSED)
+@pytest.mark.parametrize("name", sampling_fields.REFUSED)
 def test_a_sampling_field_that_is_refused_is_named(name):
     wrong = {"flat_logprobs": True, "watermarking": True, "extra_args": {"a": 1}}.get(name, 5)
     with pytest.raises(InvalidRequest, match=f"{name} is not supported, because"):

@@ -22,6 +22,7 @@ from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.gpt_oss import published
@@ -104,7 +105,7 @@ def executor_and_oracle(weights, config_dict, dtype, isa, kv=None):
     program = build_program(spec_from_config(config_dict))
     executor = NativeExecutor(config, program, weights, _C.Team(1, None))
     for slot in (0, 1):
-        executor.admit(slot, SamplingParams(temperature=0), 0, [], [], [])
+        executor.admit(slot, SlotRequest(SamplingParams(temperature=0), 0, [], [], []))
     matrices = [need.name for need in program.weights if need.role == "matrix"]
     oracle = Interpreter(
         program,

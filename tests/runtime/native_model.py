@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cpuserve import _C
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 NONE = -1
-GREEDY = {
-    "temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0, "repetition": 1.0,
-    "frequency": 0.0, "presence": 0.0, "seed": 0, "min_tokens": 0,
-    "stop_ids": np.zeros(0, np.int32), "bias_ids": np.zeros(0, np.int32),
-    "bias_values": np.zeros(0, np.float32), "allowed": None,
-    "prompt": np.zeros(0, np.int32), "output": np.zeros(0, np.int32),
-}  # fmt: skip
+
+
+def greedy(*, seed=0, prompt=(), output=(), stop_ids=(), **params):
+    """A request that samples greedily, unless `params` differ."""
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": None, **params})
+    return SlotRequest(sampling, seed, list(prompt), list(output), list(stop_ids))
 
 
 @dataclass(frozen=True)

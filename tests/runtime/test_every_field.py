@@ -17,8 +17,9 @@ from cpuserve.core.step import LogitRow
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.torch_executor import TorchExecutor
-from cpuserve.sampling.offline import REFUSED
+from cpuserve.sampling.fields import REFUSED
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
 from tests.runtime.test_executors_agree import VOCAB, config
@@ -143,7 +144,7 @@ def executor(request):
 def sampled(executor, **fields):
     """Return the tokens after PROMPT and their alternatives."""
     params = SamplingParams(**fields)
-    executor.admit(0, params, SEED, PROMPT, [], [3])
+    executor.admit(0, SlotRequest(params, SEED, PROMPT, [], [3]))
     sequence = Sequence(0, list(PROMPT), [0, 1])
     found = []
     for _ in range(TOKENS):

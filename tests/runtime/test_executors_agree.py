@@ -12,6 +12,7 @@ from cpuserve.runtime.executor import mask_words
 from cpuserve.runtime.pack import pack
 from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
@@ -48,7 +49,7 @@ def drawn(executor, masks=None, texts=None):
     """
     sequences = []
     for slot, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
-        executor.admit(slot, SamplingParams(temperature=1.0), seed, prompt, [], [])
+        executor.admit(slot, SlotRequest(SamplingParams(temperature=1.0), seed, prompt, [], []))
         sequences.append(Sequence(slot, list(prompt), list(range(4 * slot, 4 * slot + 4))))
         if len(prompt) > 20:
             executor.step(step(sequences[-1].chunk(20, rows=[])))

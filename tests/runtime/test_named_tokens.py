@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import native_runs
 import numpy as np
-from native_model import GREEDY, Chunk, Native, blocks_for, words
+from native_model import Chunk, Native, blocks_for, greedy, words
 from native_runs import PROMPT
 
 from cpuserve.runtime.sampler import SlotSampler, score
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 model = native_runs.model  # the fixture
 
@@ -16,7 +17,7 @@ model = native_runs.model  # the fixture
 def decode(m, steps, named=0, **params):
     """Sample `steps` tokens after PROMPT[:20]; return their logits rows and all results."""
     e = m.executor
-    e.admit(0, **{**GREEDY, **params})
+    e.admit(0, greedy(**params))
     ids, tokens, rows, tops = PROMPT[:20], [], [], []
     start = 0
     for _ in range(steps):
@@ -30,8 +31,7 @@ def decode(m, steps, named=0, **params):
 
 
 def bad(*words_):
-    flat = np.asarray([i for word in words_ for i in word], np.int32)
-    return {"bad_ids": flat, "bad_ends": np.cumsum([len(w) for w in words_]).astype(np.int32)}
+    return {"bad_word_ids": [list(word) for word in words_]}
 
 
 def allowed_greedily(rows, words_):
@@ -61,7 +61,7 @@ def test_a_bad_word_is_known_after_a_preemption(model):
 
     def after(m):
         output = np.asarray(free[:3], np.int32)
-        m.executor.admit(0, **{**GREEDY, **bad(free[:4]), "output": output})
+        m.executor.admit(0, greedy(**bad(free[:4]), output=output))
         ids = [*PROMPT[:20], *free[:3]]
         m.executor.step(words(Chunk(ids, 0, blocks_for(64), [(len(ids) - 1, -1, 0)])))
         return int(m.executor.tokens[0])
@@ -86,10 +86,9 @@ def test_stop_ids_and_bad_words_are_banned_together(model):
 
 def test_named_tokens_replace_the_alternatives_in_their_order(model):
     named = [90, 7, 41]
-    ids = np.asarray(named, np.int32)
     for threads in (1, 3):  # three threads share the passes over one row
         tokens, rows, tops = Native(model, threads=threads).run(
-            lambda m: decode(m, 4, named=3, scored=ids, **bad([41]))
+            lambda m: decode(m, 4, named=3, logprobs=0, logprob_token_ids=named, **bad([41]))
         )
         assert 41 not in tokens
         for row, (top, logprobs) in zip(rows, tops, strict=True):
@@ -105,7 +104,7 @@ def test_numpy_bars_the_last_token_of_a_bad_word():
 
     def tokens(bad_word_ids, output=()):
         params = SamplingParams(temperature=0, bad_word_ids=bad_word_ids)
-        slot = SlotSampler(params, 1, [], list(output), [], 60)
+        slot = SlotSampler(SlotRequest(params, 1, [], list(output), []), 60)
         return [slot.sample(logits, i) for i in range(4)]
 
     assert tokens([]) == [9] * 4

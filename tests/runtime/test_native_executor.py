@@ -7,7 +7,7 @@ import dataclasses
 import native_runs
 import numpy as np
 import pytest
-from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_for, words
+from native_model import Chunk, Model, Native, Shape, all_rows, blocks_for, greedy, words
 from native_runs import PROMPT, THREADS, mask_of, prompt_logits
 
 from cpuserve import _C
@@ -218,8 +218,7 @@ def test_a_step_allocates_nothing(model, threads, kind):
     mask = mask_of([5, 9])
 
     def use(m):
-        penalized = {**GREEDY, "repetition": 1.1, "min_tokens": 2, "temperature": 0.8}
-        m.executor.admit(0, **penalized)
+        m.executor.admit(0, greedy(repetition_penalty=1.1, min_tokens=2, temperature=0.8))
         for s in steps:
             m.executor.step(s)
         before = m.executor.step_allocations
@@ -279,7 +278,7 @@ def test_blocks_moved_by_their_bytes_give_the_same_logits(model, kv):
     last = [(n - 1, -1, -1)]
 
     def fill(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         want = m.executor.step_logits(words(Chunk(PROMPT[:n], 0, blocks, last)))
         return want, m.executor.read_blocks(np.array(blocks, np.int32))
 
@@ -290,7 +289,7 @@ def test_blocks_moved_by_their_bytes_give_the_same_logits(model, kv):
     )
 
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         m.executor.write_blocks(np.array([7, 1, 3], np.int32), data)
         again = m.executor.read_blocks(np.array([3, 7], np.int32))
         assert np.array_equal(again, data[[2, 0]])

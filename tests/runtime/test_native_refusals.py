@@ -5,7 +5,7 @@ from __future__ import annotations
 import native_runs
 import numpy as np
 import pytest
-from native_model import GREEDY, Chunk, Native, blocks_for, words
+from native_model import Chunk, Native, blocks_for, greedy, words
 from native_runs import good_words, mask_of
 
 from cpuserve import _C
@@ -31,7 +31,7 @@ def test_masks_that_do_not_fit_are_refused_before_anything_runs(model):
     masks = mask_of([1], [2])
 
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         for bad, given, message in (
             (good, None, "masks of the step"),
             (good, masks[:1], "masks of the step"),
@@ -87,7 +87,7 @@ def test_masks_that_do_not_fit_are_refused_before_anything_runs(model):
 )
 def test_an_index_out_of_range_is_refused_before_anything_runs(model, at, value, message):
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         bad = good_words()
         bad[at] = value
         with pytest.raises(ValueError, match=message):
@@ -109,14 +109,14 @@ def test_words_of_another_type_or_cut_short_are_refused(model):
 
 def test_a_released_slot_cannot_be_sampled(model):
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         m.executor.release(0)
         with pytest.raises(ValueError, match="not been admitted"):
             m.executor.step(good_words())
         with pytest.raises(ValueError, match="no slot 8"):
-            m.executor.admit(8, **GREEDY)
+            m.executor.admit(8, greedy())
         with pytest.raises(ValueError, match="token id 101"):
-            m.executor.admit(0, **{**GREEDY, "prompt": np.asarray([101], np.int32)})
+            m.executor.admit(0, greedy(prompt=[101], presence_penalty=1.0))
 
     Native(model).run(use)
 

@@ -9,7 +9,7 @@ from collections import Counter
 import native_runs
 import numpy as np
 import pytest
-from native_model import GREEDY, Chunk, Model, Native, all_rows, blocks_for, words
+from native_model import Chunk, Model, Native, all_rows, blocks_for, greedy, words
 from native_runs import PROMPT, good_words, prompt_logits
 
 from cpuserve.runtime import native
@@ -52,7 +52,7 @@ def test_progress_is_seen_from_another_thread_also_inside_an_op(model):
     step = words(Chunk(PROMPT, 0, blocks_for(700), all_rows(len(PROMPT))))
 
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         m.executor.step(step)
         still = {m.executor.progress for _ in range(100)}
         before, seen, done = m.executor.progress, set(), threading.Event()
@@ -129,7 +129,7 @@ def test_adapters_that_no_sequence_has_cost_no_phase(model, threads):
 
     def run(m, *steps):
         for slot in range(2):
-            m.executor.admit(slot, **GREEDY)
+            m.executor.admit(slot, greedy())
         found = []
         for adapters in steps:
             before = m.executor.progress[0]
@@ -162,7 +162,7 @@ def test_progress_is_made_by_the_bandwidth_probe(model):
 
 def test_cancel_stops_a_step_and_the_next_one_runs(model):
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         m.executor.cancel()
         with pytest.raises(RuntimeError, match="cancelled"):
             m.executor.step(good_words())
@@ -177,7 +177,7 @@ def test_cancel_at_any_moment_leaves_the_steps_before_and_after_right(model):
     second = words(Chunk(PROMPT[64:], 64, blocks_for(700), all_rows(len(PROMPT) - 64)))
 
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         m.executor.step(first)
         want = m.executor.step_logits(second)
         cut = 0
@@ -201,7 +201,7 @@ def test_python_threads_run_during_a_step(model):
     """A thread counts while steps run, so the GIL is released."""
 
     def use(m):
-        m.executor.admit(0, **GREEDY)
+        m.executor.admit(0, greedy())
         stop, count = threading.Event(), [0]
 
         def counting():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import native_runs
 import numpy as np
 import pytest
-from native_model import GREEDY, Chunk, Model, Native, Shape, blocks_for, words
+from native_model import Chunk, Model, Native, Shape, blocks_for, greedy, words
 from native_runs import PROMPT, mask_of
 
 model = native_runs.model  # the fixture
@@ -14,7 +14,7 @@ model = native_runs.model  # the fixture
 def decode(m, steps, **params):
     """Sample `steps` tokens after PROMPT[:20]; return (tokens, logits rows)."""
     e = m.executor
-    e.admit(0, **{**GREEDY, **params})
+    e.admit(0, greedy(**params))
     ids, tokens, rows = PROMPT[:20], [], []
     start = 0
     for _ in range(steps):
@@ -33,7 +33,8 @@ def test_greedy_takes_the_largest_logit(model):
 
 def test_penalties_count_the_prompt_and_what_was_sampled(model):
     prompt = np.asarray(PROMPT[:20], np.int32)
-    params = {"repetition": 1.7, "frequency": 0.4, "presence": 0.9, "prompt": prompt}
+    params = {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": 0.9}
+    params["prompt"] = prompt
     tokens, rows = Native(model).run(lambda m: decode(m, 12, **params))
     seen = []
     for token, row in zip(tokens, rows, strict=True):
@@ -47,11 +48,11 @@ def test_penalties_count_the_prompt_and_what_was_sampled(model):
 
 
 def test_a_row_without_a_choice_is_no_token_and_counts_for_nothing(model):
-    params = {"repetition": 1e-42, "prompt": np.asarray(PROMPT[:20], np.int32)}
+    params = {"repetition_penalty": 1e-42, "prompt": np.asarray(PROMPT[:20], np.int32)}
 
     def run(m):
         for _ in range(3):
-            m.executor.admit(0, **{**GREEDY, **params})
+            m.executor.admit(0, greedy(**params))
             m.executor.step(words(Chunk(PROMPT[:20], 0, blocks_for(64), [(19, -1, 5)])))
             assert m.executor.tokens[0] == -1
             assert np.isnan(m.executor.logprobs[0])
@@ -70,10 +71,8 @@ def test_stop_ids_are_banned_until_min_tokens(model):
 
 
 def test_bias_and_allowed_ids_decide(model):
-    pick = {"bias_ids": np.asarray([77], np.int32), "bias_values": np.asarray([1e3], np.float32)}
-    assert Native(model).run(lambda m: decode(m, 3, **pick))[0] == [77] * 3
-    only = {"allowed": np.asarray([9, 4], np.int32)}
-    tokens, rows = Native(model).run(lambda m: decode(m, 3, **only))
+    assert Native(model).run(lambda m: decode(m, 3, logit_bias={77: 1e3}))[0] == [77] * 3
+    tokens, rows = Native(model).run(lambda m: decode(m, 3, allowed_token_ids=[9, 4]))
     assert tokens == [4 if r[4] >= r[9] else 9 for r in rows]
 
 
@@ -83,7 +82,7 @@ def test_a_mask_decides_over_its_own_rows_only(model, threads):
 
     def use(m):
         for slot in range(4):
-            m.executor.admit(slot, **GREEDY)
+            m.executor.admit(slot, greedy())
         chunks = [
             Chunk(PROMPT[:20], 0, blocks_for(20, 2 * slot), [(19, -1, 5)], slot=slot)
             for slot in range(4)
@@ -128,7 +127,7 @@ def test_seeded_sampling_repeats_itself_with_any_neighbours(model):
     params = {"temperature": 1.5, "seed": 1234}
 
     def beside(m):
-        m.executor.admit(3, **{**GREEDY, "temperature": 1.0})
+        m.executor.admit(3, greedy(temperature=1.0))
         m.executor.step(words(Chunk(PROMPT[:40], 0, blocks_for(40, 30), [(39, -1, -1)], slot=3)))
         return decode(m, 8, **params)[0]
 
@@ -157,7 +156,7 @@ def wide():
 
 def cut_tokens(m, rows):
     for slot, (params, _) in enumerate(rows):
-        m.executor.admit(slot, **{**GREEDY, "temperature": 1.1, "seed": slot, **params})
+        m.executor.admit(slot, greedy(**{"temperature": 1.1, "seed": slot, **params}))
     ids, start, out = [PROMPT[: 20 + slot] for slot in range(len(rows))], [0] * len(rows), []
     for _ in range(5):
         m.executor.step(

@@ -13,7 +13,7 @@ import pytest
 
 from cpuserve import _C
 from tests.helpers.depth import deep_but
-from tests.runtime.native_model import GREEDY, Chunk, Model, Native, Shape, words
+from tests.runtime.native_model import Chunk, Model, Native, Shape, greedy, words
 
 RANKS = [[1, 1], [2, 1], [1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
 DENSE = [("dense_f32", "f32"), ("dense_f32", "f16"), ("dense_bf16", "bf16"), ("dense_f16", "f16")]
@@ -34,7 +34,7 @@ def model(request):
 
 def answers(m):
     """Logits of a prompt, of a long decode, of a batch that shares blocks, and of restored ones."""
-    m.executor.admit(0, **GREEDY)
+    m.executor.admit(0, greedy())
     e, n = m.executor, len(PROMPT)
     blocks = list(range(20))[::-1]
     last = [(0, -1, -1)]

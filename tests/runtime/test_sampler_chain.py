@@ -16,6 +16,7 @@ from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.pack import pack
 from cpuserve.runtime.sampler import SlotSampler
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.chain_oracle import Oracle
 
 model = native_runs.model  # the fixture
@@ -130,7 +131,7 @@ def rows(seed, count, spread=3.0):
 def test_numpy_samples_as_the_reference(name):
     params = params_of(CASES[name][0])
     stops = [9, 44] if name == "infill" else []
-    slot = SlotSampler(params, 5, LOOP, [], stops, VOCAB)
+    slot = SlotSampler(SlotRequest(params, 5, LOOP, [], stops), VOCAB)
     oracle = oracle_of(name, 5, LOOP, stops)
     for i, logits in enumerate(rows(3, STEPS)):
         logits[[5, 6, 7, 8]] += 2 if "dry" in name else 0
@@ -142,7 +143,8 @@ def test_numpy_samples_as_the_reference(name):
 
 def admit(m, params, seed, prompt, output=(), stops=()):
     host = SimpleNamespace(native=m.executor)
-    NativeExecutor.admit(host, 0, params, seed, list(prompt), list(output), list(stops))
+    request = SlotRequest(params, seed, list(prompt), list(output), list(stops))
+    NativeExecutor.admit(host, 0, request)
 
 
 def decode(m, ids, start, steps):
@@ -244,11 +246,12 @@ def test_penalties_of_the_last_tokens_need_no_chain(model):
     found, logits = Native(model).run(run)
     settings = {"repeat": 2.5, "frequency": 1.0, "presence": 0.0, "repeat_last_n": 3}
     oracle = Oracle({**settings, "temperature": 0.0}, ["penalties", "temperature"], 5, PROMPT[:20])
-    slot = SlotSampler(params, 5, PROMPT[:20], [], [], VOCAB)
+    slot = SlotSampler(SlotRequest(params, 5, PROMPT[:20], [], []), VOCAB)
     for each, row in zip(found, logits, strict=True):
         assert each[0] == oracle.row(row, 0)[0] == slot.sample(row, 0)
 
 
 def test_a_row_of_nan_has_no_token():
     params = params_of({"typical_p": 0.5})
-    assert SlotSampler(params, 1, [], [], [], 8).sample(np.full(8, np.nan, np.float32), 0) == -1
+    slot = SlotSampler(SlotRequest(params, 1, [], [], []), 8)
+    assert slot.sample(np.full(8, np.nan, np.float32), 0) == -1

@@ -17,6 +17,7 @@ from cpuserve.quant.base import QuantTensor
 from cpuserve.runtime.executor import StepArrays
 from cpuserve.runtime.torch_executor import TorchExecutor, as_torch
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import interpreter_of, precise_torch, transformers_logits
 from tests.helpers.rounding import assert_likeliest, largest, model_bound
@@ -50,7 +51,7 @@ def _header_bytes(path):
 def test_greedy_generation_is_that_of_transformers(family):
     path = tiny_model(family)
     executor, sequence = torch_executor(path), Sequence(3, list(TOKENS), [4, 9])
-    executor.admit(3, SamplingParams(temperature=0), 0, TOKENS, [], [])
+    executor.admit(3, SlotRequest(SamplingParams(temperature=0), 0, TOKENS, [], []))
     for _ in range(8):
         out = executor.step(step(sequence.chunk()))
         sequence.tokens.append(int(out.tokens[0]))
@@ -85,11 +86,11 @@ def test_a_slot_that_comes_back_after_preemption_continues_as_before():
     def run(preempt_after):
         with precise_torch():
             executor, sequence = torch_executor(path), Sequence(0, list(TOKENS), [0, 1])
-        executor.admit(0, params, 77, TOKENS, [], [5, 6])
+        executor.admit(0, SlotRequest(params, 77, TOKENS, [], [5, 6]))
         for i in range(8):
             if i == preempt_after:
                 executor.release(0)
-                executor.admit(2, params, 77, TOKENS, sequence.tokens[40:], [5, 6])
+                executor.admit(2, SlotRequest(params, 77, TOKENS, sequence.tokens[40:], [5, 6]))
                 sequence = Sequence(2, sequence.tokens, [7, 3])
             sequence.tokens.append(int(executor.step(step(sequence.chunk())).tokens[0]))
         return sequence.tokens
@@ -99,7 +100,7 @@ def test_a_slot_that_comes_back_after_preemption_continues_as_before():
 
 def test_a_step_that_cannot_be_is_refused_before_it_runs():
     executor = torch_executor(tiny_model("llama"))
-    executor.admit(0, SamplingParams(), 0, [], [], [])
+    executor.admit(0, SlotRequest(SamplingParams(), 0, [], [], []))
     good = step(Sequence(0, [1, 2], [0]).chunk())
     cases = {
         "not admitted": step(Sequence(1, [1, 2], [0]).chunk()),
@@ -155,12 +156,12 @@ def test_quantized_tensors_become_the_weights_the_format_says(source, permuted):
 def test_blocks_moved_by_their_bytes_and_a_cancelled_step():
     path = tiny_model("llama")
     executor = torch_executor(path)
-    executor.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
+    executor.admit(0, SlotRequest(SamplingParams(temperature=0), 0, TOKENS, [], []))
     want = executor.step(step(Sequence(0, list(TOKENS), [4, 9]).chunk())).tokens.tolist()
     data = executor.read_blocks(np.array([4, 9], np.int32))
     assert data.shape == (2, executor.kv_block_bytes)
     other = torch_executor(path)
-    other.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
+    other.admit(0, SlotRequest(SamplingParams(temperature=0), 0, TOKENS, [], []))
     other.write_blocks(np.array([7, 3], np.int32), data)
     last = Sequence(0, list(TOKENS), [7, 3], done=len(TOKENS) - 1)
     assert other.step(step(last.chunk())).tokens.tolist() == want

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cpuserve.runtime.sampler import SlotSampler, keep, score, uniform
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 
 VOCAB = 60
 
@@ -62,9 +63,8 @@ def test_uniform_is_splitmix64():
 
 
 def sampler(prompt=(), output=(), stop=(), seed=3, **params):
-    return SlotSampler(
-        SamplingParams(**params), seed, list(prompt), list(output), list(stop), VOCAB
-    )
+    request = SlotRequest(SamplingParams(**params), seed, list(prompt), list(output), list(stop))
+    return SlotSampler(request, VOCAB)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 9e-6])

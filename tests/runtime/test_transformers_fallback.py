@@ -14,6 +14,7 @@ from cpuserve.models import find_model
 from cpuserve.models.generic import generic_spec, read_spec
 from cpuserve.runtime.transformers_fallback import TransformersExecutor
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import transformers_logits
 from tests.helpers.rounding import assert_likeliest, largest, sum_bound
@@ -84,11 +85,13 @@ def test_greedy_generation_survives_a_preemption(olmo, caplog):
         in caplog.text
     )
     tokens, sequence = list(TOKENS[:30]), Sequence(0, list(TOKENS[:30]), [3, 1])
-    executor.admit(0, SamplingParams(temperature=0), 0, tokens, [], [])
+    executor.admit(0, SlotRequest(SamplingParams(temperature=0), 0, tokens, [], []))
     for i in range(8):
         if i == 4:
             executor.release(0)
-            executor.admit(1, SamplingParams(temperature=0), 0, tokens, sequence.tokens[30:], [])
+            executor.admit(
+                1, SlotRequest(SamplingParams(temperature=0), 0, tokens, sequence.tokens[30:], [])
+            )
             sequence = Sequence(1, sequence.tokens, [6, 3])
         sequence.tokens.append(int(executor.step(step(sequence.chunk())).tokens[0]))
     logits = transformers_logits(olmo, sequence.tokens)[len(tokens) - 1 : -1]
@@ -100,7 +103,7 @@ def test_a_step_out_of_range_is_refused(olmo):
     executor = executor_of(olmo)
     with pytest.raises(ValueError, match="not admitted"):
         executor.step(step(Sequence(0, [1], [0]).chunk()))
-    executor.admit(0, SamplingParams(), 0, [], [], [])
+    executor.admit(0, SlotRequest(SamplingParams(), 0, [], [], []))
     with pytest.raises(ValueError, match="block id"):
         executor.step(step(Sequence(0, [1], [16]).chunk()))
     with pytest.raises(ValueError, match="no program ops"):

@@ -18,6 +18,7 @@ from cpuserve.runtime.executor import StepArrays
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import precise_torch
@@ -52,7 +53,7 @@ def executor():
 
 def answer(executor, params, truth, drafts, wrong):
     """20 tokens and their alternatives, with `drafts` of `truth` a step, some of them wrong."""
-    executor.admit(0, params, 5, PROMPT, [], STOPS)
+    executor.admit(0, SlotRequest(params, 5, PROMPT, [], STOPS))
     executor.step(pack(StepBatch([SeqChunk(0, PROMPT[:-1], 0, [BlockTable([3, 1, 2])], [])])))
     ids, found = list(PROMPT), []
     while len(found) < 20:

@@ -16,7 +16,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import json_body, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.params import MAX_ADAPTER_SCALE
+from cpuserve.sampling.fields import MAX_ADAPTER_SCALE
 from cpuserve.serving.calls.call import unsupported
 
 if TYPE_CHECKING:

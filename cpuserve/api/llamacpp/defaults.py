@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.sampling.chain import DEFAULT_BREAKERS, Chain, chain_of
+from cpuserve.sampling.chain import DEFAULT_BREAKERS, chain_of
+from cpuserve.sampling.fields import CHAINED
 from cpuserve.serving.calls.call import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ def _sampler_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters of samplers that are specific to llama-server, such as DRY."""
     chain = chain_of(params, reports=True)
     assert chain is not None, "a chain that reports exists"
-    hidden = ("stages", "mirostat_mu", "breaker_ids", "breaker_ends", "prefixes")
-    names = [name for name in Chain.__dataclass_fields__ if name not in hidden]
-    shown = {name: getattr(chain, name) for name in names}
-    breakers = params.dry_sequence_breakers or DEFAULT_BREAKERS
-    shown["post_sampling_probs"] = bool(params.post_sampling_probs)
-    return {**shown, "dry_sequence_breakers": list(breakers), "samplers": list(chain.stages)}
+    return {
+        "min_keep": chain.min_keep,
+        **{name: getattr(chain, name) for name in CHAINED},
+        "post_sampling_probs": bool(params.post_sampling_probs),
+        "dry_sequence_breakers": list(params.dry_sequence_breakers or DEFAULT_BREAKERS),
+        "samplers": list(chain.stages),
+    }

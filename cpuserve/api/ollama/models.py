@@ -26,6 +26,7 @@ from cpuserve.api.route import post
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.loader.file_facts import FileFacts, file_facts
 from cpuserve.log import get_logger
+from cpuserve.sampling.fields import names_in
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
 
 def _parameters(context: ModelContext) -> str:
     """Return the request defaults as Modelfile lines; Continue reads num_ctx in these lines."""
-    names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+    names = names_in("ollama")
     values = {"num_ctx": context.max_model_len, **context.default_sampling}
     return parameter_lines({names.get(name, name): value for name, value in values.items()})
 

@@ -11,13 +11,14 @@ from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.request.field_errors import wrong_field
 from cpuserve.api.request.fields import NO_EFFECT, OPTIONS, check_fields
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.fields import names_in
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.calls.params import check_repeat_penalty, checked_stop
 
 _IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
 # Ollama options that have other names in SamplingParams.
-_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+_NAMES = {own: name for name, own in names_in("ollama").items()}
 
 
 def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:

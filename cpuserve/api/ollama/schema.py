@@ -11,6 +11,7 @@ from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.fields import names_in
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import (
     NO_LIMIT,
@@ -122,8 +123,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
 # Sampling parameters are in `options`.
 _WORDS = {
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
-    "repetition_penalty": "options.repeat_penalty",
-    "max_tokens": "options.num_predict",
+    **{name: f"options.{own}" for name, own in names_in("ollama").items()},
     "structured_outputs": "format",
     "reasoning_effort": "think",
 }
@@ -197,8 +197,8 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     _check_think(asked.think)
     call = call_from(
         options,
+        names=names_in("ollama"),
         model=asked.model,
-        repetition_penalty=options.repeat_penalty,
         response_format=_form(asked.format),
         stream=asked.stream is not False,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,

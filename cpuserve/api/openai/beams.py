@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cpuserve.api.request.fields import is_set
 from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.beams import MOST_BEAMS, BeamRules
+from cpuserve.sampling.fields import CHAINED
 from cpuserve.serving.calls.call import unsupported
 
 if TYPE_CHECKING:
@@ -36,13 +37,8 @@ _NOT_WITH_BEAMS: Mapping[str, Collection[Any]] = {
     "repeat_penalty": (1,),
     "repetition_detection": (),
     "samplers": (),
-    "typical_p": (1,),
-    "min_keep": (0,),
+    **{name: (field.unset,) for name, field in CHAINED.items() if field.starts},
     "top_n_sigma": (0, -1),
-    "dynatemp_range": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "mirostat": (0,),
     "thinking_token_budget": (-1,),
     "thinking_budget_tokens": (-1,),
     "reasoning_budget_tokens": (-1,),

@@ -8,6 +8,7 @@ import msgspec
 
 from cpuserve.api.request.fields import TGI_PARAMETERS, check_fields, with_refused
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.fields import names_in
 from cpuserve.serving.calls.call import GenerateCall, unsupported
 from cpuserve.serving.calls.params import check_repeat_penalty
 from cpuserve.serving.calls.response_format import grammar_of
@@ -141,9 +142,7 @@ class TgiEvent(msgspec.Struct):
 
 _WORDS = {
     "prompt": "inputs",
-    "max_tokens": "max_new_tokens",
-    "n": "best_of",
-    "logprobs": "top_n_tokens",
+    **names_in("tgi"),
     "structured_outputs": "grammar",
     "truncate_prompt_tokens": "truncate",
     "repeat_penalty": "repetition_penalty",

@@ -7,15 +7,16 @@ so all dialects have the same error messages. None means that the client did not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import BeamRules
-from cpuserve.sampling.chain import SamplerFields
+from cpuserve.sampling.fields import SamplerFields
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.calls.line_limits import LineRules
 from cpuserve.serving.calls.tool_catalog import ToolSearch
@@ -247,19 +248,22 @@ class GenerateCall(CommonFields, kw_only=True):
         self.prompt = None
 
 
-def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
+def call_from(
+    asked: msgspec.Struct,
+    refused: Collection[str] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
+) -> GenerateCall:
     """Return a GenerateCall with the fields that the body `asked` shares with it, and with `more`.
 
     refused: fields that the dialect refuses if they are set. These fields are not copied,
     because they can only have values that mean "not set", such as false or an empty list.
+    names: for fields of the call that are called otherwise in the body, the field there (names_in).
     """
-    return GenerateCall(**{**_shared(asked, refused), **more})
-
-
-def _shared(asked: msgspec.Struct, refused: Collection[str]) -> dict[str, Any]:
     known = set(GenerateCall.__struct_fields__) - set(refused)
-    given = {name: getattr(asked, name) for name in asked.__struct_fields__ if name in known}
-    return {name: value for name, value in given.items() if value is not None}
+    own = {name: name for name in asked.__struct_fields__ if name in known} | dict(names)
+    given = {name: getattr(asked, field) for name, field in own.items()}
+    return GenerateCall(**{name: v for name, v in given.items() if v is not None} | more)
 
 
 def unsupported(message: str, param: str) -> InvalidRequest:

@@ -10,8 +10,8 @@ import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
 from cpuserve.errors import CONTEXT_LENGTH, CUT_ADVICE, InvalidRequest, PromptTooLong
-from cpuserve.sampling.chain import SamplerFields
-from cpuserve.sampling.params import MAX_REPETITION_PENALTY, SamplingParams
+from cpuserve.sampling.fields import MAX_REPETITION_PENALTY, SamplingFields
+from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import (
     MAX_ID_LIST,
@@ -23,6 +23,14 @@ from cpuserve.serving.calls.call import (
 
 # Sampling parameters by name, for requests that do not set them.
 Defaults = Mapping[str, Any]
+
+# The fields of a call that are copied to sampling parameters.
+# max_tokens depends on the prompt, which is cut before; a stream's interval is the front end's.
+_COPIED = sorted(
+    {*SamplingFields.__struct_fields__}
+    & {*GenerateCall.__struct_fields__}
+    - {"max_tokens", "truncate_prompt_tokens", "stream_interval"}
+)
 
 # min() and max() of a list hold the GIL: about a millisecond for this number of token ids.
 _IDS_AT_ONCE = 1 << 16
@@ -192,35 +200,11 @@ def _params(
         raise InvalidRequest(msg, role="priority")
     _check_count("stop_token_ids", call.stop_token_ids, MAX_ID_LIST)
     _check_count("allowed_token_ids", call.allowed_token_ids, limits.vocab)
-    given = {
-        "n": call.n,
-        "temperature": call.temperature,
-        "top_p": call.top_p,
-        "top_k": call.top_k,
-        "min_p": call.min_p,
-        "repetition_penalty": call.repetition_penalty,
-        "presence_penalty": call.presence_penalty,
-        "frequency_penalty": call.frequency_penalty,
-        "seed": call.seed,
-        "min_tokens": call.min_tokens,
+    given = {name: getattr(call, name) for name in _COPIED}
+    given |= {
         "stop": checked_stop(call.stop),
-        "stop_token_ids": call.stop_token_ids,
-        "ignore_eos": call.ignore_eos,
-        "include_stop_str_in_output": call.include_stop_str_in_output,
-        "skip_special_tokens": call.skip_special_tokens,
-        "logprobs": call.logprobs,
         "prompt_logprobs": prompt_logprobs,
         "logit_bias": _logit_bias(call.logit_bias, limits.vocab),
-        "allowed_token_ids": call.allowed_token_ids,
-        "bad_words": call.bad_words,
-        "logprob_token_ids": call.logprob_token_ids,
-        "repetition_detection": call.repetition_detection,
-        **{name: getattr(call, name) for name in SamplerFields.__struct_fields__},
-        "cache_salt": call.cache_salt,
-        "adapter": call.adapter,
-        "adapter_scale": call.adapter_scale,
-        "caller": call.caller,
-        "vectors": call.vectors,
         "structured_outputs": form,
     }
     asked = {name: value for name, value in given.items() if value is not None}

@@ -13,11 +13,11 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.sampling.chain import (
     DEFAULT_BREAKERS,
-    SamplerFields,
     unknown_samplers,
     uses_dry,
     uses_infill,
 )
+from cpuserve.sampling.fields import SamplerFields
 from cpuserve.serving.calls.token_texts import TokenTexts
 
 if TYPE_CHECKING:

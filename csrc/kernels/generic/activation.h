@@ -25,7 +25,9 @@ struct ActivationArgs {
 
 namespace CPUSERVE_NS {
 
+// The functions of the activations of table/linear.h.
 // max returns its second operand if one operand is NaN, so a NaN in x stays NaN.
+CPUSERVE_INLINE F none(F x) { return x; }
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
 CPUSERVE_INLINE F relu2(F x) { return mul(relu(x), relu(x)); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
@@ -45,7 +47,7 @@ CPUSERVE_INLINE F gelu_tanh(F x) {
 // The constants swiglu_alpha and swiglu_limit of the model gpt-oss.
 // A NaN input stays NaN, because min and max return their second operand if one operand is NaN.
 constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
-CPUSERVE_INLINE F clamped_swish(F x) {
+CPUSERVE_INLINE F clamped_swiglu(F x) {
   const F g = min(set1(kSwigluLimit), x);
   return div(g, add(set1(1.0f), exp(mul(set1(-kSwigluAlpha), g))));
 }
@@ -64,22 +66,12 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
 // and a gated activation (such as SwiGLU) is map(gate) * up(x).
 template <class Run>
 CPUSERVE_INLINE void with_activation(Activation act, Run run) {
-  const auto same = [](F x) { return x; };
   switch (act) {
-    case Activation::none:
-      return run(same, same);
-    case Activation::relu:
-      return run([](F x) { return relu(x); }, same);
-    case Activation::relu2:
-      return run([](F x) { return relu2(x); }, same);
-    case Activation::gelu:
-      return run([](F x) { return gelu(x); }, same);
-    case Activation::gelu_tanh:
-      return run([](F x) { return gelu_tanh(x); }, same);
-    case Activation::silu:
-      return run([](F x) { return silu(x); }, same);
-    case Activation::clamped_swiglu:
-      return run([](F x) { return clamped_swish(x); }, [](F x) { return clamped_up(x); });
+#define CPUSERVE_CASE(name, up) \
+  case Activation::name:        \
+    return run([](F x) { return name(x); }, [](F x) { return up(x); });
+    CPUSERVE_ACTIVATIONS(CPUSERVE_CASE)
+#undef CPUSERVE_CASE
   }
 }
 

@@ -9,17 +9,18 @@
 
 namespace cpuserve {
 
-// The activation functions of linears. clamped_swiglu (gpt-oss) is allowed only with Epilogue::glu,
-// because it changes the gate g and the up projection:
+// The activation functions of linears: X(name, up). generic/activation.h has the function `name`,
+// which is applied to x or to the gate, and the function `up`, applied to the up projection.
+// relu2 is the square of relu. clamped_swiglu (gpt-oss) is allowed only with Epilogue::glu:
 //   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)
+#define CPUSERVE_ACTIVATIONS(X)                                               \
+  X(none, none)                                                               \
+  X(relu, none) X(relu2, none) X(gelu, none) X(gelu_tanh, none) X(silu, none) \
+      X(clamped_swiglu, clamped_up)
 enum class Activation : int32_t {
-  none = 0,
-  relu,
-  relu2,  // the square of relu
-  gelu,
-  gelu_tanh,
-  silu,
-  clamped_swiglu
+#define CPUSERVE_NAME(name, up) name,
+  CPUSERVE_ACTIVATIONS(CPUSERVE_NAME)
+#undef CPUSERVE_NAME
 };
 
 // What a linear does with finished sums, in this order: it adds the bias,

@@ -14,16 +14,8 @@ struct RopeStoreOp {
   Id cos, sin, q_norm, k_norm;
   float eps;
   bool stores = true;  // false: an earlier op stored keys and values; qkv has only queries
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("qkv", &RopeStoreOp::qkv), field("q", &RopeStoreOp::q),
-                           field("layer", &RopeStoreOp::layer),
-                           field("q_heads", &RopeStoreOp::q_heads),
-                           field("rotary", &RopeStoreOp::rotary), field("cos", &RopeStoreOp::cos),
-                           field("sin", &RopeStoreOp::sin), field("q_norm", &RopeStoreOp::q_norm),
-                           field("k_norm", &RopeStoreOp::k_norm), field("eps", &RopeStoreOp::eps),
-                           optional("stores", &RopeStoreOp::stores));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps,
+                                stores)
 };
 void prepare(const RopeStoreOp& op, Program& p);
 void run(const RopeStoreOp& op, Worker& w) noexcept;
@@ -43,16 +35,8 @@ struct AttentionOp {
   // The output of SelectKeysOp: the positions of the keys that each row reads. A row that sees
   // no more keys than this value has columns reads all of them.
   Id selection = kNone;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("q", &AttentionOp::q), field("out", &AttentionOp::out),
-        field("layer", &AttentionOp::layer), field("q_heads", &AttentionOp::q_heads),
-        field("scale", &AttentionOp::scale), field("window", &AttentionOp::window),
-        field("softcap", &AttentionOp::softcap), field("slopes", &AttentionOp::slopes),
-        field("sinks", &AttentionOp::sinks), optional("causal", &AttentionOp::causal),
-        optional("selection", &AttentionOp::selection));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
+                                causal, selection)
 };
 void prepare(const AttentionOp& op, const Program& p);
 void run(const AttentionOp& op, Worker& w) noexcept;
@@ -70,12 +54,7 @@ struct ScaleQueriesOp {
   static constexpr const char* kName = "scale_queries";
   Id x, factors;
   int64_t width;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ScaleQueriesOp::x),
-                           field("factors", &ScaleQueriesOp::factors),
-                           field("width", &ScaleQueriesOp::width));
-  }
+  CPUSERVE_FIELDS(x, factors, width)
 };
 void prepare(const ScaleQueriesOp& op, Program& p);
 void run(const ScaleQueriesOp& op, Worker& w) noexcept;
@@ -88,13 +67,7 @@ struct RotateOp {
   Id x;
   int32_t heads, head_dim, rotary;
   Id cos, sin;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &RotateOp::x), field("heads", &RotateOp::heads),
-                           field("head_dim", &RotateOp::head_dim),
-                           field("rotary", &RotateOp::rotary), field("cos", &RotateOp::cos),
-                           field("sin", &RotateOp::sin));
-  }
+  CPUSERVE_FIELDS(x, heads, head_dim, rotary, cos, sin)
 };
 void prepare(const RotateOp& op, Program& p);
 void run(const RotateOp& op, Worker& w) noexcept;
@@ -107,12 +80,7 @@ struct SplitGatesOp {
   static constexpr const char* kName = "split_gates";
   Id x, out;
   int32_t heads, head_dim;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &SplitGatesOp::x), field("out", &SplitGatesOp::out),
-                           field("heads", &SplitGatesOp::heads),
-                           field("head_dim", &SplitGatesOp::head_dim));
-  }
+  CPUSERVE_FIELDS(x, out, heads, head_dim)
 };
 void prepare(const SplitGatesOp& op, const Program& p);
 void run(const SplitGatesOp& op, Worker& w) noexcept;

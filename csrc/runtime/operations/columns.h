@@ -14,12 +14,7 @@ struct GateOp {
   Id x, out;
   int64_t column, columns;
   bool plain;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &GateOp::x), field("out", &GateOp::out),
-                           field("column", &GateOp::column), field("columns", &GateOp::columns),
-                           field("plain", &GateOp::plain));
-  }
+  CPUSERVE_FIELDS(x, out, column, columns, plain)
 };
 void prepare(const GateOp& op, const Program& p);
 void run(const GateOp& op, Worker& w) noexcept;
@@ -30,10 +25,7 @@ inline Accesses accesses(const GateOp& op, const Program&) { return changes({own
 struct SoftGateOp {
   static constexpr const char* kName = "soft_gate";
   Id x, out;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &SoftGateOp::x), field("out", &SoftGateOp::out));
-  }
+  CPUSERVE_FIELDS(x, out)
 };
 void prepare(const SoftGateOp& op, const Program& p);
 void run(const SoftGateOp& op, Worker& w) noexcept;
@@ -46,10 +38,7 @@ inline Accesses accesses(const SoftGateOp& op, const Program&) {
 struct XieluOp {
   static constexpr const char* kName = "xielu";
   Id x, factors;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &XieluOp::x), field("factors", &XieluOp::factors));
-  }
+  CPUSERVE_FIELDS(x, factors)
 };
 void prepare(const XieluOp& op, const Program& p);
 void run(const XieluOp& op, Worker& w) noexcept;
@@ -60,11 +49,7 @@ struct AddOp {
   static constexpr const char* kName = "add";
   Id x, out;
   int64_t column = 0;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &AddOp::x), field("out", &AddOp::out),
-                           optional("column", &AddOp::column));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, column)
 };
 void prepare(const AddOp& op, const Program& p);
 void run(const AddOp& op, Worker& w) noexcept;
@@ -75,10 +60,7 @@ inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(
 struct ScaleOp {
   static constexpr const char* kName = "scale";
   Id x, factor;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ScaleOp::x), field("factor", &ScaleOp::factor));
-  }
+  CPUSERVE_FIELDS(x, factor)
 };
 void prepare(const ScaleOp& op, const Program& p);
 void run(const ScaleOp& op, Worker& w) noexcept;
@@ -90,11 +72,7 @@ struct ColumnsOp {
   static constexpr const char* kName = "columns";
   Id x, more, out;
   int64_t column;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ColumnsOp::x), field("more", &ColumnsOp::more),
-                           field("out", &ColumnsOp::out), field("column", &ColumnsOp::column));
-  }
+  CPUSERVE_FIELDS(x, more, out, column)
 };
 void prepare(const ColumnsOp& op, const Program& p);
 void run(const ColumnsOp& op, Worker& w) noexcept;
@@ -112,14 +90,7 @@ struct MixPartsOp {
   Id x, gates, target, weight;
   int32_t parts, active;
   float scale;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &MixPartsOp::x), field("gates", &MixPartsOp::gates),
-                           field("target", &MixPartsOp::target),
-                           field("weight", &MixPartsOp::weight), field("parts", &MixPartsOp::parts),
-                           field("active", &MixPartsOp::active),
-                           field("scale", &MixPartsOp::scale));
-  }
+  CPUSERVE_FIELDS(x, gates, target, weight, parts, active, scale)
 };
 void prepare(const MixPartsOp& op, const Program& p);
 void run(const MixPartsOp& op, Worker& w) noexcept;
@@ -134,11 +105,7 @@ struct MatchRmsOp {
   static constexpr const char* kName = "match_rms";
   Id x, like;
   float floor;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &MatchRmsOp::x), field("like", &MatchRmsOp::like),
-                           field("floor", &MatchRmsOp::floor));
-  }
+  CPUSERVE_FIELDS(x, like, floor)
 };
 void prepare(const MatchRmsOp& op, const Program& p);
 void run(const MatchRmsOp& op, Worker& w) noexcept;
@@ -153,11 +120,7 @@ struct KeepTopOp {
   Id x;
   int64_t width;
   float deviations;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &KeepTopOp::x), field("width", &KeepTopOp::width),
-                           field("deviations", &KeepTopOp::deviations));
-  }
+  CPUSERVE_FIELDS(x, width, deviations)
 };
 void prepare(const KeepTopOp& op, const Program& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
@@ -169,10 +132,7 @@ struct LimitOp {
   static constexpr const char* kName = "limit";
   Id x;
   float limit;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &LimitOp::x), field("limit", &LimitOp::limit));
-  }
+  CPUSERVE_FIELDS(x, limit)
 };
 void prepare(const LimitOp& op, const Program& p);
 void run(const LimitOp& op, Worker& w) noexcept;

@@ -12,11 +12,7 @@ struct EmbedOp {
   static constexpr const char* kName = "embed";
   Id out, matrix;
   float scale;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("out", &EmbedOp::out), field("matrix", &EmbedOp::matrix),
-                           field("scale", &EmbedOp::scale));
-  }
+  CPUSERVE_FIELDS(out, matrix, scale)
 };
 void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
@@ -35,12 +31,7 @@ struct PositionEmbedOp {
   static constexpr const char* kName = "position_embed";
   Id x, table;
   int64_t rows, offset;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &PositionEmbedOp::x), field("table", &PositionEmbedOp::table),
-                           field("rows", &PositionEmbedOp::rows),
-                           field("offset", &PositionEmbedOp::offset));
-  }
+  CPUSERVE_FIELDS(x, table, rows, offset)
 };
 void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
@@ -53,12 +44,7 @@ struct ConvertOp {
   static constexpr const char* kName = "convert";
   Id x, out;
   Id order = kNone, routing = kNone;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ConvertOp::x), field("out", &ConvertOp::out),
-                           optional("order", &ConvertOp::order),
-                           optional("routing", &ConvertOp::routing));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, x, out, order, routing)
 };
 void prepare(const ConvertOp& op, Program& p);
 void run(const ConvertOp& op, Worker& w) noexcept;
@@ -72,14 +58,7 @@ struct LinearOp {
   Activation activation;
   bool glu, add;
   int64_t out_column;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &LinearOp::x), field("out", &LinearOp::out),
-                           field("matrix", &LinearOp::matrix), field("bias", &LinearOp::bias),
-                           field("activation", &LinearOp::activation), field("glu", &LinearOp::glu),
-                           field("add", &LinearOp::add),
-                           field("out_column", &LinearOp::out_column));
-  }
+  CPUSERVE_FIELDS(x, out, matrix, bias, activation, glu, add, out_column)
 };
 void prepare(LinearOp& op, Program& p);
 void run(const LinearOp& op, Worker& w) noexcept;
@@ -92,12 +71,7 @@ struct ActivationOp {
   Id x, out;
   Activation activation;
   bool glu;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ActivationOp::x), field("out", &ActivationOp::out),
-                           field("activation", &ActivationOp::activation),
-                           field("glu", &ActivationOp::glu));
-  }
+  CPUSERVE_FIELDS(x, out, activation, glu)
 };
 void prepare(const ActivationOp& op, const Program& p);
 void run(const ActivationOp& op, Worker& w) noexcept;

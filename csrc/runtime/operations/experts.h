@@ -23,16 +23,8 @@ struct RouteOp {
   // in the choice. The score of a group is the sum of the `best` highest scores of its experts.
   int32_t groups = 1, kept = 1, best = 1;
   Id factors = kNone;  // vector [experts]; its elements multiply the weights of the experts
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &RouteOp::x), field("out", &RouteOp::out), field("experts", &RouteOp::experts),
-        field("chosen", &RouteOp::chosen), field("score", &RouteOp::score),
-        field("renormalize", &RouteOp::renormalize), field("scale", &RouteOp::scale),
-        field("bias", &RouteOp::bias), optional("groups", &RouteOp::groups),
-        optional("kept", &RouteOp::kept), optional("best", &RouteOp::best),
-        optional("factors", &RouteOp::factors));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(4, x, out, experts, chosen, score, renormalize, scale, bias, groups,
+                                kept, best, factors)
 };
 void prepare(const RouteOp& op, const Program& p);
 void run(const RouteOp& op, Worker& w) noexcept;
@@ -48,11 +40,7 @@ struct AdapterOp {
   Id out;
   int32_t adapters;
   Id scales;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("out", &AdapterOp::out), field("adapters", &AdapterOp::adapters),
-                           field("scales", &AdapterOp::scales));
-  }
+  CPUSERVE_FIELDS(out, adapters, scales)
 };
 void prepare(const AdapterOp& op, Program& p);
 void run(const AdapterOp& op, Worker& w) noexcept;
@@ -65,11 +53,7 @@ inline Accesses accesses(const AdapterOp& op, const Program&) {
 struct DispatchOp {
   static constexpr const char* kName = "dispatch";
   Id x, routing, out;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &DispatchOp::x), field("routing", &DispatchOp::routing),
-                           field("out", &DispatchOp::out));
-  }
+  CPUSERVE_FIELDS(x, routing, out)
 };
 void prepare(const DispatchOp& op, const Program& p);
 void run(const DispatchOp& op, Worker& w) noexcept;
@@ -88,14 +72,7 @@ struct ExpertLinearOp {
   bool glu;
   int32_t experts = 0;
   Id first = kNone, bias = kNone;  // the matrix and the bias of expert 0
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &ExpertLinearOp::x), field("routing", &ExpertLinearOp::routing),
-        field("out", &ExpertLinearOp::out), field("matrices", &ExpertLinearOp::matrices),
-        field("biases", &ExpertLinearOp::biases), field("activation", &ExpertLinearOp::activation),
-        field("glu", &ExpertLinearOp::glu));
-  }
+  CPUSERVE_FIELDS(x, routing, out, matrices, biases, activation, glu)
 };
 void prepare(ExpertLinearOp& op, Program& p);
 void run(const ExpertLinearOp& op, Worker& w) noexcept;
@@ -111,11 +88,7 @@ struct CombineOp {
   static constexpr const char* kName = "combine";
   Id x, routing, out;
   bool add = true;  // true: the sum is added to out; false: it replaces out
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &CombineOp::x), field("routing", &CombineOp::routing),
-                           field("out", &CombineOp::out), optional("add", &CombineOp::add));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, routing, out, add)
 };
 void prepare(const CombineOp& op, const Program& p);
 void run(const CombineOp& op, Worker& w) noexcept;

@@ -12,12 +12,7 @@ struct StoreIndexOp {
   Id x, layer;
   int32_t rotary;
   Id cos, sin;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &StoreIndexOp::x), field("layer", &StoreIndexOp::layer),
-                           field("rotary", &StoreIndexOp::rotary), field("cos", &StoreIndexOp::cos),
-                           field("sin", &StoreIndexOp::sin));
-  }
+  CPUSERVE_FIELDS(x, layer, rotary, cos, sin)
 };
 void prepare(const StoreIndexOp& op, Program& p);
 void run(const StoreIndexOp& op, Worker& w) noexcept;
@@ -38,15 +33,7 @@ struct PoolIndexOp {
   float eps;
   int32_t rotary;
   Id cos, sin;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &PoolIndexOp::x), field("raw", &PoolIndexOp::raw),
-                           field("to", &PoolIndexOp::to), field("width", &PoolIndexOp::width),
-                           field("pool", &PoolIndexOp::pool), field("ape", &PoolIndexOp::ape),
-                           field("norm", &PoolIndexOp::norm), field("eps", &PoolIndexOp::eps),
-                           field("rotary", &PoolIndexOp::rotary), field("cos", &PoolIndexOp::cos),
-                           field("sin", &PoolIndexOp::sin));
-  }
+  CPUSERVE_FIELDS(x, raw, to, width, pool, ape, norm, eps, rotary, cos, sin)
 };
 void prepare(const PoolIndexOp& op, Program& p);
 void run(const PoolIndexOp& op, Worker& w) noexcept;
@@ -68,13 +55,7 @@ struct SelectKeysOp {
   Id q, weights, out, layer;
   int32_t heads, keep, pool;
   int32_t width = 0;  // the elements of an index key; prepare() sets it
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("q", &SelectKeysOp::q), field("weights", &SelectKeysOp::weights),
-                           field("out", &SelectKeysOp::out), field("layer", &SelectKeysOp::layer),
-                           field("heads", &SelectKeysOp::heads), field("keep", &SelectKeysOp::keep),
-                           field("pool", &SelectKeysOp::pool));
-  }
+  CPUSERVE_FIELDS(q, weights, out, layer, heads, keep, pool)
   int64_t most() const { return (int64_t{keep} + 1) * pool - 1; }  // the width of out
 };
 void prepare(SelectKeysOp& op, const Program& p);

@@ -14,12 +14,7 @@ struct HeadLinearOp {
   int64_t step;
   int32_t heads = 0;
   Id first = kNone;  // the matrix of head 0
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &HeadLinearOp::x), field("out", &HeadLinearOp::out),
-                           field("matrices", &HeadLinearOp::matrices),
-                           field("step", &HeadLinearOp::step));
-  }
+  CPUSERVE_FIELDS(x, out, matrices, step)
 };
 void prepare(HeadLinearOp& op, const Program& p);
 void run(const HeadLinearOp& op, Worker& w) noexcept;
@@ -34,17 +29,8 @@ struct LatentStoreOp {
   Id cos, sin, norm;
   float eps;
   bool interleaved;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("q", &LatentStoreOp::q), field("latent", &LatentStoreOp::latent),
-        field("kv", &LatentStoreOp::kv), field("out", &LatentStoreOp::out),
-        field("layer", &LatentStoreOp::layer), field("q_heads", &LatentStoreOp::q_heads),
-        field("nope", &LatentStoreOp::nope), field("rank", &LatentStoreOp::rank),
-        field("rotary", &LatentStoreOp::rotary), field("cos", &LatentStoreOp::cos),
-        field("sin", &LatentStoreOp::sin), field("norm", &LatentStoreOp::norm),
-        field("eps", &LatentStoreOp::eps), field("interleaved", &LatentStoreOp::interleaved));
-  }
+  CPUSERVE_FIELDS(q, latent, kv, out, layer, q_heads, nope, rank, rotary, cos, sin, norm, eps,
+                  interleaved)
 };
 void prepare(const LatentStoreOp& op, Program& p);
 void run(const LatentStoreOp& op, Worker& w) noexcept;

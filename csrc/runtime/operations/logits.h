@@ -8,12 +8,7 @@ struct LogitsOp {
   static constexpr const char* kName = "logits";
   Id x, matrix, bias;
   float scale, softcap;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &LogitsOp::x), field("matrix", &LogitsOp::matrix),
-                           field("bias", &LogitsOp::bias), field("scale", &LogitsOp::scale),
-                           field("softcap", &LogitsOp::softcap));
-  }
+  CPUSERVE_FIELDS(x, matrix, bias, scale, softcap)
 };
 void prepare(const LogitsOp& op, Program& p);
 void run(const LogitsOp& op, Worker& w) noexcept;
@@ -23,8 +18,7 @@ inline Accesses accesses(const LogitsOp& op, const Program&) { return claimed({a
 struct HiddenOp {
   static constexpr const char* kName = "hidden";
   Id x;
-
-  static constexpr auto fields() { return std::make_tuple(field("x", &HiddenOp::x)); }
+  CPUSERVE_FIELDS(x)
 };
 void prepare(const HiddenOp& op, Program& p);
 void run(const HiddenOp& op, Worker& w) noexcept;

@@ -11,12 +11,7 @@ struct RmsNormOp {
   Id x, out, weight;
   float eps;
   int32_t groups = 1;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &RmsNormOp::x), field("out", &RmsNormOp::out),
-                           field("weight", &RmsNormOp::weight), field("eps", &RmsNormOp::eps),
-                           optional("groups", &RmsNormOp::groups));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, weight, eps, groups)
 };
 void prepare(const RmsNormOp& op, const Program& p);
 void run(const RmsNormOp& op, Worker& w) noexcept;
@@ -28,12 +23,7 @@ struct LayerNormOp {
   static constexpr const char* kName = "layer_norm";
   Id x, out, weight, bias;
   float eps;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &LayerNormOp::x), field("out", &LayerNormOp::out),
-                           field("weight", &LayerNormOp::weight), field("bias", &LayerNormOp::bias),
-                           field("eps", &LayerNormOp::eps));
-  }
+  CPUSERVE_FIELDS(x, out, weight, bias, eps)
 };
 void prepare(const LayerNormOp& op, const Program& p);
 void run(const LayerNormOp& op, Worker& w) noexcept;
@@ -49,12 +39,7 @@ struct PartNormOp {
   int64_t column;
   int32_t parts;
   float eps;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &PartNormOp::x), field("weight", &PartNormOp::weight),
-                           field("column", &PartNormOp::column), field("parts", &PartNormOp::parts),
-                           field("eps", &PartNormOp::eps));
-  }
+  CPUSERVE_FIELDS(x, weight, column, parts, eps)
 };
 void prepare(const PartNormOp& op, const Program& p);
 void run(const PartNormOp& op, Worker& w) noexcept;
@@ -68,13 +53,7 @@ struct GatedNormOp {
   int32_t groups;
   int64_t column;
   float eps;
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &GatedNormOp::x), field("z", &GatedNormOp::z),
-                           field("out", &GatedNormOp::out), field("weight", &GatedNormOp::weight),
-                           field("groups", &GatedNormOp::groups),
-                           field("column", &GatedNormOp::column), field("eps", &GatedNormOp::eps));
-  }
+  CPUSERVE_FIELDS(x, z, out, weight, groups, column, eps)
 };
 void prepare(const GatedNormOp& op, const Program& p);
 void run(const GatedNormOp& op, Worker& w) noexcept;

@@ -1,7 +1,7 @@
 // An operation of a program has four parts,
 // which are in the header and the source file of its family:
 //
-//   struct GateOp                            its name, its fields, and fields() for the binding
+//   struct GateOp                            its name, its fields, and which of them Python sets
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added;
 //                                            throws std::invalid_argument for a wrong field;
 //                                            computes fields that follow from other fields
@@ -14,9 +14,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 #include <utility>
 #include <vector>
+
+#include "base/fields.h"
 
 namespace cpuserve {
 
@@ -25,24 +26,6 @@ struct Worker;
 
 using Id = int32_t;
 constexpr Id kNone = -1;
-
-// Describes a field of an operation, which Python passes as an argument of its method.
-// A field is optional if the struct has a default for it.
-template <class Op, class T, bool kDefault>
-struct Field {
-  using Type = T;
-  static constexpr bool kHasDefault = kDefault;
-  const char* name;
-  T Op::*member;
-};
-template <class Op, class T>
-constexpr Field<Op, T, false> field(const char* name, T Op::*member) {
-  return {name, member};
-}
-template <class Op, class T>
-constexpr Field<Op, T, true> optional(const char* name, T Op::*member) {
-  return {name, member};
-}
 
 // Ids of data that are not values of the program, but that operations read and write like values.
 constexpr Id kRouting = -2;  // the order of the routed rows (Routing)

@@ -36,20 +36,9 @@ struct GatedDeltaOp {
   bool by_row = false, sigmoid = false;
   float bound = 0.0f;
   Id state = kNone;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &GatedDeltaOp::x), field("gates", &GatedDeltaOp::gates),
-        field("out", &GatedDeltaOp::out), field("key_heads", &GatedDeltaOp::key_heads),
-        field("value_heads", &GatedDeltaOp::value_heads),
-        field("key_width", &GatedDeltaOp::key_width),
-        field("value_width", &GatedDeltaOp::value_width), field("taps", &GatedDeltaOp::taps),
-        field("conv", &GatedDeltaOp::conv), field("rates", &GatedDeltaOp::rates),
-        field("dt_bias", &GatedDeltaOp::dt_bias), field("norm", &GatedDeltaOp::norm),
-        field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled),
-        optional("beta", &GatedDeltaOp::beta), optional("by_row", &GatedDeltaOp::by_row),
-        optional("sigmoid", &GatedDeltaOp::sigmoid), optional("bound", &GatedDeltaOp::bound));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(4, x, gates, out, key_heads, value_heads, key_width, value_width,
+                                taps, conv, rates, dt_bias, norm, eps, tiled, beta, by_row, sigmoid,
+                                bound)
 
   int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
     return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
@@ -85,15 +74,7 @@ struct ShortConvOp {
   int32_t dilation = 1;
   Id state = kNone;
   int64_t channels = 0;  // columns of a state unit
-
-  static constexpr auto fields() {
-    return std::make_tuple(field("x", &ShortConvOp::x), field("out", &ShortConvOp::out),
-                           field("column", &ShortConvOp::column),
-                           field("units", &ShortConvOp::units), field("taps", &ShortConvOp::taps),
-                           field("weight", &ShortConvOp::weight), field("bias", &ShortConvOp::bias),
-                           field("silu", &ShortConvOp::silu),
-                           optional("dilation", &ShortConvOp::dilation));
-  }
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, column, units, taps, weight, bias, silu, dilation)
 
   int64_t kept() const { return int64_t{taps - 1} * dilation; }  // earlier tokens that are read
   StateLayer layer() const { return {units, kept() * channels, kStateChunk * channels}; }
@@ -115,16 +96,8 @@ struct Mamba2Op {
   Id rates, dt_bias, d;
   float low, high;  // limits of a time step dt
   Id state = kNone;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &Mamba2Op::x), field("steps", &Mamba2Op::steps), field("out", &Mamba2Op::out),
-        field("heads", &Mamba2Op::heads), field("groups", &Mamba2Op::groups),
-        field("key_width", &Mamba2Op::key_width), field("value_width", &Mamba2Op::value_width),
-        field("together", &Mamba2Op::together), field("column", &Mamba2Op::column),
-        field("rates", &Mamba2Op::rates), field("dt_bias", &Mamba2Op::dt_bias),
-        field("d", &Mamba2Op::d), field("low", &Mamba2Op::low), field("high", &Mamba2Op::high));
-  }
+  CPUSERVE_FIELDS(x, steps, out, heads, groups, key_width, value_width, together, column, rates,
+                  dt_bias, d, low, high)
 
   RecurrentShape shape() const { return {key_width, value_width, together, false}; }
   int32_t unit_count() const { return heads / together; }
@@ -155,13 +128,7 @@ struct NgramEmbedOp {
   int32_t end;
   Id state = kNone;
   std::vector<int64_t> first = {};  // by head: its first row in the matrices
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("out", &NgramEmbedOp::out), field("matrices", &NgramEmbedOp::matrices),
-        field("sizes", &NgramEmbedOp::sizes), field("multipliers", &NgramEmbedOp::multipliers),
-        field("end", &NgramEmbedOp::end));
-  }
+  CPUSERVE_FIELDS(out, matrices, sizes, multipliers, end)
 
   int64_t longest() const { return static_cast<int64_t>(multipliers.size()); }
   StateLayer layer() const {

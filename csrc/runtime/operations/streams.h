@@ -19,14 +19,7 @@ struct StreamWeightsOp {
   Id x, weights, scales, base;
   int32_t streams, rounds;
   float eps, floor;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &StreamWeightsOp::x), field("weights", &StreamWeightsOp::weights),
-        field("scales", &StreamWeightsOp::scales), field("base", &StreamWeightsOp::base),
-        field("streams", &StreamWeightsOp::streams), field("rounds", &StreamWeightsOp::rounds),
-        field("eps", &StreamWeightsOp::eps), field("floor", &StreamWeightsOp::floor));
-  }
+  CPUSERVE_FIELDS(x, weights, scales, base, streams, rounds, eps, floor)
 };
 void prepare(const StreamWeightsOp& op, const Program& p);
 void run(const StreamWeightsOp& op, Worker& w) noexcept;
@@ -39,12 +32,7 @@ struct MergeStreamsOp {
   static constexpr const char* kName = "merge_streams";
   Id x, weights, out;
   float scale;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("x", &MergeStreamsOp::x), field("weights", &MergeStreamsOp::weights),
-        field("out", &MergeStreamsOp::out), field("scale", &MergeStreamsOp::scale));
-  }
+  CPUSERVE_FIELDS(x, weights, out, scale)
 };
 void prepare(const MergeStreamsOp& op, const Program& p);
 void run(const MergeStreamsOp& op, Worker& w) noexcept;
@@ -59,12 +47,7 @@ struct SpreadStreamsOp {
   static constexpr const char* kName = "spread_streams";
   Id y, weights, x;
   bool mixed;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("y", &SpreadStreamsOp::y), field("weights", &SpreadStreamsOp::weights),
-        field("x", &SpreadStreamsOp::x), field("mixed", &SpreadStreamsOp::mixed));
-  }
+  CPUSERVE_FIELDS(y, weights, x, mixed)
 };
 void prepare(const SpreadStreamsOp& op, const Program& p);
 void run(const SpreadStreamsOp& op, Worker& w) noexcept;
@@ -78,12 +61,7 @@ inline Accesses accesses(const SpreadStreamsOp& op, const Program&) {
 struct GateStreamsOp {
   static constexpr const char* kName = "gate_streams";
   Id keys, queries, values, out;
-
-  static constexpr auto fields() {
-    return std::make_tuple(
-        field("keys", &GateStreamsOp::keys), field("queries", &GateStreamsOp::queries),
-        field("values", &GateStreamsOp::values), field("out", &GateStreamsOp::out));
-  }
+  CPUSERVE_FIELDS(keys, queries, values, out)
 };
 void prepare(const GateStreamsOp& op, const Program& p);
 void run(const GateStreamsOp& op, Worker& w) noexcept;

@@ -10,7 +10,7 @@ from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
 from cpuserve.api.llamacpp.defaults import DEFAULTS
 from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.chain import SamplerFields
+from cpuserve.sampling.fields import SamplerFields, names_in
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import NO_LIMIT, GenerateCall, call_from
 from cpuserve.serving.calls.line_limits import LineRules
@@ -129,18 +129,13 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
 # The possible bodies of responses; with `response_fields`, a body has only the selected members.
 COMPLETIONS = (LlamaCompletion, list[LlamaCompletion], dict[str, Any], list[dict[str, Any]])
 
-_WORDS = {
-    "max_tokens": "n_predict",
-    "logprobs": "n_probs",
-    "n": "n_cmpl",
-    "repetition_penalty": "repeat_penalty",
-}
+_NAMES = names_in("llama.cpp")
 
 
 def words(asked: LlamaOptions) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
     form = "json_schema" if asked.json_schema is not None else "grammar"
-    return {**_WORDS, "structured_outputs": form}
+    return {**_NAMES, "structured_outputs": form}
 
 
 def to_call(
@@ -157,10 +152,9 @@ def to_call(
     call = call_from(
         asked,
         {*refused_names(asked), "logit_bias", "prompt"},
+        _NAMES,
         prompt=[*prompts],
         max_tokens=NO_LIMIT if length is None or length < 0 else length,
-        n=asked.n_cmpl,
-        repetition_penalty=asked.repeat_penalty,
         logit_bias=_logit_bias(context, asked.logit_bias),
         logprobs=asked.n_probs or None,
         response_format=_form(asked),

@@ -1,0 +1,90 @@
+"""The table of sampling fields: its limits, and the types of the fields in bodies and calls."""
+
+from __future__ import annotations
+
+import typing
+from types import UnionType
+
+import msgspec
+import pytest
+
+from cpuserve.api.openai.schema import GenerationRequest
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.fields import CHAINED, LIMITED, REFUSED, SamplerFields, SamplingFields
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.calls.call import GenerateCall
+
+# Fields with another type in requests: JSON has texts as keys, a text may stand for a list,
+# and rules of structure and repetition are checked later.
+OTHER_TYPES = {"stop", "logit_bias", "structured_outputs", "repetition_detection"}
+
+
+def types_of(struct):
+    hints = typing.get_type_hints(struct)
+    return {each.name: hints[each.name] for each in msgspec.structs.fields(struct)}
+
+
+def not_none(kind):
+    """The members of a type without None."""
+    is_union = typing.get_origin(kind) in (typing.Union, UnionType)
+    return {*typing.get_args(kind)} - {type(None)} if is_union else {kind}
+
+
+@pytest.mark.parametrize("body", [GenerateCall, GenerationRequest])
+def test_a_sampling_field_has_its_type_in_bodies_and_calls(body):
+    own, theirs = types_of(SamplingFields), types_of(body)
+    shared = own.keys() & theirs.keys() - OTHER_TYPES
+    assert shared > {"temperature", "top_k", "typical_p", "ignore_eos", "bad_words"}
+    for name in shared:
+        assert not_none(own[name]) == not_none(theirs[name]), name
+
+
+def neighbours(name, rule):
+    """Values of a field at its limits, and beyond them."""
+    kind = types_of(SamplingFields)[name]
+    step = 1 if int in (kind, *typing.get_args(kind)) else 1e-6 * max(1.0, abs(rule.most))
+    inside = [limit for limit in (rule.least, rule.most) if abs(limit) != float("inf")]
+    outside = [
+        value for value in (rule.least - step, rule.most + step) if abs(value) != float("inf")
+    ]
+    return inside, outside
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_the_limits_of_a_field_are_allowed_and_its_neighbours_are_not(name):
+    rule = LIMITED[name]
+    others = {rule.needs: 1} if rule.needs else {}
+    if name == "min_tokens":
+        others["max_tokens"] = None
+    inside, outside = neighbours(name, rule)
+    assert inside
+    for value in inside:
+        SamplingParams(**others, **{name: value})
+    for value in outside:
+        if (name, value) == ("top_k", -1):
+            continue  # all tokens, as 0
+        with pytest.raises(InvalidRequest, match=name) as refused:
+            SamplingParams(**others, **{name: value})
+        assert refused.value.role == name
+
+
+@pytest.mark.parametrize("name", [name for name, rule in LIMITED.items() if rule.needs])
+def test_the_parameter_of_a_sampler_that_is_off_is_not_checked(name):
+    SamplingParams(**{name: LIMITED[name].most + 1})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_takes_none_and_its_neutral_values(name):
+    for value in (None, *REFUSED[name].only):
+        SamplingParams(**{name: value})
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported"):
+        SamplingParams(**{name: [1]})
+
+
+def test_a_chain_has_every_parameter_of_its_samplers():
+    chain = SamplingParams(samplers=["temperature"]).chain
+    assert {name: getattr(chain, name) for name in CHAINED} == {
+        name: rule.unset for name, rule in CHAINED.items()
+    }
+    others = {"samplers", "repeat_last_n", "dry_sequence_breakers", "post_sampling_probs"}
+    assert {*SamplerFields.__struct_fields__} - others == {*CHAINED}
