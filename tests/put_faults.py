@@ -568,9 +568,9 @@ FAULTS = [
         "tests/models/test_families.py -k see_each_other",
     ),
     Fault(
-        "cpuserve/program/reference/rows.py",
-        '    "gelu": F.gelu,\n',
-        '    "gelu": lambda x: F.gelu(x, approximate="tanh"),\n',
+        "cpuserve/program/ops.py",
+        '    "gelu": lambda f, x: f.gelu(x),\n',
+        '    "gelu": lambda f, x: f.gelu(x, approximate="tanh"),\n',
         "tests/llm/test_rerankers.py -k transformers",
     ),
     # --- engine -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,11 @@ class Lowered:
             dot = DOT_OF_KIND.get(weights.kind, "f32")
             counts[dot] = counts.get(dot, 0) + weights.n * weights.k
         return max(counts, key=counts.__getitem__, default="f32")
+
+
+@functools.cache
+def _fields_of_operations() -> dict[str, list[str]]:
+    return _C.operation_fields()
 
 
 class Lowering:
@@ -243,10 +248,12 @@ class Lowering:
         key = (value, fmt, orders)
         if key not in self._converted:
             buffer = self.take(self._width[value], fmt, self._copies[value])
-            more = {"order": self._columns_in(orders, self._width[value])} if orders else {}
+            fields = {"x": self.value(value), "out": buffer}
+            if orders:
+                fields["order"] = self._columns_in(orders, self._width[value])
             if len(orders) > 1 and routing is not None:
-                more["routing"] = self.value(routing)
-            self.emit(lambda: self.native.convert(self.value(value), buffer, **more))
+                fields["routing"] = self.value(routing)
+            self._append("convert", fields)
             self._converted[key] = buffer
         return self._converted[key]
 
@@ -273,11 +280,32 @@ class Lowering:
                 buffer, key = self.queries.pop(value)
                 self.give(buffer, *key)
 
-    def emit(self, add: Callable[[], None], weights: OpWeights | None = None) -> None:
-        """Call `add`, which appends a native op for the current op; weights: the op's matrix."""
-        add()
+    def add(
+        self, op: Op, name: str | None = None, read: OpWeights | None = None, **fields: Any
+    ) -> None:
+        """Append a native op with `fields`, and with fields of `op` that are called the same.
+
+        The id of the buffer replaces a value of `op`, and -1 a value that is None. If another field
+        of `op` is None, the native op has its default.
+
+        name: the native op; by default the name of the class, such as rms_norm for RmsNorm.
+        read: the matrix that the native op multiplies.
+        """
+        name = name or op.native_name()
+        for own in _fields_of_operations()[name]:
+            given = getattr(op, own, None)
+            if own in fields:
+                continue
+            if own in op.value_fields():
+                fields[own] = -1 if given is None else self.value(given)
+            elif given is not None:
+                fields[own] = given
+        self._append(name, fields, read)
+
+    def _append(self, name: str, fields: dict[str, Any], read: OpWeights | None = None) -> None:
+        getattr(self.native, name)(**fields)
         self.out.source_op.append(self._op)
-        self.out.op_weights.append(weights)
+        self.out.op_weights.append(read)
 
     # -- weights -----------------------------------------------------------------------------
 
@@ -409,8 +437,13 @@ class Lowering:
 
         return self.vector(("bias", names, features), sum(features), make)
 
-    def rope_tables(self, rope: Rope) -> tuple[int, int]:
-        """Return the ids of the native vectors cos and sin, each [max_position, rotary / 2]."""
+    def rope(self, rope: Rope | None) -> dict[str, Any]:
+        """Return the native fields rotary, cos and sin; 0 and -1 if nothing is rotated.
+
+        cos and sin are vectors [max_position, rotary / 2].
+        """
+        if rope is None or not rope.rotary:
+            return {"rotary": 0, "cos": -1, "sin": -1}
         count = self.max_position * (rope.rotary // 2)
 
         made: dict[int, Float32] = {}
@@ -422,4 +455,5 @@ class Lowering:
             return made.pop(which)
 
         cos = self.vector(("cos", rope), count, lambda _: table(0))
-        return cos, self.vector(("sin", rope), count, lambda _: table(1))
+        sin = self.vector(("sin", rope), count, lambda _: table(1))
+        return {"rotary": rope.rotary, "cos": cos, "sin": sin}

@@ -32,6 +32,9 @@ As dataclasses, they took 19 ms at the start of the front end and of the engine.
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NewType
 
 import msgspec
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 ValueId = NewType("ValueId", int)
 
 RouterScore = Literal["softmax", "sigmoid", "chosen_softmax"]
+# The activations, with CPUSERVE_ACTIVATIONS in csrc/kernels/table/linear.h.
+# One called "*_mul" is act(gate) * up.
 Then = Literal[
     "none",
     "relu",
@@ -56,6 +61,15 @@ Then = Literal[
 ]
 # "clamped_swiglu_mul" of gpt-oss: (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+# The other activations in torch; f is torch.nn.functional.
+ACTIVATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "none": lambda _, x: x,
+    "relu": lambda f, x: f.relu(x),
+    "relu2": lambda f, x: f.relu(x).square(),
+    "silu": lambda f, x: f.silu(x),
+    "gelu": lambda f, x: f.gelu(x),
+    "gelu_tanh": lambda f, x: f.gelu(x, approximate="tanh"),
+}
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -102,9 +116,25 @@ class Op(msgspec.Struct, frozen=True):
 
     # -- lowering: `to` is the Lowering ------------------------------------------------------
 
+    @classmethod
+    @functools.cache
+    def native_name(cls) -> str:
+        """Return the name of the native operation, such as rms_norm for the class RmsNorm."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    @functools.cache
+    def value_fields(cls) -> frozenset[str]:
+        """Return the fields with values, or None."""
+        kinds = cls.__annotations__.items()
+        return frozenset(name for name, kind in kinds if kind in ("ValueId", "ValueId | None"))
+
     def lower(self, to: Any) -> None:
-        """Append the native operations that compute this operation."""
-        raise NotImplementedError
+        """Append the native operations that compute this operation.
+
+        By default this is one native operation with the fields of this one (Lowering.add).
+        """
+        to.add(self)
 
     def read_formats(self, value: ValueId, to: Any) -> set[str]:
         """Return the row formats of `value` that the op can read without a conversion."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cpuserve import _C
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Op
 
@@ -18,6 +19,8 @@ def test_the_builder_has_the_methods_of_every_family():
 
 @pytest.mark.parametrize("op", OPERATIONS, ids=lambda op: op.__name__)
 def test_an_operation_lowers_itself_and_has_a_reference(op):
-    assert {"lower", "reference"} <= vars(op).keys()
+    assert "reference" in vars(op)
+    if "lower" not in vars(op):  # the native operation of its name gets all its fields from it
+        assert {*_C.operation_fields()[op.native_name()]} <= {*op.__struct_fields__}
     assert set(op.reads_of) <= set(op.__struct_fields__) or "reads" in vars(op)
     assert op.write_of is None or op.write_of in op.__struct_fields__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
@@ -45,26 +45,12 @@ class RopeStoreKV(Op, frozen=True):
     stores: bool = True
 
     def lower(self, to: Lowering) -> None:
-        q = to.take_queries(self.qkv, self.q_heads, self.head_dim)
-        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
-        rotary = self.rope.rotary if self.rope else 0
-        q_norm = to.norm_weight(self.q_norm, self.head_dim, self.plus_one)
-        k_norm = to.norm_weight(self.k_norm, self.head_dim, self.plus_one)
-        more = {} if self.stores else {"stores": False}
-        to.emit(
-            lambda: to.native.rope_store_kv(
-                to.value(self.qkv),
-                q,
-                self.layer,
-                self.q_heads,
-                rotary,
-                cos,
-                sin,
-                q_norm,
-                k_norm,
-                self.eps,
-                **more,
-            )
+        to.add(
+            self,
+            q=to.take_queries(self.qkv, self.q_heads, self.head_dim),
+            q_norm=to.norm_weight(self.q_norm, self.head_dim, self.plus_one),
+            k_norm=to.norm_weight(self.k_norm, self.head_dim, self.plus_one),
+            **to.rope(self.rope),
         )
 
     def reference(self, at: Interpreter, qkv: Tensor) -> Tensor:
@@ -137,25 +123,8 @@ class Attention(Op, frozen=True):
             slopes = to.vector(
                 ("alibi", self.q_heads), self.q_heads, lambda _: alibi_slopes(self.q_heads)
             )
-        sinks = to.plain(self.sinks, self.q_heads)
         q, _ = to.queries[self.qkv]
-        more: dict[str, Any] = {} if self.causal else {"causal": False}
-        if self.selection is not None:
-            more["selection"] = to.value(self.selection)
-        to.emit(
-            lambda: to.native.attention(
-                q,
-                to.value(self.out),
-                self.layer,
-                self.q_heads,
-                self.scale,
-                self.window,
-                self.softcap,
-                slopes,
-                sinks,
-                **more,
-            )
-        )
+        to.add(self, q=q, slopes=slopes, sinks=to.plain(self.sinks, self.q_heads))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return whether no scale of format `rows` covers two heads, written one after another."""
@@ -267,8 +236,7 @@ class ScaleQueries(Op, frozen=True):
         count, key = to.max_position, ("query scales", self.beta, self.length)
         positions = np.arange(count, dtype=np.int32)
         factors = to.vector(key, count, lambda _: query_scales(self.beta, self.length, positions))
-        x = to.value(self.x)
-        to.emit(lambda: to.native.scale_queries(x, factors, self.width))
+        to.add(self, factors=factors)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -294,9 +262,7 @@ class Rotate(Op, frozen=True):
     rope: Rope
 
     def lower(self, to: Lowering) -> None:
-        x, (cos, sin) = to.value(self.x), to.rope_tables(self.rope)
-        sizes = (self.heads, self.head_dim, self.rope.rotary)
-        to.emit(lambda: to.native.rotate(x, *sizes, cos, sin))
+        to.add(self, **to.rope(self.rope))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -321,10 +287,6 @@ class SplitGates(Op, frozen=True):
     heads: int
     head_dim: int
     width: int
-
-    def lower(self, to: Lowering) -> None:
-        x, out = to.value(self.x), to.value(self.out)
-        to.emit(lambda: to.native.split_gates(x, out, self.heads, self.head_dim))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch

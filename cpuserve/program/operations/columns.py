@@ -34,10 +34,6 @@ class Gate(Op, frozen=True):
     columns: int = 1
     plain: bool = False
 
-    def lower(self, to: Lowering) -> None:
-        x, out = to.value(self.x), to.value(self.out)
-        to.emit(lambda: to.native.gate(x, out, self.column, self.columns, self.plain))
-
     def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
         import torch
 
@@ -53,9 +49,6 @@ class SoftGate(Op, frozen=True):
 
     x: ValueId
     out: ValueId
-
-    def lower(self, to: Lowering) -> None:
-        to.emit(lambda: to.native.soft_gate(to.value(self.x), to.value(self.out)))
 
     def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
         from torch.nn import functional as F
@@ -84,8 +77,7 @@ class Xielu(Op, frozen=True):
     factors: tuple[str, ...] | tuple[float, ...]
 
     def lower(self, to: Lowering) -> None:
-        x, factors = to.value(self.x), to.vector(("xielu", self.factors), 3, self._alphas)
-        to.emit(lambda: to.native.xielu(x, factors))
+        to.add(self, factors=to.vector(("xielu", self.factors), 3, self._alphas))
 
     def _alphas(self, read: ReadFn) -> Float32:
         """Return alpha_p, alpha_n and beta of xIELU; ModelError if epsilon is not small enough."""
@@ -117,10 +109,6 @@ class Add(Op, frozen=True):
     width: int
     column: int = 0
 
-    def lower(self, to: Lowering) -> None:
-        more = {"column": self.column} if self.column else {}
-        to.emit(lambda: to.native.add(to.value(self.x), to.value(self.out), **more))
-
     def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
         out = out.clone()
         out[:, self.column : self.column + self.width] += x
@@ -142,10 +130,10 @@ class Scale(Op, frozen=True):
     runs: tuple[tuple[int, float], ...] = ()
 
     def lower(self, to: Lowering) -> None:
-        x, factor = to.value(self.x), to.plain(self.weight, self.width if self.by_column else 1)
+        factor = to.plain(self.weight, self.width if self.by_column else 1)
         if self.weight is None:
             factor = to.vector(("factors", self.runs), self.width, lambda _: self._factors())
-        to.emit(lambda: to.native.scale(x, factor))
+        to.add(self, factor=factor)
 
     def _factors(self) -> Float32:
         import numpy as np
@@ -173,10 +161,6 @@ class Columns(Op, frozen=True):
     def reads(self) -> tuple[ValueId, ...]:
         """Return x and, if it is not None, the value `more`."""
         return (self.x,) if self.more is None else (self.x, self.more)
-
-    def lower(self, to: Lowering) -> None:
-        x, more = to.value(self.x), -1 if self.more is None else to.value(self.more)
-        to.emit(lambda: to.native.columns(x, more, to.value(self.out), self.column))
 
     def reference(self, at: Interpreter, x: Tensor, more: Tensor | None = None) -> Tensor:
         import torch
@@ -214,12 +198,8 @@ class MixParts(Op, frozen=True):
         return (self.gates, self.x) if self.target is None else (self.gates, self.target, self.x)
 
     def lower(self, to: Lowering) -> None:
-        x, gates = to.value(self.x), to.value(self.gates)
-        target = -1 if self.target is None else to.value(self.target)
         rows = self.parts * self.parts if self.target is None else self.parts
-        weight = to.plain(self.weight, rows * self.gate_width)
-        numbers = (self.parts, self.active, self.scale)
-        to.emit(lambda: to.native.mix_parts(x, gates, target, weight, *numbers))
+        to.add(self, weight=to.plain(self.weight, rows * self.gate_width))
 
     def reference(
         self, at: Interpreter, gates: Tensor, target_or_x: Tensor, x: Tensor | None = None
@@ -250,10 +230,6 @@ class MatchRms(Op, frozen=True):
     parts: int
     floor: float
 
-    def lower(self, to: Lowering) -> None:
-        x, like = to.value(self.x), to.value(self.like)
-        to.emit(lambda: to.native.match_rms(x, like, self.floor))
-
     def reference(self, at: Interpreter, like: Tensor, x: Tensor) -> Tensor:
         wanted = like.square().mean(dim=1).sqrt()[:, None, None]
         parts = x.reshape(len(x), self.parts, self.width)
@@ -273,10 +249,6 @@ class KeepTop(Op, frozen=True):
     x: ValueId
     width: int
     deviations: float
-
-    def lower(self, to: Lowering) -> None:
-        x = to.value(self.x)
-        to.emit(lambda: to.native.keep_top(x, self.width, self.deviations))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -299,9 +271,6 @@ class Limit(Op, frozen=True):
 
     x: ValueId
     limit: float
-
-    def lower(self, to: Lowering) -> None:
-        to.emit(lambda: to.native.limit(to.value(self.x), self.limit))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch

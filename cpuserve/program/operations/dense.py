@@ -38,7 +38,7 @@ class Embed(Op, frozen=True):
             msg = f"{self.weight} has an activation order (g_idx), which embeddings cannot have"
             raise ModelError(msg)
         matrix = lookup_table(to, self.weight, self.vocab, self.width, gathers(to, self.weight))
-        to.emit(lambda: to.native.embed(to.value(self.out), matrix, self.scale))
+        to.add(self, matrix=matrix)
 
     def looked_up(self) -> tuple[str, ...]:
         """Return the name of the embedding table."""
@@ -78,7 +78,7 @@ class PositionEmbed(Op, frozen=True):
         else:
             key = ("positions", self.weight, self.types)
             table = to.vector(key, self.rows * self.width, self._rows)
-        to.emit(lambda: to.native.position_embed(to.value(self.x), table, self.rows, self.offset))
+        to.add(self, table=table)
 
     def _rows(self, read: ReadFn) -> Float32:
         """Return the rows [rows, width] to add at each position, with the row of token type 0."""
@@ -131,7 +131,7 @@ class Linear(Op, frozen=True):
         width = sum(self.features)
         both = to.take(width, "f32")
         self._lower_runs(to, both, "none")
-        to.emit(lambda: to.native.activation(both, to.value(self.out), activation, True))
+        to.add(self, "activation", x=both, activation=activation, glu=True)
         to.give(both, width, "f32")
 
     def _lower_runs(self, to: Lowering, out: int, then: Then) -> None:
@@ -157,13 +157,18 @@ class Linear(Op, frozen=True):
         then: Then | None = None,
     ) -> None:
         activation, glu = split_then(self.then if then is None else then)
-        matrix = to.matrix(weights, features, self.in_features, glu)
-        x = to.stored_as(self.x, to.act_format(weights[0]), to.orders_of(weights[0]))
-        bias = to.bias(biases, features)
         read = to.read(weights[0], sum(features), self.in_features)
         to.out.linear_weights += read.n * read.k
-        to.emit(
-            lambda: to.native.linear(x, out, matrix, bias, activation, glu, self.add, column), read
+        to.add(
+            self,
+            read=read,
+            x=to.stored_as(self.x, to.act_format(weights[0]), to.orders_of(weights[0])),
+            out=out,
+            matrix=to.matrix(weights, features, self.in_features, glu),
+            bias=to.bias(biases, features),
+            activation=activation,
+            glu=glu,
+            out_column=column,
         )
 
     def splits(self, to: Lowering) -> bool:
@@ -201,8 +206,7 @@ class ActivationOp(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         activation, glu = split_then(self.then)
-        x = to.value(self.x)
-        to.emit(lambda: to.native.activation(x, to.value(self.out), activation, glu))
+        to.add(self, "activation", activation=activation, glu=glu)
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return True: the kernel can write rows of any format."""
@@ -238,7 +242,7 @@ class Logits(Op, frozen=True):
         x = to.stored_as(self.x, to.act_format(self.weight), to.orders_of(self.weight))
         bias = to.plain(self.bias, self.vocab)
         read = to.read(self.weight, self.vocab, self.width)
-        to.emit(lambda: to.native.logits(x, matrix, bias, self.scale, self.softcap), read)
+        to.add(self, read=read, x=x, matrix=matrix, bias=bias)
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
         """Return the row format that the matrix needs for x; f32 for other values."""
@@ -267,9 +271,6 @@ class Hidden(Op, frozen=True):
 
     x: ValueId
     width: int
-
-    def lower(self, to: Lowering) -> None:
-        to.emit(lambda: to.native.hidden(to.value(self.x)))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         return x

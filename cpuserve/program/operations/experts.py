@@ -36,8 +36,8 @@ class RouteAdapters(Op, frozen=True):
     scales: str
 
     def lower(self, to: Lowering) -> None:
-        scales = to.out.adapter_scales = to.plain(self.scales, self.adapters)
-        to.emit(lambda: to.native.adapter(to.value(self.out), self.adapters, scales))
+        to.out.adapter_scales = to.plain(self.scales, self.adapters)
+        to.add(self, "adapter", scales=to.out.adapter_scales)
 
     def reference(self, at: Interpreter) -> Tensor:
         import torch
@@ -65,8 +65,7 @@ class Dispatch(Op, frozen=True):
     chosen: int
 
     def lower(self, to: Lowering) -> None:
-        x = to.stored_as(self.x, to.formats[self.out])
-        to.emit(lambda: to.native.dispatch(x, to.value(self.routing), to.value(self.out)))
+        to.add(self, x=to.stored_as(self.x, to.formats[self.out]))
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
         """Return the row format of the routed rows for x, and f32 for the routing."""
@@ -124,10 +123,14 @@ class ExpertLinear(Op, frozen=True):
             to.out.expert_read_bytes += read.num_bytes
             to.out.expert_bytes += read.expert_bytes
             to.out.expert_matrix_bytes = max(one, to.out.expert_matrix_bytes)
-        routing, out = to.value(self.routing), to.value(self.out)
-        to.emit(
-            lambda: to.native.expert_linear(x, routing, out, matrices, biases, activation, glu),
-            read,
+        to.add(
+            self,
+            read=read,
+            x=x,
+            matrices=matrices,
+            biases=biases,
+            activation=activation,
+            glu=glu,
         )
 
     def _orders(self, to: Lowering) -> Orders:
@@ -191,11 +194,6 @@ class Combine(Op, frozen=True):
     def reads(self) -> tuple[ValueId, ...]:
         """Return x, the routing and, with `add`, the value that the sum is added to."""
         return (self.x, self.routing, self.out) if self.add else (self.x, self.routing)
-
-    def lower(self, to: Lowering) -> None:
-        x, routing, out = to.value(self.x), to.value(self.routing), to.value(self.out)
-        more = {} if self.add else {"add": False}
-        to.emit(lambda: to.native.combine(x, routing, out, **more))
 
     def reference(
         self, at: Interpreter, x: Tensor, routing: Tensor, out: Tensor | None = None

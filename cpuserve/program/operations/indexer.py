@@ -38,9 +38,7 @@ class StoreIndexKeys(Op, frozen=True):
     rope: Rope | None
 
     def lower(self, to: Lowering) -> None:
-        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
-        x, rotary = to.value(self.x), self.rope.rotary if self.rope else 0
-        to.emit(lambda: to.native.store_index_keys(x, self.layer, rotary, cos, sin))
+        to.add(self, **to.rope(self.rope))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         from cpuserve.program.reference.rows import rotate
@@ -79,15 +77,13 @@ class PoolIndexKeys(Op, frozen=True):
     rope: Rope | None = None
 
     def lower(self, to: Lowering) -> None:
-        x, ape = to.value(self.x), -1
+        ape = -1
         if (name := self.ape) is not None:
             count = self.pool * self.width
             ape = to.vector(("flat", name), count, lambda read: read(name).reshape(-1))
         norm = to.norm_weight(self.norm, self.width, True)
-        rotary = self.rope.rotary if self.rope else 0
-        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
-        sizes = self.layer, self.layer + 1, self.width, self.pool
-        to.emit(lambda: to.native.pool_index_keys(x, *sizes, ape, norm, self.eps, rotary, cos, sin))
+        rope, last = to.rope(self.rope), self.layer + 1
+        to.add(self, raw=self.layer, to=last, ape=ape, norm=norm, **rope)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         for seq in range(at.step.num_seqs):
@@ -158,10 +154,7 @@ class SelectKeys(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         to.out.cache_reads.append((self.layer, 0))
-        q, out = to.value(self.q), to.value(self.out)
-        weights = -1 if self.weights is None else to.value(self.weights)
-        sizes = self.layer, self.heads, self.keep, self.pool
-        to.emit(lambda: to.native.select_keys(q, weights, out, *sizes))
+        to.add(self)
 
     def scores(
         self, at: Interpreter, seq: int, rows: slice, q: Tensor, weights: Tensor | None = None

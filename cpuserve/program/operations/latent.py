@@ -53,12 +53,12 @@ class HeadLinear(Op, frozen=True):
             name = f"{self.weight} {part.rows.start}"
             matrices.append(to.native.matrix(name, kind, n, k, [n], False))
             to.out.matrices.append(MatrixLoad(matrices[-1], (self.weight,), part))
-        x, out = to.stored_as(self.x, ACT_FORMAT[kind]), to.value(self.out)
+        x = to.stored_as(self.x, ACT_FORMAT[kind])
         size = self.heads * to.native.packed_bytes(kind, n, k)
         read = OpWeights(kind, self.heads * n, k, size)
         to.out.read_bytes += read.num_bytes
         to.out.linear_weights += read.n * read.k
-        to.emit(lambda: to.native.head_linear(x, out, matrices, self.step), read)
+        to.add(self, read=read, x=x, matrices=matrices)
 
     def _kind(self, to: Lowering) -> str:
         """Return the weight kind of the parts. It is dense: a part of a row has no scale."""
@@ -129,15 +129,7 @@ class LatentStoreKV(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         q = to.take_queries(self.out, self.q_heads, self.head_dim)
-        cos, sin = to.rope_tables(self.rope) if self.rope.rotary else (-1, -1)
-        norm = to.plain(self.norm, self.rank)
-        values = to.value(self.q), to.value(self.latent), to.value(self.kv)
-        sizes = (self.layer, self.q_heads, self.nope, self.rank, self.rope.rotary)
-        to.emit(
-            lambda: to.native.latent_store_kv(
-                *values, q, *sizes, cos, sin, norm, self.eps, self.interleaved
-            )
-        )
+        to.add(self, out=q, norm=to.plain(self.norm, self.rank), **to.rope(self.rope))
 
     def reference(self, at: Interpreter, q: Tensor, latent: Tensor, kv: Tensor) -> Tensor:
         import torch

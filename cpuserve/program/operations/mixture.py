@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -74,16 +74,9 @@ class Route(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         bias, factors = (to.plain(name, self.experts) for name in (self.bias, self.factors))
-        x, out, g = to.value(self.x), to.value(self.out), self.groups
-        groups = (g.count, g.kept, g.best) if g else ()
-        more = {} if self.factors is None else {"factors": factors}
-        count, chosen, score, scale = self.experts, self.chosen, self.score, self.scale
-        add = to.native.route
-        to.emit(
-            lambda: add(
-                x, out, count, chosen, score, self.renormalize, scale, bias, *groups, **more
-            )
-        )
+        g = self.groups
+        groups: dict[str, Any] = {"groups": g.count, "kept": g.kept, "best": g.best} if g else {}
+        to.add(self, bias=bias, factors=factors, **groups)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch

@@ -58,8 +58,7 @@ class NgramEmbed(Op, frozen=True):
             lookup_table(to, name, rows, self.width, gathered)
             for name, rows in zip(self.weights, self.rows, strict=True)
         ]
-        out, hashes = to.value(self.out), (list(self.sizes), list(self.multipliers))
-        to.emit(lambda: to.native.ngram_embed(out, matrices, *hashes, self.end))
+        to.add(self, matrices=matrices)
 
     def looked_up(self) -> tuple[str, ...]:
         """Return the parts of the table, by name."""

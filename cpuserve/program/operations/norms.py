@@ -33,8 +33,7 @@ class RmsNorm(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         weight = to.norm_weight(self.weight, self.width, self.plus_one, self.scale)
-        x, groups = to.value(self.x), self.groups
-        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps, groups))
+        to.add(self, weight=weight)
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return whether the kernel can write `rows`: any format for whole rows, f32 for parts."""
@@ -72,11 +71,11 @@ class PartNorm(Op, frozen=True):
     def lower(self, to: Lowering) -> None:
         import numpy as np
 
-        x, width = to.value(self.x), self.width
+        width = self.width
         weight = to.norm_weight(self.weight, width, self.plus_one)
         if self.weight is None:
             weight = to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))
-        to.emit(lambda: to.native.part_norm(x, weight, self.column, self.parts, self.eps))
+        to.add(self, weight=weight)
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -104,8 +103,7 @@ class LayerNorm(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         weight, bias = to.plain(self.weight, self.width), to.plain(self.bias, self.width)
-        x = to.value(self.x)
-        to.emit(lambda: to.native.layer_norm(x, to.value(self.out), weight, bias, self.eps))
+        to.add(self, weight=weight, bias=bias)
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return True: the kernel can write rows of any format."""
@@ -136,9 +134,7 @@ class GatedNorm(Op, frozen=True):
     eps: float
 
     def lower(self, to: Lowering) -> None:
-        x, z, out = to.value(self.x), to.value(self.z), to.value(self.out)
-        weight = to.plain(self.weight, self.width)
-        to.emit(lambda: to.native.gated_norm(x, z, out, weight, self.groups, self.column, self.eps))
+        to.add(self, weight=to.plain(self.weight, self.width))
 
     def reference(self, at: Interpreter, x: Tensor, z: Tensor) -> Tensor:
         import torch

@@ -108,21 +108,17 @@ class GatedDelta(Op, frozen=True):
             parts = [p.reshape(heads, -1, self.taps) for p in (q, k, v)]
             return np.concatenate(parts, axis=1).transpose(0, 2, 1)
 
-        vectors = (
-            to.vector(("conv", self.conv), channels * self.taps, conv),
-            to.vector(
+        to.add(
+            self,
+            conv=to.vector(("conv", self.conv), channels * self.taps, conv),
+            rates=to.vector(
                 ("rates", self.a_log),
                 self.value_heads,
                 lambda read: -np.exp(read(self.a_log).reshape(-1)),
             ),
-            to.plain(self.dt_bias, self.value_heads * (width if self.by_row else 1)),
-            to.plain(self.norm, self.value_width),
+            dt_bias=to.plain(self.dt_bias, self.value_heads * (width if self.by_row else 1)),
+            norm=to.plain(self.norm, self.value_width),
         )
-        x, gates, out = to.value(self.x), to.value(self.gates), to.value(self.out)
-        sizes = (heads, self.value_heads, width, self.value_width, self.taps)
-        kinds = (self.beta, self.by_row, self.sigmoid, self.bound)
-        native = to.native.gated_delta
-        to.emit(lambda: native(x, gates, out, *sizes, *vectors, self.eps, self.tiled, *kinds))
 
     def reference(self, at: Interpreter, x: Tensor, gates: Tensor) -> Tensor:
         import torch
@@ -177,10 +173,7 @@ class ShortConv(Op, frozen=True):
             return read(self.weight).reshape(self.channels, self.taps).T
 
         weight = to.vector(("conv", self.weight), self.channels * self.taps, by_tap)
-        bias = to.plain(self.bias, self.channels)
-        x, out = to.value(self.x), to.value(self.out)
-        sizes, last = (self.column, self.units, self.taps), (self.silu, self.dilation)
-        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, *last))
+        to.add(self, weight=weight, bias=to.plain(self.bias, self.channels))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -240,15 +233,14 @@ class Mamba2(Op, frozen=True):
     def lower(self, to: Lowering) -> None:
         import numpy as np
 
-        vectors = (
-            to.vector(("rates", self.a_log), self.heads, lambda read: -np.exp(read(self.a_log))),
-            to.plain(self.dt_bias, self.heads),
-            to.plain(self.d, self.heads),
+        to.add(
+            self,
+            rates=to.vector(
+                ("rates", self.a_log), self.heads, lambda read: -np.exp(read(self.a_log))
+            ),
+            dt_bias=to.plain(self.dt_bias, self.heads),
+            d=to.plain(self.d, self.heads),
         )
-        x, steps, out = to.value(self.x), to.value(self.steps), to.value(self.out)
-        widths = (self.key_width, self.value_width, self.together, self.column)
-        sizes = (self.heads, self.groups, *widths)
-        to.emit(lambda: to.native.mamba2(x, steps, out, *sizes, *vectors, self.low, self.high))
 
     def reference(self, at: Interpreter, x: Tensor, steps: Tensor) -> Tensor:
         import torch

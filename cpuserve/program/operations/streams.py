@@ -45,11 +45,8 @@ class StreamWeights(Op, frozen=True):
     floor: float
 
     def lower(self, to: Lowering) -> None:
-        x, weights = to.value(self.x), to.value(self.weights)
-        scales = to.plain(self.scales, 3)
-        base = to.plain(self.base, self.streams * (self.streams + 2))
-        numbers = (self.streams, self.rounds, self.eps, self.floor)
-        to.emit(lambda: to.native.stream_weights(x, weights, scales, base, *numbers))
+        columns = self.streams * (self.streams + 2)
+        to.add(self, scales=to.plain(self.scales, 3), base=to.plain(self.base, columns))
 
     def reference(self, at: Interpreter, x: Tensor, weights: Tensor) -> Tensor:
         import torch
@@ -83,10 +80,6 @@ class MergeStreams(Op, frozen=True):
         """Return x, and the weights if there are any."""
         return (self.x,) if self.weights is None else (self.x, self.weights)
 
-    def lower(self, to: Lowering) -> None:
-        x, weights = to.value(self.x), -1 if self.weights is None else to.value(self.weights)
-        to.emit(lambda: to.native.merge_streams(x, weights, to.value(self.out), self.scale))
-
     def reference(self, at: Interpreter, x: Tensor, weights: Tensor | None = None) -> Tensor:
         streams = x.reshape(len(x), -1, self.width)
         if weights is not None:
@@ -110,10 +103,6 @@ class SpreadStreams(Op, frozen=True):
     weights: ValueId
     width: int
     mixed: bool
-
-    def lower(self, to: Lowering) -> None:
-        y, weights, x = to.value(self.y), to.value(self.weights), to.value(self.x)
-        to.emit(lambda: to.native.spread_streams(y, weights, x, self.mixed))
 
     def reference(self, at: Interpreter, y: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         import torch
@@ -143,10 +132,6 @@ class GateStreams(Op, frozen=True):
     values: ValueId
     out: ValueId
     width: int
-
-    def lower(self, to: Lowering) -> None:
-        inputs = to.value(self.keys), to.value(self.queries), to.value(self.values)
-        to.emit(lambda: to.native.gate_streams(*inputs, to.value(self.out)))
 
     def reference(self, at: Interpreter, keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
         import torch

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.program.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Then
+from cpuserve.program.ops import ACTIVATIONS, SWIGLU_ALPHA, SWIGLU_LIMIT, Then
 from cpuserve.program.reference.recurrent import ChunkRows
 
 
@@ -25,16 +23,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-
-
 def activate(x: Tensor, then: Then) -> Tensor:
     """Apply the activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
     if then.endswith("_mul"):
@@ -42,8 +30,8 @@ def activate(x: Tensor, then: Then) -> Tensor:
         if then == "clamped_swiglu_mul":
             gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
             return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-        return _FUNCTIONS[then.removesuffix("_mul")](gate) * up
-    return _FUNCTIONS[then](x)
+        return ACTIVATIONS[then.removesuffix("_mul")](F, gate) * up
+    return ACTIVATIONS[then](F, x)
 
 
 def soften(x: Tensor, cap: float) -> Tensor:
