@@ -80,7 +80,7 @@ class SlotSampler:
             self._window = deque(counted[max(0, len(counted) - window) :], maxlen=window)
             self._in_prompt[:] = False
             self._counts = np.bincount(np.asarray(self._window, np.int64), minlength=vocab)
-        chain = params.chain
+        chain = request.chain
         self._chain: ChainSampler | None = None
         if chain is not None:
             self._chain = ChainSampler(chain, params, [*prompt, *output], vocab)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cpuserve.sampling.chain import Chain
 from cpuserve.sampling.params import SamplingParams
 
 _MASK64 = 2**64 - 1
@@ -20,6 +21,7 @@ class SlotRequest:
     prompt_ids: the tokens of the prompt.
     output_ids: tokens that the request has already generated (after a preemption).
     stop_ids: ids that are banned until the request has params.min_tokens output tokens.
+    chain: params.chain, which is computed once.
     """
 
     params: SamplingParams
@@ -27,10 +29,12 @@ class SlotRequest:
     prompt_ids: list[int]
     output_ids: list[int]
     stop_ids: list[int]
+    chain: Chain | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Keep the bits of the seed that count."""
+        """Keep the bits of the seed that count, and compute the chain."""
         self.seed &= _MASK64
+        self.chain = self.params.chain
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of `params`."""
@@ -50,5 +54,4 @@ class SlotRequest:
     @property
     def _looks_back(self) -> bool:
         """Whether penalties or DRY depend on the tokens before."""
-        chain = self.params.chain
-        return self.params.penalizes or (chain is not None and "dry" in chain.stages)
+        return self.params.penalizes or (self.chain is not None and "dry" in self.chain.stages)
