@@ -136,7 +136,8 @@ template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr bool kFew = kEmulatesDots && kVecs == 2;
   constexpr int kSums = kFew && !W::kStartsFromAny ? 3 : kGroupVecs / kVecs;
-  constexpr int R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs, kAtOnce = kFew && W::kStartsFromAny ? 1 : V;
+  constexpr int R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs,
+                kAtOnce = kFew && W::kStartsFromAny ? 1 : V;
   alignas(64) const uint8_t operands[V * 64 + R * 4] = {};
   I total[R][V];
 #pragma GCC unroll 16

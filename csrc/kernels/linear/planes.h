@@ -328,11 +328,12 @@ struct PlaneBlocks : PlaneShape<W> {
     PlaneShape<W>::template over_units<kNear>(
         t, at, [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 16
-          for (int r = 0; r < MR; r++) {
+          for (int v = 0; v < NV; v++) {
+            const I from = first_sum(panel_of(at, v), v % kVecs * kLanes);
 #pragma GCC unroll 16
-            for (int v = 0; v < NV; v++) {
-              sum[r][v] = izero();
-              if constexpr (!kKept) store_bits(memory + (r * NV + v) * kLanes, izero());
+            for (int r = 0; r < MR; r++) {
+              sum[r][v] = from;
+              if constexpr (!kKept) store_bits(memory + (r * NV + v) * kLanes, from);
             }
           }
           const uint8_t* pairs = at.sums + kPairs;
@@ -342,6 +343,12 @@ struct PlaneBlocks : PlaneShape<W> {
 #pragma GCC unroll 16
             for (int v = 0; v < NV; v++) {
               scales[v] = W::scale_words(panel_of(at, v), i, v % kVecs * kLanes);
+            }
+            if constexpr (kPacked) {
+              add_pair<NPF, kKept>(sum, memory, at, scales, pairs);
+              PlaneShape<W>::next_group(at);
+              opaque(pairs += 4);
+              continue;
             }
             constexpr int kQuads = W::kSub / 4;
             add_sub<NPF, kKept, 0, kQuads, false>(sum, memory, at, scales, pairs);
@@ -410,6 +417,64 @@ struct PlaneBlocks : PlaneShape<W> {
             return x;
           });
         });
+  }
+
+  // Whether a pair of sub-blocks is multiplied by both scales at once, with its sums as the words
+  // of a lane: a sum of 16 products with codes of 2 or 3 bits fits a word. VPMULLD takes two
+  // operations on Intel CPUs, so that a pair takes 11 operations for each vector instead of 14.
+  static constexpr int kLargestSum = W::kSub * largest_code<typename W::Block>() * 127;
+  static constexpr int kBias = 1 << 14;
+  static constexpr bool kPacked = kWordPairs && W::kSub == 16 && kLargestSum < kBias;
+
+  // Returns the sum from which a unit starts: 0, or minus the bias of all its pairs (add_pair).
+  CPUSERVE_INLINE I first_sum(const uint8_t* panel, int column) {
+    I sum = izero();
+    if constexpr (kPacked) {
+      const Q bias = as_words(iset1(-kBias & 0xffff));  // the first word of a pair
+#pragma GCC unroll 8
+      for (int i = 0; i < W::kSubs / 2; i++) {
+        sum = dot_words(sum, W::scale_words(panel, i, column), bias);
+      }
+    }
+    return sum;
+  }
+
+  // Adds the products of a pair of sub-blocks (one group), like two calls of add_sub. The second
+  // sub-block is summed first and moved to the second word of the lane. The first word then sums
+  // kBias and the first sub-block: it is never negative, so nothing is borrowed from the second.
+  template <int NPF, bool kKept, int MR, int NV>
+  CPUSERVE_INLINE void add_pair(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
+                                const Q (&scales)[NV], const uint8_t* pairs) {
+    I both[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) both[r][v] = izero();
+    }
+    plane_products<W, NPF, 4, 8>(both, at);
+    const I bias = iset1(kBias);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) both[r][v] = iadd(shl<16>(both[r][v]), bias);
+    }
+    plane_products<W, NPF, 0, 4>(both, at);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) {
+        float* to = memory + (r * NV + v) * kLanes;
+        I x = dot_words(kKept ? sum[r][v] : load_bits(to), as_words(both[r][v]), scales[v]);
+        if constexpr (W::kZero != 0) {
+          x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
+        }
+        if constexpr (kKept) {
+          sum[r][v] = x;
+        } else {
+          store_bits(to, x);
+        }
+      }
+    }
   }
 
   // Adds to the fp32 sums: the integer sums of a unit times its scales,

@@ -260,9 +260,7 @@ CPUSERVE_INLINE Q minus_shifted(Q x) {
 }
 CPUSERVE_INLINE I even_words(Q x) { return _mm256_srai_epi32(_mm256_slli_epi32(x.v, 16), 16); }
 CPUSERVE_INLINE I odd_words(Q x) { return _mm256_srai_epi32(x.v, 16); }
-CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, y.v));
-}
+CPUSERVE_INLINE Q as_words(I x) { return {x}; }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm256_and_si256(x.v, _mm256_set1_epi8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm256_and_si256(_mm256_srli_epi16(x.v, 4), _mm256_set1_epi8(15))};
@@ -299,6 +297,15 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
 #endif
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+#ifdef CPUSERVE_VNNI_MODEL
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, y.v));
+#else
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(x.v), "x"(y.v));
+  return acc;
+#endif
+}
+constexpr bool kWordPairs = true;
 constexpr int kGroupVecs = 12, kDot8Zero = 128;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 constexpr bool kWideS = true, kEmulatesDots = false;
@@ -311,6 +318,10 @@ CPUSERVE_INLINE I first_factor(Q words) { return even_words(words); }
 CPUSERVE_INLINE I second_factor(Q words) { return odd_words(words); }
 CPUSERVE_INLINE I add_scaled(I acc, S x, I factor) { return imad(x, factor, acc); }
 #else
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, y.v));
+}
+constexpr bool kWordPairs = false;
 constexpr int kGroupVecs = 8, kDot8Zero = 0;
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits: 2 * 127 * 127

@@ -269,6 +269,7 @@ CPUSERVE_INLINE Q minus_shifted(Q x) {
 }
 CPUSERVE_INLINE I even_words(Q x) { return _mm512_srai_epi32(_mm512_slli_epi32(x.v, 16), 16); }
 CPUSERVE_INLINE I odd_words(Q x) { return _mm512_srai_epi32(x.v, 16); }
+CPUSERVE_INLINE Q as_words(I x) { return {x}; }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))};
@@ -297,6 +298,7 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x.v), "v"(y.v));
   return acc;
 }
+constexpr bool kWordPairs = false;  // 0.82-0.97 x with up to 8 rows of Q3_K on Zen 5
 constexpr int kGroupVecs = 24;
 constexpr bool kWideS = true, kEmulatesDots = false;
 constexpr int kProductsOfQuad = 4;
@@ -324,6 +326,7 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // two products fit in 16 bits:
 CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
+constexpr bool kWordPairs = false;
 constexpr int kGroupVecs = 12;  // the other registers hold products while these are emulated
 constexpr bool kWideS = false, kEmulatesDots = true;
 constexpr int kProductsOfQuad = 2;

@@ -258,6 +258,8 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
   return vaddq_s32(acc, vpaddq_s32(low, vmull_high_s16(a, b)));
 }
+CPUSERVE_INLINE Q as_words(I x) { return {vreinterpretq_u8_s32(x)}; }
+constexpr bool kWordPairs = false;
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }
 CPUSERVE_INLINE Q either(Q x, Q y) { return {vorrq_u8(x.v, y.v)}; }

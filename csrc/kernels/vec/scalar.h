@@ -314,6 +314,12 @@ CPUSERVE_CALL I imad(I a, I b, I c) {
   CPUSERVE_LANES c.v[i] += a.v[i] * b.v[i];
   return c;
 }
+CPUSERVE_CALL Q as_words(I x) {
+  Q r;
+  memcpy(r.v, x.v, sizeof r.v);
+  return r;
+}
+constexpr bool kWordPairs = false;
 CPUSERVE_CALL I dot_words(I acc, Q x, Q y) {
   return imad(even_words(x), even_words(y), imad(odd_words(x), odd_words(y), acc));
 }

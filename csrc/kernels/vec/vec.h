@@ -67,6 +67,7 @@
 //   Q minus_shifted<n>(Q words): -(word << n)
 //   I even_words(Q) odd_words(Q): the first and the second word of each lane
 //   I dot_words(I acc, Q x, Q y): acc + x.even y.even + x.odd y.odd
+//   Q as_words(I): the same bits
 //   void prefetch(const void*) prefetch_l2(const void*)
 //
 // The fastest way to multiply bytes differs between instruction sets, so the tiles
@@ -82,6 +83,7 @@
 //       as add_scaled takes them
 //     I add_scaled(I acc, S x, factor): acc + widen(x) factor
 //   constexpr bool kEmulatesDots: dot4, dot8 and sdot take several instructions
+//   constexpr bool kWordPairs: pairs of small sums are scaled by dot_words, not each by imad
 //   constexpr int kLanes, kVecs = kPanel / kLanes
 //   constexpr int kTileRows, kTileVecs: the largest register tile of float sums is kTileRows rows
 //     by kTileVecs vectors: 6 x 4 with AVX-512, 6 x 2 with AVX2, 6 x 4 with NEON
