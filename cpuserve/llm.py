@@ -294,7 +294,8 @@ class LLM(AdapterMethods, ControlMethods, QueueMethods, PoolingMethods):
         first, items = decision_items(context, call, params, priority)
         self._run(first, False, context)
         self._run(items, use_tqdm, context)
-        found, diagnostics = results_of(asked, [item.choices[0] for item in items])
+        first_tokens = [(item.prompt.labels, item.choices[0].logprobs[0]) for item in items]
+        found, diagnostics = results_of(asked, first_tokens)
         run = [*first, *items]
         computed = sum(len(item.prompt.ids) - item.prompt.shared for item in run)
         cached = sum(max(0, item.cached_tokens - item.prompt.shared) for item in run)

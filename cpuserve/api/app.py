@@ -1,4 +1,4 @@
-"""The ASGI application: the dialects in DIALECTS, and the routes that belong to no dialect."""
+"""The ASGI application: the routes of all modules in ROUTERS, behind the middleware."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api import shared_paths
-from cpuserve.api.anthropic.dialect import ANTHROPIC
-from cpuserve.api.dialect import DialectOfPath
+from cpuserve.api.anthropic import models as anthropic_models
+from cpuserve.api.anthropic import router as messages
+from cpuserve.api.anthropic.batches import router as message_batches
+from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.http_errors import install_error_handlers
 from cpuserve.api.http.allowed_hosts import AllowedHosts, host_names
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
@@ -20,23 +22,35 @@ from cpuserve.api.http.request_ids import RequestIds, ResponseCounts
 from cpuserve.api.http.request_line import RequestLine
 from cpuserve.api.http.unexpected_errors import UnexpectedErrors
 from cpuserve.api.http.web_pages import WebPages
-from cpuserve.api.llamacpp.dialect import LLAMACPP
-from cpuserve.api.ollama.dialect import OLLAMA
-from cpuserve.api.openai.dialect import OPENAI
+from cpuserve.api.llamacpp import adapters, props, slots, template
+from cpuserve.api.llamacpp import models as llamacpp_models
+from cpuserve.api.llamacpp.completion import infill
+from cpuserve.api.llamacpp.completion import router as completion
+from cpuserve.api.ollama import create, manage, pull
+from cpuserve.api.ollama import models as ollama_models
+from cpuserve.api.ollama import router as ollama
+from cpuserve.api.openai import models as openai_models
+from cpuserve.api.openai.batches import router as batches
+from cpuserve.api.openai.chat import router as chat
+from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.completions import tokens
+from cpuserve.api.openai.conversations import router as conversations
+from cpuserve.api.openai.files import router as files
+from cpuserve.api.openai.responses import compact
+from cpuserve.api.openai.responses import router as responses
 from cpuserve.api.response.openapi import install_schema
-from cpuserve.api.status import (
-    activity,
-    cpu,
-    health,
-    index,
-    metrics,
-)
-from cpuserve.api.systemone.router import SYSTEM_ONE
-from cpuserve.api.tgi.dialect import TGI
-from cpuserve.api.vectors.cohere.router import COHERE
-from cpuserve.api.vectors.pooling.router import POOLING
-from cpuserve.api.vectors.scores.router import SCORES
-from cpuserve.api.vectors.tei.dialect import TEI
+from cpuserve.api.status import activity, cpu, health, index, metrics
+from cpuserve.api.systemone import router as systemone
+from cpuserve.api.tgi import router as tgi
+from cpuserve.api.vectors import llamacpp as llamacpp_embedding
+from cpuserve.api.vectors import ollama as ollama_embed
+from cpuserve.api.vectors.cohere import router as cohere
+from cpuserve.api.vectors.openai import router as embeddings
+from cpuserve.api.vectors.pooling import router as pooling
+from cpuserve.api.vectors.scores import router as scores
+from cpuserve.api.vectors.tei import info, token_labels
+from cpuserve.api.vectors.tei import router as tei
+from cpuserve.api.vectors.tei import tokens as tei_tokens
 from cpuserve.api.vllm import load
 from cpuserve.api.vllm.tokenize import router as tokenize
 from cpuserve.version import version
@@ -49,28 +63,22 @@ if TYPE_CHECKING:
     from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
-DIALECTS = (
-    ANTHROPIC,
-    OPENAI,
-    OLLAMA,
-    LLAMACPP,
-    SCORES,
-    POOLING,
-    SYSTEM_ONE,
-    TEI,
-    TGI,
-    COHERE,
-)
-ROUTERS = (
-    *(router for dialect in DIALECTS for router in dialect.routers),
-    tokenize.router,
-    shared_paths.router,
-    load.router,
-    activity.router,
-    cpu.router,
-    health.router,
-    metrics.router,
-    index.router,
+# The modules of all routes, in the order of /openapi.json. A path that several modules have
+# belongs to the first of them.
+ROUTERS = tuple(
+    module.router
+    for module in (
+        *(messages, message_batches, anthropic_models),
+        *(chat, completions, tokens, compact, responses, conversations),
+        *(embeddings, files, batches, openai_models),
+        *(ollama, ollama_embed, ollama_models, pull, create, manage),
+        *(props, llamacpp_models, completion, infill, llamacpp_embedding),
+        *(template, slots, adapters),
+        *(scores, pooling, systemone),
+        *(tei, tei_tokens, token_labels, info, tgi, cohere),
+        *(tokenize, shared_paths, load),
+        *(activity, cpu, health, metrics, index),
+    )
 )
 
 
@@ -136,7 +144,6 @@ def create_app(
         _add_cors(app, cors)
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds, counts=ResponseCounts(state.http, app.state.paths))
-    app.add_middleware(DialectOfPath)
     app.add_middleware(ConnectionClose, state=state)
     return app
 
@@ -150,7 +157,7 @@ def _add_cors(app: FastAPI, cors: Cors) -> None:
         allow_credentials=cors.credentials,
         # Public web pages of the allowed origins may use a server in a private network.
         allow_private_network=True,
-        expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
+        expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
     )
 
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.dialects import ErrorFormat
-from cpuserve.api.errors.error_json import ErrorBody
-from cpuserve.api.errors.http_errors import ERROR_FORMAT, WORDS, Words
+from cpuserve.api.errors.dialect import OPENAI, Dialect
+from cpuserve.api.errors.http_errors import DIALECT, WORDS, Words
 from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
@@ -60,11 +59,10 @@ class Endpoint(Generic[T]):
     handler: Handler[T]
     form: BodyForm[T]
     response: Any
-    error: type[msgspec.Struct] = ErrorBody
+    dialect: Dialect = OPENAI
     stream: str | None = None
     words: Callable[[T], Words] | None = None
     also: Sequence[int] = ()
-    errors: ErrorFormat | None = None
     pages: bool = True
 
     async def respond(self, request: Request) -> Response:
@@ -75,7 +73,8 @@ class Endpoint(Generic[T]):
     def described(self) -> dict[str, Any]:
         """The `openapi_extra` that describes a route with this endpoint."""
         media = TEXT if self.response is None else self.stream
-        return json_body(self.form.schema, self.response, self.error, media=media, also=self.also)
+        also = (*self.dialect.statuses, *self.also)
+        return json_body(self.form.schema, self.response, self.dialect.body, media=media, also=also)
 
 
 def post(
@@ -84,18 +83,18 @@ def post(
     schema: type[T],
     response: Any,
     id_prefix: str,
-    error: type[msgspec.Struct] = ErrorBody,
+    dialect: Dialect = OPENAI,
     stream: str | None = None,
     conversation: str = "messages",
     words: Callable[[T], Words] | None = None,
     also: Sequence[int] = (),
-    errors: ErrorFormat | None = None,
     pages: bool = True,
     poolings: Collection[str] = (),
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
-    schema, response, error: the types of the bodies; response = None: the response is plain text.
+    schema, response: the types of the bodies; response = None: the response is plain text.
+    dialect: how errors of the route are written.
     also: additional error statuses of the route.
     pages: whether web pages may send JSON to the route (see WebPages);
       False for routes that change models, files or settings of the server.
@@ -104,7 +103,6 @@ def post(
     conversation: the body field with the messages; see BodyForm.
     words: a function that returns the body field for each role of an error (RequestError.role);
       None = each role is the name of a field.
-    errors: the error format of the route; None = the format for its path.
     poolings: the pooling types of models that can serve the route; empty = any (BodyForm).
 
     The operation in /openapi.json has the handler's name and docstring.
@@ -113,7 +111,7 @@ def post(
 
     def add(handler: Handler[T]) -> Endpoint[T]:
         form = BodyForm(id_prefix, schema, conversation, frozenset(poolings))
-        endpoint = Endpoint(handler, form, response, error, stream, words, also, errors, pages)
+        endpoint = Endpoint(handler, form, response, dialect, stream, words, also, pages)
         for path in paths:
             router.add_api_route(
                 path,
@@ -227,8 +225,7 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
 
     def form_of(body: bytearray) -> BodyForm[Any]:
         chosen.append(endpoint_of(body))
-        if chosen[0].errors is not None:
-            request.scope[ERROR_FORMAT] = chosen[0].errors
+        request.scope[DIALECT] = chosen[0].dialect
         return chosen[0].form
 
     async with read_call(request, form_of) as (received, asked):

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 
-from cpuserve.api.dialects import ANTHROPIC, TEI, error_format_of
+from cpuserve.api.dialects import ANTHROPIC, TEI, dialect_of
 from cpuserve.api.response.openapi import install_schema, response_types
 from cpuserve.errors import NotFound
 from tests.api import recorded
@@ -111,7 +111,7 @@ def test_an_operation_has_each_status_with_the_error_of_its_dialect(operation):
     for headers in ((), {ANTHROPIC.header}):
         for status in errors:
             # On paths that TEI shares with others, only its errors have these statuses.
-            form = TEI if status in (422, 424) else error_format_of(path, headers)
+            form = TEI if status in (422, 424) else dialect_of(path, headers)
             body = form.error(NotFound("gone"), "an id")
             (media,) = responses[str(status)]["content"]
             assert media == "application/json"

@@ -4,18 +4,24 @@ import asyncio
 import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from cpuserve.api import dialects as error_format
-from cpuserve.api.app import DIALECTS, ROUTERS
+import cpuserve
+from cpuserve.api import dialects
+from cpuserve.api.app import ROUTERS
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.http import startup_server
+from cpuserve.api.route import Endpoint
 from cpuserve.api.vllm.lora import router as lora
 from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.helpers.patience import PATIENCE_S
 
+API = Path(cpuserve.__file__).parent / "api"
 ROUTES = sorted(
     {
         (method, route.path.replace("{response_id}", "resp_1").replace("{name:path}", "tiny"))
@@ -283,6 +289,18 @@ def test_an_unknown_route_has_the_shape_of_its_beginning(method, path):
     check(answer.content, dialect_of(path), path)
 
 
-def test_every_dialect_has_its_shape():
-    given = [dialect.errors for dialect in DIALECTS]
-    assert {*error_format._FORMATS, error_format.OPENAI} == {*given}
+def test_every_dialect_is_listed():
+    names = [path.parent.relative_to(API).parts for path in API.rglob("errors.py")]
+    modules = [import_module(".".join(("cpuserve.api", *parts, "errors"))) for parts in names]
+    found = {each for module in modules for each in vars(module).values() if type(each) is Dialect}
+    assert len(found) > 5
+    assert {*dialects.DIALECTS} == found
+
+
+def test_the_errors_of_a_route_have_the_format_of_its_path():
+    routes = [route for router in ROUTERS for route in router.routes]
+    owners = [(route, getattr(route.endpoint, "__self__", None)) for route in routes]
+    posts = [(route.path, owner) for route, owner in owners if isinstance(owner, Endpoint)]
+    assert len(posts) > 40
+    for path, endpoint in posts:
+        assert endpoint.dialect is dialects.dialect_of(path, ()), path

@@ -185,6 +185,31 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def rooms(edges: dict[str, set[str]], package: str) -> dict[str, set[str]]:
+    """What each file and folder of `package` imports of the others, anywhere in it."""
+    found: dict[str, set[str]] = {}
+    begin = f"{package}."
+
+    def room_of(module: str) -> str:
+        return module.removeprefix(begin).partition(".")[0]
+
+    for name, targets in edges.items():
+        if name.startswith(begin):
+            inside = {room_of(target) for target in targets if target.startswith(begin)}
+            found.setdefault(room_of(name), set()).update(inside - {room_of(name)})
+    return found
+
+
+def floors(edges: dict[str, set[str]]) -> int:
+    """The most rooms that stand on each other; the rooms must not import in a circle."""
+
+    @functools.cache
+    def height(room: str) -> int:
+        return 1 + max(map(height, edges[room]), default=0)
+
+    return max(map(height, edges))
+
+
 def faults(path: str, source: str) -> list[str]:
     return [*import_faults(path, source), *call_faults(path, source)]
 
@@ -235,6 +260,33 @@ def test_no_modules_import_each_other():
     sources = {module_of(path): path.read_text("utf-8") for path in PYTHON}
     # The extension module is not the package that it lies in.
     assert circles(graph({**sources, "cpuserve._C": ""})) == []
+
+
+@functools.cache
+def package_graph() -> dict[str, set[str]]:
+    return graph({module_of(path): path.read_text("utf-8") for path in PYTHON})
+
+
+def test_no_rooms_of_a_package_import_each_other():
+    """Files and folders beside each other: a reader of one need not read those above it."""
+    edges = package_graph()
+    packages = {name.rpartition(".")[0] for name in edges} - {""}
+    assert len(packages) > 50
+    found = {package: circles(rooms(edges, package)) for package in sorted(packages)}
+    assert {package: circle for package, circle in found.items() if circle} == {}
+
+
+def test_rooms_that_import_each_other_are_seen():
+    edges = {"p.a.x": {"p.b.y"}, "p.b.z": {"p.a.w"}, "p.b.y": {"p.c"}, "p.a.w": set(), "p.c": set()}
+    assert circles(edges) == []
+    assert circles(rooms(edges, "p")) == [["a", "b"], ["a", "b"]]
+    edges["p.b.z"] = {"q.a.w"}
+    assert circles(rooms(edges, "p")) == []
+
+
+@pytest.mark.parametrize(("package", "most"), [("serving", 6), ("api", 11)])
+def test_a_package_has_few_floors(package, most):
+    assert floors(rooms(package_graph(), f"cpuserve.{package}")) <= most
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.request.fields import NO_THREADS
 from cpuserve.errors import PromptTooLong, RequestError
@@ -62,3 +63,14 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
 def error_frame(error: BaseException, request_id: str) -> bytes:
     """Return `error` as an SSE event of a stream that has already begun."""
     return b"event: error\ndata: %b\n\n" % anthropic_error(error, request_id)
+
+
+# All Anthropic clients send the header anthropic-version, and no OpenAI client sends it.
+ANTHROPIC = Dialect(
+    anthropic_error,
+    MessageError,
+    beginnings=("/v1/messages",),
+    id_headers=("request-id",),
+    shared=("/v1/models",),
+    header=b"anthropic-version",
+)

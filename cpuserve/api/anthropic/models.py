@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from cpuserve.api.anthropic.errors import MessageError
+from cpuserve.api.anthropic.errors import ANTHROPIC, MessageError
 from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
-from cpuserve.api.dialects import ANTHROPIC
 from cpuserve.api.request.headers import has_header
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import parameters, response_types

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.anthropic.errors import MessageError
+from cpuserve.api.anthropic.errors import ANTHROPIC
 from cpuserve.api.anthropic.schema import (
     CountRequest,
     Message,
@@ -28,7 +28,7 @@ router = APIRouter()
     "/v1/messages",
     schema=MessagesRequest,
     response=Message,
-    error=MessageError,
+    dialect=ANTHROPIC,
     id_prefix="msg_",
     stream=EVENTS,
     words=words,
@@ -45,7 +45,7 @@ async def create_message(received: RequestContext, asked: MessagesRequest) -> Re
     "/v1/messages/count_tokens",
     schema=CountRequest,
     response=TokenCount,
-    error=MessageError,
+    dialect=ANTHROPIC,
     id_prefix="msg_",
     words=words,
 )

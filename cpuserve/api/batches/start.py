@@ -27,4 +27,5 @@ def batches_of(state: ServerState) -> BatchService:
     if state.batches is None:
         msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
         raise NotFound(msg, code="files_disabled")
-    return state.batches
+    found: BatchService = state.batches
+    return found

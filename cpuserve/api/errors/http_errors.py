@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from cpuserve.api.dialects import OPENAI, ErrorFormat
+from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.errors.log import note_failure
 from cpuserve.api.errors.unknown_route import (
     allowed_methods,
@@ -103,8 +103,8 @@ class ServerBusy(ServiceUnavailable):
 # RequestError.use_words puts this field into the error.
 Words = Mapping[str, str]
 
-# The keys in ASGI scopes for the ErrorFormat, the id and the Words of a request.
-ERROR_FORMAT = "cpuserve.error_format"
+# The keys in ASGI scopes for the Dialect, the id and the Words of a request.
+DIALECT = "cpuserve.dialect"
 REQUEST_ID = "cpuserve.request_id"
 WORDS = "cpuserve.words"
 
@@ -134,7 +134,7 @@ def error_response(
 ) -> Response:
     """Return `error` as an HTTP response with its status; 500 for unknown exceptions.
 
-    scope: the ASGI scope of the request; its dialect determines the format (DialectOfPath).
+    scope: the ASGI scope of the request; its dialect determines the format.
     """
     status = status_of(error)
     all_headers = dict(headers or {})
@@ -151,9 +151,9 @@ def error_response(
         all_headers["connection"] = "close"
     known = scope or {}
     note_failure(error, known)
-    form: ErrorFormat = known.get(ERROR_FORMAT, OPENAI)
-    body = form.error(error, known.get(REQUEST_ID, ""))
-    return Response(body, form.status(error), all_headers, "application/json")
+    dialect: Dialect = known.get(DIALECT, OPENAI)
+    body = dialect.error(error, known.get(REQUEST_ID, ""))
+    return Response(body, dialect.status(error), all_headers, "application/json")
 
 
 class _Lingering(Response):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuserve.api.request.context import LEASES
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from cpuserve.serving.models.registry import Lease
-
-# The key in ASGI scopes for the model leases of a request; RequestContext.choose adds leases.
-LEASES = "cpuserve.leases"
 
 
 class ModelLeases:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cpuserve.api.dialects import error_format_of, error_format_of_head
+from cpuserve.api.dialects import dialect_of, dialect_of_head
 from cpuserve.api.errors.http_errors import (
     LINGER_S,
     HeadersTooLarge,
@@ -22,7 +22,7 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from cpuserve.api.dialects import ErrorFormat
+    from cpuserve.api.errors.dialect import Dialect
     from cpuserve.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -186,7 +186,7 @@ class GuardedProtocol(H11Protocol):
 
     def _refuse(self, error: RequestError) -> None:
         self._log_refusal(error)
-        body = self._error_format().error(error, "")
+        body = self._dialect().error(error, "")
         head = h11.Response(
             status_code=error.status,
             headers=[
@@ -209,12 +209,12 @@ class GuardedProtocol(H11Protocol):
         self._stop(self._header_timer)
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
-    def _error_format(self) -> ErrorFormat:
-        """Return the error format for an error in the request that is being received."""
+    def _dialect(self) -> Dialect:
+        """Return the dialect of the request that is being received."""
         if self._head or self._between_requests():
-            return error_format_of_head(self._head)
+            return dialect_of_head(self._head)
         scope = self.cycle.scope
-        return error_format_of(scope["path"], {name for name, _ in scope["headers"]})
+        return dialect_of(scope["path"], {name for name, _ in scope["headers"]})
 
     def _log_refusal(self, error: RequestError) -> None:
         """Log a refused connection; if a request is running, end the request, which logs it."""

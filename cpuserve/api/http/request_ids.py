@@ -1,4 +1,4 @@
-"""Middleware for all routes: request ids, response counts, and the log of failed requests."""
+"""Middleware for all routes: dialects, request ids, response counts, the log of failures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from cpuserve.api.dialect import ID_HEADERS
-from cpuserve.api.errors.http_errors import REQUEST_ID, HeadersTooLarge, error_response
+from cpuserve.api.dialects import dialect_of
+from cpuserve.api.errors.http_errors import DIALECT, REQUEST_ID, HeadersTooLarge, error_response
 from cpuserve.api.errors.log import RECORD, RequestRecord
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
@@ -54,7 +54,7 @@ class ResponseCounts:
 
 
 class RequestIds:
-    """Assigns an id to each request: a valid X-Request-Id of the client, or a new id.
+    """Assigns a dialect and an id to each request: the client's X-Request-Id if valid, or a new id.
 
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
@@ -71,6 +71,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        dialect = dialect_of(scope["path"], {name for name, _ in scope["headers"]})
+        scope[DIALECT] = dialect
         given = header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
@@ -78,7 +80,7 @@ class RequestIds:
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id = request_id
         scope["path"] = scope["path"].rstrip("/") or "/"
-        names = ("x-request-id", *scope.get(ID_HEADERS, ()))
+        names = ("x-request-id", *dialect.id_headers)
         echoed = [(name.encode(), request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:

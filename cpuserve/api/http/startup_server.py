@@ -14,7 +14,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cpuserve.api.dialects import OPENAI, ErrorFormat, error_format_of_head
+from cpuserve.api.dialects import dialect_of_head
+from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.errors.log import log_unready
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.models.load_progress import LoadProgress, health_body, load_message
@@ -120,14 +121,14 @@ def _response_to(head: bytes, loading: LoadProgress) -> bytes:
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/") or "/"
     if path not in (_LIVE, *_HEALTH):
         log_unready(method, path)
-    return _response(path, loading, error_format_of_head(head)).encode(with_body=method != "HEAD")
+    return _response(path, loading, dialect_of_head(head)).encode(with_body=method != "HEAD")
 
 
-def _response(path: str, loading: LoadProgress, errors: ErrorFormat = OPENAI) -> _Response:
+def _response(path: str, loading: LoadProgress, dialect: Dialect = OPENAI) -> _Response:
     if path == _LIVE:
         return _Response("200 OK")
     # The front end returns the same error while the engine loads (a test compares the two).
-    body = errors.error(ServiceUnavailable(load_message(loading)), "")
+    body = dialect.error(ServiceUnavailable(load_message(loading)), "")
     if path in _HEALTH:
         body = health_body(body, "loading", loading)
     return _Response("503 Service Unavailable", body, retry=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import PromptTooLong, RequestError
 
@@ -53,3 +54,20 @@ def _type_of(error: RequestError) -> str:
         return "not_supported_error"
     usual = "server_error" if error.status >= 500 else "invalid_request_error"
     return _TYPES.get(error.status, usual)
+
+
+LLAMACPP = Dialect(
+    llama_error,
+    LlamaError,
+    beginnings=(
+        "/completion",
+        "/completions",
+        "/infill",
+        "/apply-template",
+        "/embedding",
+        "/embeddings",
+        "/lora-adapters",
+        "/props",
+        "/slots",
+    ),
+)

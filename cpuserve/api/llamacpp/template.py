@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.openai.chat.schema import ChatRequest, to_call, words
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
@@ -28,7 +28,7 @@ class RenderedPrompt(msgspec.Struct):
     "/apply-template",
     schema=ChatRequest,
     response=RenderedPrompt,
-    error=LlamaError,
+    dialect=LLAMACPP,
     id_prefix="template-",
     words=words,
 )

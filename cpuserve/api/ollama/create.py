@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -15,14 +15,14 @@ from fastapi import APIRouter, Response
 from cpuserve.api.ollama.created.directory import MOST_FILES
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.created.modelfile import ROLES, read_modelfile
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.created.store import CreatedModels, created_models
+from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.api.ollama.parameters import sampling_of
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
 from cpuserve.api.ollama.pull import create_downloaded
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import is_set
-from cpuserve.api.request.state import created_models
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
 from cpuserve.errors import InvalidRequest, NotFound
@@ -32,9 +32,6 @@ from cpuserve.platforms.formats import MADE_WHILE_LOADING
 from cpuserve.serving.calls.call import unsupported
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import MAX_TEMPLATE_CHARS, check_template
-
-if TYPE_CHECKING:
-    from cpuserve.api.ollama.created.store import CreatedModels
 
 log = get_logger("serve")
 router = APIRouter()
@@ -79,7 +76,7 @@ class OllamaCreate(msgspec.Struct, kw_only=True):
     "/api/create",
     schema=OllamaCreate,
     response=OllamaProgress,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     stream=LINES,
     pages=False,

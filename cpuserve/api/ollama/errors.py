@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
@@ -24,3 +25,6 @@ def ollama_error(error: BaseException, _request_id: str = "") -> bytes:
     if isinstance(error, PromptTooLong):
         message = f"{_TOO_LONG}: {message}"
     return msgspec.json.encode(OllamaError(message))
+
+
+OLLAMA = Dialect(ollama_error, OllamaError, beginnings=("/api",))

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.errors.http_errors import PayloadTooLarge
 from cpuserve.api.ollama.created.directory import open_new
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.created.store import created_models
+from cpuserve.api.ollama.errors import OLLAMA, OllamaError
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.request.headers import OWNER
-from cpuserve.api.request.state import created_models, get_state
+from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.route import post
 from cpuserve.api.stored.disk import writing
@@ -57,7 +58,7 @@ class OllamaDelete(msgspec.Struct):
     "/api/copy",
     schema=OllamaCopy,
     response=None,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     pages=False,
 )

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.ollama.common import timestamp
 from cpuserve.api.ollama.created.manifest import Manifest
 from cpuserve.api.ollama.created.modelfile import write_modelfile
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.errors import OLLAMA, OllamaError
 from cpuserve.api.ollama.parameters import parameter_lines
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.listed import described, listed
+from cpuserve.api.response.listed import described, listed, timestamp
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
@@ -114,7 +113,7 @@ def _expiry(seconds: float) -> str:
     "/api/show",
     schema=OllamaShow,
     response=OllamaModel,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
 )
 async def show(received: RequestContext, asked: OllamaShow) -> Response:

@@ -12,10 +12,10 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.ollama.created.manifest import Manifest, checked_name
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.created.store import CreatedModels, created_models
+from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.state import created_models
 from cpuserve.api.response.listed import digest_of
 from cpuserve.api.response.openapi import LINES
 from cpuserve.api.route import post
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpuserve.api.ollama.created.directory import Room
-    from cpuserve.api.ollama.created.store import CreatedModels
 
 log = get_logger("serve")
 router = APIRouter()
@@ -55,7 +54,7 @@ class OllamaPull(msgspec.Struct, kw_only=True):
     "/api/pull",
     schema=OllamaPull,
     response=OllamaProgress,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     stream=LINES,
     pages=False,
@@ -81,7 +80,7 @@ async def pull(received: RequestContext, asked: OllamaPull) -> Response:
     "/api/push",
     schema=OllamaPull,
     response=OllamaProgress,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     stream=LINES,
     pages=False,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api import route
 from cpuserve.api.ollama.common import check_text, keep_alive_s
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.ollama.schema import (
     OllamaAnswer,
     OllamaChat,
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=OllamaRequest)
     "/api/chat",
     schema=OllamaChat,
     response=OllamaAnswer,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     stream=LINES,
     words=words,
@@ -55,7 +55,7 @@ async def chat(received: RequestContext, asked: OllamaChat) -> Response:
     "/api/generate",
     schema=OllamaGenerate,
     response=OllamaAnswer,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     stream=LINES,
     words=words,

@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.ollama.options import OllamaOptions
-from cpuserve.api.openai.chat.schema import ChatLogprob
+from cpuserve.api.openai.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import names_in

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.ollama.common import nanoseconds, timestamp, to_json
+from cpuserve.api.ollama.common import nanoseconds, to_json
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
+from cpuserve.api.response.listed import timestamp
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.calls.events import (
     Event,

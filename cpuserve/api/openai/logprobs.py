@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.openai.chat.schema import ChatLogprob, ChatLogprobs, TopLogprob
-from cpuserve.api.openai.completions.schema import LegacyLogprobs
-from cpuserve.api.openai.schema import PromptLogprob, PromptLogprobs
+from cpuserve.api.openai.schema import (
+    ChatLogprob,
+    ChatLogprobs,
+    LegacyLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

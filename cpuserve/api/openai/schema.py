@@ -74,3 +74,39 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the most likely tokens at a position; `bytes` are its UTF-8 bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """The generated token at a position, and the most likely tokens there in descending order."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The logprobs of a message: one entry per generated token."""
+
+    content: list[ChatLogprob]
+
+
+class LegacyLogprobs(msgspec.Struct):
+    """Logprobs as parallel lists, one entry per token; `text_offset` counts characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class InputTokens(msgspec.Struct):
+    """The response to POST /v1/responses/input_tokens: the length of the prompt."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -13,7 +13,6 @@ import msgspec
 
 from cpuserve.api.errors.http_errors import REQUEST_ID
 from cpuserve.api.errors.log import RECORD
-from cpuserve.api.http.leases import LEASES
 from cpuserve.api.request.body import (
     FREE_BYTES,
     check_media_type,
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-
+# The key in ASGI scopes for the model leases of a request; http/leases.py releases them.
+LEASES = "cpuserve.leases"
 # The limit on the objects of a conversation beyond MAX_OBJECTS, whatever the context. With others,
 # they are created in 50 ms on a slow CPU.
 _MOST_IN_CONVERSATION = 1 << 18

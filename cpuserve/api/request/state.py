@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
-from cpuserve.errors import NotFound, NotServing
+from cpuserve.errors import NotServing
 from cpuserve.metrics.http import HttpMetrics
 
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from cpuserve.api.batches.service import BatchService
-    from cpuserve.api.ollama.created.store import CreatedModels
-    from cpuserve.api.status.cpu_view import CpuView
     from cpuserve.config.engine import EngineConfig
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.limits import ClientLimits
@@ -38,20 +35,22 @@ class ServerState:
     config: the settings of the first model's engines.
     stored: the responses and conversations that clients have stored.
     seal: seals and opens the thoughts that clients send back as opaque texts.
-    batches: the batches of clients; None = the server has no --files-dir.
-    created: the models that clients created; None = the server has no --models-dir.
+    cpu: the CpuView of /v1/cpu; None = there is none.
+    batches: the BatchService (batches/start.py); None = the server has no --files-dir.
+    created: the CreatedModels (ollama/created/store.py); None = the server has no --models-dir.
+      Only the rooms of these three know their types.
     """
 
     models: ModelRegistry
-    cpu: CpuView | None = None
+    cpu: Any = None
     config: EngineConfig | None = None
     draining: bool = False
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
     stored: Store = field(default_factory=Store)
     seal: Seal = field(default_factory=Seal)
-    batches: BatchService | None = None
-    created: CreatedModels | None = None
+    batches: Any = None
+    created: Any = None
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,14 +102,3 @@ def get_state(request: Request) -> ServerState:
     """Return the ServerState of the app that handles the request."""
     state: ServerState = request.app.state.server
     return state
-
-
-def created_models(state: ServerState) -> CreatedModels:
-    """Return the models that clients created; NotFound if the server has no --models-dir."""
-    if state.created is None:
-        msg = (
-            "This server keeps no models of clients: models are served from the start, see "
-            "--models, or start it with --models-dir DIR"
-        )
-        raise NotFound(msg, code="models_disabled")
-    return state.created

@@ -181,7 +181,7 @@ def install_schema(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
                 list(_TYPES.values()), ref_template="#/components/schemas/{name}"
             )
             document = _replaced(document, dict(zip(_TYPES, found, strict=True)))
-            document["components"] = {"schemas": components}
+            document["components"] = {"schemas": dict(sorted(components.items()))}
             app.openapi_schema = document
         return app.openapi_schema
 

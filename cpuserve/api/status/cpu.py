@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
-from cpuserve.api.status.cpu_view import CpuReport
+from cpuserve.api.status.cpu_view import CpuReport, CpuView
 from cpuserve.errors import DeadlineExceeded, NotFound
 
 router = APIRouter()
@@ -26,7 +26,8 @@ async def show_cpu(request: Request) -> Response:
     """
     state = get_state(request)
     state.check_available()
-    if state.cpu is None:
+    view: CpuView | None = state.cpu
+    if view is None:
         msg = "This server has no CPU report: use GET /metrics"
         raise NotFound(msg)
     try:
@@ -37,6 +38,6 @@ async def show_cpu(request: Request) -> Response:
             f"hangs: try again, and check /health"
         )
         raise DeadlineExceeded(msg) from None
-    rates = state.cpu.meter.rates()
-    report = await asyncio.to_thread(state.cpu.report, engine, *rates)
+    rates = view.meter.rates()
+    report = await asyncio.to_thread(view.report, engine, *rates)
     return Response(msgspec.json.encode(report), media_type="application/json")

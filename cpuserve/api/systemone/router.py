@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
 from cpuserve.api.systemone.schema import (
@@ -28,7 +27,3 @@ router = APIRouter()
 async def decide(received: RequestContext, asked: SystemOneRequest) -> Response:
     """Return the probability of each option of each question about a state."""
     return await generate(received, asked, systemone_call, DecisionWriter)
-
-
-# The Dialect of the API of decision models, which vLLM, llama-server and Ollama share.
-SYSTEM_ONE = Dialect((router,))

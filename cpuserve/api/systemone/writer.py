@@ -29,7 +29,9 @@ class DecisionWriter:
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         received, used = self._received, response.usage
-        found, diagnostics = results_of(self._questions, response.choices)
+        found, diagnostics = results_of(
+            self._questions, [(each.prompt.labels, each.logprobs[0]) for each in response.choices]
+        )
         whole = SystemOneAnswer(
             received.id,
             "structured_decision",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import InvalidRequest, status_of
 
 # The HTTP status of TGI for values that are 400 in the other dialects.
-UNPROCESSABLE = 422
+_UNPROCESSABLE = 422
 _NO_JSON = "invalid_json"
 
 
@@ -23,7 +24,7 @@ def tgi_status(error: BaseException) -> int:
     """Return the HTTP status of an error: 422 for invalid values."""
     status = status_of(error)
     if isinstance(error, InvalidRequest) and status == 400 and error.code != _NO_JSON:
-        return UNPROCESSABLE
+        return _UNPROCESSABLE
     return status
 
 
@@ -32,3 +33,6 @@ def tgi_error(error: BaseException, _request_id: str = "") -> bytes:
     status = status_of(error)
     kind = "overloaded" if status == 429 else "generation" if status >= 500 else "validation"
     return msgspec.json.encode(TgiError(public_message(error), kind))
+
+
+TGI = Dialect(tgi_error, TgiError, tgi_status, (_UNPROCESSABLE,), ("/generate", "/generate_stream"))

@@ -6,11 +6,10 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialects import TGI
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
-from cpuserve.api.tgi.errors import UNPROCESSABLE, TgiError
+from cpuserve.api.tgi.errors import TGI
 from cpuserve.api.tgi.schema import TgiGenerated, TgiGenerateRequest, TgiRequest, tgi_call, words
 from cpuserve.api.tgi.writer import TgiListWriter, TgiWriter
 
@@ -18,9 +17,7 @@ router = APIRouter()
 _post = partial(
     post,
     router,
-    error=TgiError,
-    errors=TGI,
-    also=(UNPROCESSABLE,),
+    dialect=TGI,
     id_prefix="generate-",
     poolings=("none",),
 )

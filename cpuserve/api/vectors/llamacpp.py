@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.llamacpp.completion.prompts import flat_prompts
 from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import generate, post
@@ -56,7 +56,7 @@ class LlamaEmbedding(msgspec.Struct):
     "/embeddings",
     schema=LlamaEmbeddingRequest,
     response=list[LlamaEmbedding],
-    error=LlamaError,
+    dialect=LLAMACPP,
     id_prefix="embedding-",
     words=lambda asked: {"prompt": "content" if asked.content is not None else "input", "cut": ""},
 )

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds, to_json
-from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.response.writer import json_response
@@ -78,7 +78,7 @@ class OllamaVector(msgspec.Struct):
     "/api/embed",
     schema=OllamaEmbed,
     response=OllamaVectors,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
     words=lambda _: {"prompt": "input"},
 )
@@ -107,7 +107,7 @@ async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
     "/api/embeddings",
     schema=OllamaEmbedOne,
     response=OllamaVector,
-    error=OllamaError,
+    dialect=OLLAMA,
     id_prefix="ollama-",
 )
 async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response:

@@ -14,7 +14,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.calls.events import Choice
     from cpuserve.serving.decisions.labels import Labels
     from cpuserve.serving.decisions.questions import DecisionQuestion
 
@@ -68,24 +67,24 @@ class LabelDiagnostics(msgspec.Struct):
 
 
 def results_of(
-    questions: Sequence[DecisionQuestion], choices: Sequence[Choice]
+    questions: Sequence[DecisionQuestion], prompts: Sequence[tuple[Labels | None, TokenLogprob]]
 ) -> tuple[dict[str, Result], dict[str, LabelDiagnostics]]:
     """Return the result and the diagnostics of each question by its id.
 
-    choices: one for each question, in their order; if options are texts,
-    one choice for each node of the tree of texts (OptionTexts).
+    prompts: the labels and the first token of each prompt, in the order of the questions.
+    A question has one prompt; if its options are texts, one for each node of their tree.
     """
     found: dict[str, Result] = {}
     diagnostics: dict[str, LabelDiagnostics] = {}
     at = 0
     for question in questions:
-        labels = choices[at].prompt.labels
+        labels = prompts[at][0]
         assert labels is not None, "the prompt of a question has labels"
         end = at + (1 if labels.texts is None else len(labels.texts.nodes))
-        rows = [choice.logprobs[0] for choice in choices[at:end]]
+        rows = [row for _, row in prompts[at:end]]
         found[question.id], diagnostics[question.id] = decided(question, labels, rows)
         at = end
-    assert at == len(choices), "each prompt belongs to a question"
+    assert at == len(prompts), "each prompt belongs to a question"
     return found, diagnostics
 
 

@@ -509,7 +509,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
         metrics.finish(meter, reason)
         if run is not None and sequence.first_output:
             sequence.response_ids = run.response_ids
-            remember(context, sequence, run)
+            if sequence.recent is not None:
+                remember(context, sequence.recent, run.response_ids, params.stop_token_ids)
 
 
 # An item is the events of one output, the failure of a sequence, or None at a sequence's end.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cpuserve.serving.calls.call import GenerateCall
-    from cpuserve.serving.generation.fan_out import SequenceRequest
-    from cpuserve.serving.generation.sequence import SequenceRun
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.recent_prompts import Decode
 
@@ -119,13 +117,14 @@ def decoder(context: ModelContext) -> Decode:
     return partial(context.get_tokenizer().decode, skip_special_tokens=False)
 
 
-def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun) -> None:
-    """Remember the prompt and the response of a sequence that has ended."""
-    made = sequence.recent
-    if made is None or context.recent is None:
+def remember(
+    context: ModelContext, made: RecentPrompt, ids: Sequence[int], stop_ids: Sequence[int]
+) -> None:
+    """Remember a prompt with its response. ids: all tokens of the response."""
+    if context.recent is None:
         return
-    response = list(run.response_ids)
-    ends = {*context.bounds.eos_ids, *sequence.params.stop_token_ids}
+    response = list(ids)
+    ends = {*context.bounds.eos_ids, *stop_ids}
     if response and response[-1] in ends:
         response.pop()  # the end token is not in the KV cache, and templates may write another end
     made.ids += bytes_of(response)

@@ -17,7 +17,7 @@ from cpuserve.api.anthropic.batches.schema import (
     MessageBatchPage,
     message_batch,
 )
-from cpuserve.api.anthropic.errors import MessageError
+from cpuserve.api.anthropic.errors import ANTHROPIC, MessageError
 from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.batches.service import MESSAGE_BATCHES
 from cpuserve.api.batches.start import batches_of
@@ -44,7 +44,7 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
     _ALL,
     schema=CreateMessageBatch,
     response=MessageBatch,
-    error=MessageError,
+    dialect=ANTHROPIC,
     id_prefix="msgbatch_",
     conversation="requests",
     pages=False,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.llamacpp.completion.schema import COMPLETIONS, LlamaOptions, to_call, words
 from cpuserve.api.llamacpp.completion.writer import LlamaCompletionWriter
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import with_refused
 from cpuserve.api.response.openapi import EVENTS
@@ -55,7 +55,7 @@ class LlamaInfillRequest(LlamaOptions, kw_only=True):
     "/infill",
     schema=LlamaInfillRequest,
     response=COMPLETIONS,
-    error=LlamaError,
+    dialect=LLAMACPP,
     id_prefix="infill-",
     stream=EVENTS,
     words=words,

@@ -14,7 +14,7 @@ from cpuserve.api.llamacpp.completion.schema import (
     words,
 )
 from cpuserve.api.llamacpp.completion.writer import LlamaCompletionWriter
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
@@ -28,7 +28,7 @@ router = APIRouter()
     "/completions",
     schema=LlamaCompletionRequest,
     response=COMPLETIONS,
-    error=LlamaError,
+    dialect=LLAMACPP,
     id_prefix="completion-",
     stream=EVENTS,
     words=words,

@@ -17,6 +17,7 @@ from cpuserve.serving.models.preset import Preset
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.directory import ModelDirectory
     from cpuserve.api.ollama.created.manifest import Manifest
+    from cpuserve.api.request.state import ServerState
     from cpuserve.serving.models.loaders import Loader
 from cpuserve.serving.models.registry import ModelRegistry
 
@@ -193,3 +194,15 @@ def preset_of(made: Manifest) -> Preset:
         made.template,
         made.created,
     )
+
+
+def created_models(state: ServerState) -> CreatedModels:
+    """Return the models that clients created; NotFound if the server has no --models-dir."""
+    if state.created is None:
+        msg = (
+            "This server keeps no models of clients: models are served from the start, see "
+            "--models, or start it with --models-dir DIR"
+        )
+        raise NotFound(msg, code="models_disabled")
+    created: CreatedModels = state.created
+    return created

@@ -15,7 +15,7 @@ from cpuserve.api.openai.chat.schema import (
 from cpuserve.api.openai.chat.writer import ChatWriter
 from cpuserve.api.openai.checks import take_request_id
 from cpuserve.api.openai.render import TokenizedPrompt, refuse_offsets, rendered
-from cpuserve.api.openai.responses.response_object import InputTokens
+from cpuserve.api.openai.schema import InputTokens
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.writer import json_response

@@ -18,7 +18,7 @@ from cpuserve.api.openai.checks import (
     usage_in_each,
 )
 from cpuserve.api.openai.custom_tools import Offer, custom_function
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.openai.schema import ChatLogprobs, GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import FunctionWords, function_name, tool_choice
 from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
@@ -78,26 +78,6 @@ class ChatRenderRequest(ChatRequest, kw_only=True):
     """The body of POST /v1/chat/completions/render."""
 
     return_token_offsets: bool | None = None
-
-
-class TopLogprob(msgspec.Struct):
-    """One of the most likely tokens at a position; `bytes` are its UTF-8 bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(TopLogprob):
-    """The generated token at a position, and the most likely tokens there in descending order."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct):
-    """The logprobs of a message: one entry per generated token."""
-
-    content: list[ChatLogprob]
 
 
 class FunctionCall(msgspec.Struct):

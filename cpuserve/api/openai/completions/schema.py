@@ -16,7 +16,7 @@ from cpuserve.api.openai.checks import (
     structure_of,
     usage_in_each,
 )
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.openai.schema import GenerationRequest, LegacyLogprobs, PromptLogprobs, Usage
 from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.serving.calls.call import GenerateCall, call_from
 
@@ -45,15 +45,6 @@ class CompletionRenderRequest(CompletionRequest, kw_only=True):
     """The body of POST /v1/completions/render."""
 
     return_token_offsets: bool | None = None
-
-
-class LegacyLogprobs(msgspec.Struct):
-    """Logprobs as parallel lists, one entry per token; `text_offset` counts characters."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
 
 
 class CompletionChoice(msgspec.Struct):

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.openai.chat.schema import ChatLogprobs
 from cpuserve.api.openai.checks import take_request_id
 from cpuserve.api.openai.chunks import FORM, error_chunk, to_json
 from cpuserve.api.openai.completions.schema import CompletionRequest, to_call
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from cpuserve.api.openai.schema import PromptLogprobs, StreamOptions, Usage
+from cpuserve.api.openai.schema import ChatLogprobs, PromptLogprobs, StreamOptions, Usage
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import TOKENS, check_fields, with_refused

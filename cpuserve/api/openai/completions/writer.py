@@ -23,8 +23,8 @@ from cpuserve.serving.calls.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
-    from cpuserve.api.openai.schema import PromptLogprobs
+    from cpuserve.api.openai.completions.schema import CompletionRequest
+    from cpuserve.api.openai.schema import LegacyLogprobs, PromptLogprobs
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.calls.call import Prompt

@@ -7,12 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openai.conversations.conversation import (
-    ConversationBody,
-    ConversationLocked,
-    StoredConversation,
-    find_conversation,
-)
 from cpuserve.api.openai.conversations.schema import (
     AddItems,
     ConversationItem,
@@ -23,6 +17,12 @@ from cpuserve.api.openai.conversations.schema import (
 from cpuserve.api.openai.responses.conversation import calls_of, check_items
 from cpuserve.api.openai.responses.history import decoded, own_items
 from cpuserve.api.openai.responses.schema import check_metadata
+from cpuserve.api.openai.responses.stored_conversation import (
+    ConversationBody,
+    ConversationLocked,
+    StoredConversation,
+    find_conversation,
+)
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.openai.conversations.conversation import StoredConversation, find_conversation
 from cpuserve.api.openai.responses.schema import conversation_id
+from cpuserve.api.openai.responses.stored_conversation import StoredConversation, find_conversation
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.stored.store import StoredItem
 from cpuserve.errors import InvalidRequest, NotFound, brief

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.openai.responses.response_object import (
     OutputItem,
     ResponseCall,
@@ -21,6 +20,7 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseThought,
 )
 from cpuserve.api.openai.responses.tools import Origin, Origins, found_definitions
+from cpuserve.api.openai.schema import ChatLogprob
 from cpuserve.api.request.sealed import Seal
 from cpuserve.serving.calls.events import (
     Choice,

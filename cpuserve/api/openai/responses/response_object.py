@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.openai.responses.cache_diagnostics import CacheDiagnostics
+from cpuserve.api.openai.schema import ChatLogprob
 
 
 class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -235,13 +235,6 @@ class Response(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
-
-
-class InputTokens(msgspec.Struct):
-    """The response to POST /v1/responses/input_tokens: the length of the prompt."""
-
-    input_tokens: int
-    object: str = "response.input_tokens"
 
 
 class DeletedResponse(msgspec.Struct):

@@ -15,6 +15,7 @@ from cpuserve.api.openai.responses.recording import respond_recorded, sent, stre
 from cpuserve.api.openai.responses.schema import ResponsesRequest, check_include, to_call, words
 from cpuserve.api.openai.responses.sealed_items import with_opened
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
+from cpuserve.api.openai.schema import InputTokens
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.request.headers import CALLER
@@ -60,7 +61,7 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
     "/v1/responses/input_tokens",
     "/responses/input_tokens",
     schema=ResponsesRequest,
-    response=response_object.InputTokens,
+    response=InputTokens,
     id_prefix="resp_",
     conversation="input",
     also=[409],
@@ -73,7 +74,7 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
     await _open(received, turn)
     calls = partial(to_call, num_stored=turn.num_stored)
     count = await prompt_length(received, turn.asked, calls)
-    return json_response(response_object.InputTokens(count))
+    return json_response(InputTokens(count))
 
 
 @router.get(

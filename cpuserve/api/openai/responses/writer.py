@@ -39,8 +39,8 @@ from cpuserve.serving.calls.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.openai.chat.schema import ChatLogprob
     from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.openai.schema import ChatLogprob
     from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generation.generate import Generation

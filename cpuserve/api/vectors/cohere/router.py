@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialect import Dialect
-from cpuserve.api.dialects import COHERE as COHERE_ERRORS
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.api.vectors.cohere.errors import CohereError
+from cpuserve.api.vectors.cohere.errors import COHERE
 from cpuserve.api.vectors.cohere.schema import (
     CohereEmbeddings,
     CohereEmbedRequest,
@@ -32,7 +30,7 @@ _WORDS = {
     "/v2/embed",
     schema=CohereEmbedRequest,
     response=CohereEmbeddings,
-    error=CohereError,
+    dialect=COHERE,
     id_prefix="embd-",
     words=lambda _: _WORDS,
     poolings=EMBEDDINGS,
@@ -47,7 +45,7 @@ async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> R
     "/v1/embed",
     schema=CohereEmbedV1Request,
     response=CohereEmbeddings,
-    error=CohereError,
+    dialect=COHERE,
     id_prefix="embd-",
     words=lambda _: _WORDS,
     poolings=EMBEDDINGS,
@@ -61,6 +59,3 @@ async def _embed(received: RequestContext, asked: CohereFields) -> Response:
     return await generate(
         received, asked, lambda asked: cohere_call(asked, received.context), CohereWriter
     )
-
-
-COHERE = Dialect((router,), COHERE_ERRORS)

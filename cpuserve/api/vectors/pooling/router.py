@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
 from cpuserve.api.vectors.pooling.schema import (
@@ -47,7 +46,3 @@ async def pooling(received: RequestContext, asked: PoolingRequest) -> Response:
 async def classify(received: RequestContext, asked: ClassifyRequest) -> Response:
     """Return the most likely class of each input, and the probability of each class."""
     return await generate(received, asked, classify_call, ClassifyWriter)
-
-
-# The Dialect of two vLLM routes; their results are neither texts nor embeddings in OpenAI format.
-POOLING = Dialect((router,))

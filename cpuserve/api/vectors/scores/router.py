@@ -6,10 +6,9 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.api.vectors.cohere.errors import CohereError
+from cpuserve.api.vectors.cohere.errors import COHERE
 from cpuserve.api.vectors.scores.schema import (
     MixedbreadRanks,
     RerankAnswer,
@@ -39,7 +38,7 @@ def _words(asked: RerankRequest) -> dict[str, str]:
     "/v2/rerank",
     schema=RerankRequest,
     response=RerankAnswer,
-    error=CohereError,
+    dialect=COHERE,
     id_prefix="rerank-",
     words=_words,
     poolings=_SCORING,
@@ -96,7 +95,3 @@ async def score(received: RequestContext, asked: ScoreRequest) -> Response:
         lambda asked: scores.call(received.context, score_call(asked)),
         partial(ScoreWriter, scores=scores),
     )
-
-
-# The Dialect of the reranking API that Jina, Cohere and vLLM share.
-SCORES = Dialect((router,))

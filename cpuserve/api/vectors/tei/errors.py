@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.errors import InvalidRequest, PromptTooLong, status_of
 
 # HTTP statuses of TEI errors that are 400 in the other dialects.
 _TOO_LARGE, _UNPROCESSABLE, _WRONG_MODEL = 413, 422, 424
-ERRORS = (_UNPROCESSABLE, _WRONG_MODEL)
 # The advice in the message about a text that is too long (PromptTooLong.use_words).
 CUT = {"cut": ", or omit truncate, so that it is cut"}
 # The error code for a body that is not JSON.
@@ -58,3 +58,20 @@ def _type_of(error: BaseException) -> str:
     if status == 429:
         return "Overloaded"
     return "Backend" if status == _WRONG_MODEL or status >= 500 else "Validation"
+
+
+TEI = Dialect(
+    tei_error,
+    TeiError,
+    tei_status,
+    (_UNPROCESSABLE, _WRONG_MODEL),
+    (
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/predict",
+        "/similarity",
+        "/decode",
+        "/info",
+    ),
+)

@@ -6,10 +6,9 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialects import TEI
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.api.vectors.tei.errors import CUT, ERRORS, TeiError
+from cpuserve.api.vectors.tei.errors import CUT, TEI
 from cpuserve.api.vectors.tei.predict import (
     Predictions,
     PredictRequest,
@@ -42,7 +41,7 @@ from cpuserve.api.vectors.tei.writer import (
 from cpuserve.config.engine import EMBEDDINGS
 
 router = APIRouter()
-_post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
+_post = partial(post, router, dialect=TEI)
 
 
 @_post(

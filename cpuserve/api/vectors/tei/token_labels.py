@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialects import TEI
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.api.vectors.tei.errors import CUT, ERRORS, TeiError
+from cpuserve.api.vectors.tei.errors import CUT, TEI
 from cpuserve.api.vectors.tei.schema import TeiFields, check_inputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.events import floats_of
@@ -79,9 +78,7 @@ class Entity(msgspec.Struct, omit_defaults=True, gc=False):
     router,
     schema=TokenLabelsRequest,
     response=(list[Entity], list[list[Entity]]),
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
+    dialect=TEI,
     id_prefix="tokens-",
     words=lambda _: {"prompt": "inputs", **CUT},
     poolings=("token_classify",),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.dialects import TEI
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.route import post
-from cpuserve.api.vectors.tei.errors import ERRORS, TeiError
+from cpuserve.api.vectors.tei.errors import TEI
 from cpuserve.api.vectors.tei.schema import check_inputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.params import check_token_ids
@@ -52,9 +51,7 @@ class DecodeRequest(msgspec.Struct, kw_only=True):
     router,
     schema=TeiTokenizeRequest,
     response=list[list[TeiToken]],
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
+    dialect=TEI,
     id_prefix="tokenize-",
     words=lambda _: {"prompt": "inputs"},
 )
@@ -98,9 +95,7 @@ def _tokens(text: str, spans: list[TokenSpan]) -> list[TeiToken]:
     "/decode",
     schema=DecodeRequest,
     response=list[str],
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
+    dialect=TEI,
     id_prefix="decode-",
 )
 async def decode(received: RequestContext, asked: DecodeRequest) -> Response:
