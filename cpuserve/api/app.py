@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from cpuserve.api import shared_paths
+from cpuserve.api import shared_paths, systemone
 from cpuserve.api.anthropic import models as anthropic_models
 from cpuserve.api.anthropic import router as messages
 from cpuserve.api.anthropic.batches import router as message_batches
@@ -40,19 +40,17 @@ from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.status import activity, cpu, health, index, metrics
-from cpuserve.api.systemone import router as systemone
 from cpuserve.api.tgi import router as tgi
 from cpuserve.api.vectors import llamacpp as llamacpp_embedding
 from cpuserve.api.vectors import ollama as ollama_embed
-from cpuserve.api.vectors.cohere import router as cohere
-from cpuserve.api.vectors.openai import router as embeddings
-from cpuserve.api.vectors.pooling import router as pooling
-from cpuserve.api.vectors.scores import router as scores
-from cpuserve.api.vectors.tei import info, token_labels
-from cpuserve.api.vectors.tei import router as tei
+from cpuserve.api.vectors import openai as embeddings
+from cpuserve.api.vectors import pooling, scores
+from cpuserve.api.vectors.cohere import embed as cohere
+from cpuserve.api.vectors.tei import embed as tei
+from cpuserve.api.vectors.tei import info, predict, token_labels
 from cpuserve.api.vectors.tei import tokens as tei_tokens
 from cpuserve.api.vllm import load
-from cpuserve.api.vllm.tokenize import router as tokenize
+from cpuserve.api.vllm import tokens as tokenize
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ ROUTERS = tuple(
         *(props, llamacpp_models, completion, infill, llamacpp_embedding),
         *(template, slots, adapters),
         *(scores, pooling, systemone),
-        *(tei, tei_tokens, token_labels, info, tgi, cohere),
+        *(tei, predict, tei_tokens, token_labels, info, tgi, cohere),
         *(tokenize, shared_paths, load),
         *(activity, cpu, health, metrics, index),
     )
@@ -182,7 +180,7 @@ def _routers(state: ServerState, *, admin_routes: bool, webui: bool) -> tuple[AP
     """Return the routers of all endpoints that this server has."""
     more: list[APIRouter] = []
     if state.context.adapters_change:
-        from cpuserve.api.vllm.lora import router as lora
+        from cpuserve.api.vllm import adapters as lora
 
         more.append(lora.router)
     if admin_routes:

@@ -9,13 +9,14 @@ from cpuserve.api.openai.chat.router import create_chat_completion
 from cpuserve.api.openai.completions.router import create_completion
 from cpuserve.api.route import ByPooling, post_by_field
 from cpuserve.api.tgi.router import tgi_inference
-from cpuserve.api.vectors.openai.router import create_embeddings
-from cpuserve.api.vectors.pooling.router import classify, pooling
-from cpuserve.api.vectors.scores.router import rerank, score
-from cpuserve.api.vectors.tei.router import embed_sparse, predict, similarity, tei_embed, tei_rerank
+from cpuserve.api.vectors.openai import create_embeddings
+from cpuserve.api.vectors.pooling import classify, pooling
+from cpuserve.api.vectors.scores import rerank, score
+from cpuserve.api.vectors.tei.embed import embed_sparse, similarity, tei_embed, tei_rerank
+from cpuserve.api.vectors.tei.predict import predict
 from cpuserve.api.vectors.tei.token_labels import token_labels
 from cpuserve.api.vectors.tei.tokens import tei_tokenize
-from cpuserve.api.vllm.tokenize.router import tokenize
+from cpuserve.api.vllm.tokens import tokenize
 
 router = APIRouter()
 _TEI: dict[str, ByPooling] = {

@@ -15,21 +15,21 @@ from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.completions.tokens import TokensRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
 from cpuserve.api.request import fields
-from cpuserve.api.systemone.schema import SystemOneRequest
+from cpuserve.api.systemone import SystemOneRequest
 from cpuserve.api.tgi.schema import TgiParameters, TgiRequest
-from cpuserve.api.vectors.cohere.schema import CohereEmbedRequest, CohereEmbedV1Request
-from cpuserve.api.vectors.openai.schema import EmbeddingRequest
-from cpuserve.api.vectors.pooling.schema import ClassifyRequest, PoolingRequest
-from cpuserve.api.vectors.scores.schema import RerankRequest, ScoreRequest
-from cpuserve.api.vectors.tei.predict import PredictRequest
-from cpuserve.api.vectors.tei.schema import (
+from cpuserve.api.vectors.cohere.embed import CohereEmbedRequest, CohereEmbedV1Request
+from cpuserve.api.vectors.openai import EmbeddingRequest
+from cpuserve.api.vectors.pooling import ClassifyRequest, PoolingRequest
+from cpuserve.api.vectors.scores import RerankRequest, ScoreRequest
+from cpuserve.api.vectors.tei.embed import (
     EmbedAllRequest,
     EmbedSparseRequest,
     SimilarityRequest,
     TeiEmbedRequest,
     TeiRerankRequest,
 )
-from cpuserve.api.vllm.tokenize.schema import TokenizeRequest
+from cpuserve.api.vectors.tei.predict import PredictRequest
+from cpuserve.api.vllm.tokens import TokenizeRequest
 
 # For each endpoint: its name in the table REFUSED, its path, and the schema of its body.
 SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
@@ -43,14 +43,14 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.EMBEDDINGS, "/v1/embeddings", EmbeddingRequest),
     (fields.POOLING, "/pooling", PoolingRequest),
     (fields.POOLING, "/classify", ClassifyRequest),
-    (fields.COHERE, "/v2/embed", CohereEmbedRequest),
-    (fields.COHERE, "/v1/embed", CohereEmbedV1Request),
-    (fields.TEI, "/embed", TeiEmbedRequest),
-    (fields.TEI, "/embed_all", EmbedAllRequest),
-    (fields.TEI, "/embed_sparse", EmbedSparseRequest),
-    (fields.TEI, "/similarity", SimilarityRequest),
-    (fields.TEI, "/predict", PredictRequest),
-    (fields.TEI, "/rerank (TEI)", TeiRerankRequest),
+    (fields.COHERE_FIELDS, "/v2/embed", CohereEmbedRequest),
+    (fields.COHERE_FIELDS, "/v1/embed", CohereEmbedV1Request),
+    (fields.TEI_FIELDS, "/embed", TeiEmbedRequest),
+    (fields.TEI_FIELDS, "/embed_all", EmbedAllRequest),
+    (fields.TEI_FIELDS, "/embed_sparse", EmbedSparseRequest),
+    (fields.TEI_FIELDS, "/similarity", SimilarityRequest),
+    (fields.TEI_FIELDS, "/predict", PredictRequest),
+    (fields.TEI_FIELDS, "/rerank (TEI)", TeiRerankRequest),
     (fields.TGI, "/generate", TgiRequest),
     (fields.TGI_PARAMETERS, "parameters of /generate", TgiParameters),
     (fields.RERANK, "/v1/rerank", RerankRequest),

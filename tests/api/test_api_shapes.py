@@ -15,7 +15,7 @@ from cpuserve.api.app import ROUTERS
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.http import startup_server
 from cpuserve.api.route import Endpoint
-from cpuserve.api.vllm.lora import router as lora
+from cpuserve.api.vllm import adapters as lora
 from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live

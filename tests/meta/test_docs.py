@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from cpuserve.api.app import ROUTERS
+from cpuserve.api.vllm import adapters as lora
 from cpuserve.api.vllm import admin
-from cpuserve.api.vllm.lora import router as lora
 from cpuserve.cli import main as cli
 from cpuserve.cli import support_tables
 from cpuserve.cli.flags import normalize

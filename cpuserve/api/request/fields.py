@@ -20,9 +20,9 @@ CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 POOLING = "pooling"
 TOKENS = "inference"
-TEI = "tei"
+TEI_FIELDS = "tei"
 TGI, TGI_PARAMETERS = "tgi", "tgi parameters"
-COHERE = "cohere embed"
+COHERE_FIELDS = "cohere embed"
 DECISIONS = "systemone"
 COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
@@ -111,7 +111,11 @@ REFUSED = (
     ),
     # Fields of llama.cpp
     Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
-    Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
+    Refused(
+        "grammar",
+        OPENAI,
+        _send('structured_outputs: {"grammar": ...}, which may be in GBNF'),
+    ),
     Refused("image_data", (*OPENAI, COMPLETION)),
     Refused("json_schema", OPENAI, _send('structured_outputs: {"json": ...}')),
     Refused("lora", OPENAI, "is not supported yet: name the adapter as the model"),
@@ -127,7 +131,7 @@ REFUSED = (
     Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
     # Fields of Ollama
-    Refused("images", (OLLAMA_TEXT, DECISIONS, COHERE)),
+    Refused("images", (OLLAMA_TEXT, DECISIONS, COHERE_FIELDS)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),
     # Fields of System One
@@ -188,7 +192,7 @@ REFUSED = (
     Refused("return_embeddings", (RERANK,)),
     Refused("max_doc_length", (RERANK,), _send("truncate_prompt_tokens")),
     Refused("max_query_length", (RERANK,)),
-    Refused("encoding_format", (TEI,), "is not supported: omit it", off=("float",)),
+    Refused("encoding_format", (TEI_FIELDS,), "is not supported: omit it", off=("float",)),
     # Fields of TGI, and of the pipelines of transformers
     Refused("watermark", (TGI_PARAMETERS,)),
     Refused("num_return_sequences", (TGI_PARAMETERS,), off=(1,)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -12,16 +12,10 @@ from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
 from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
-from cpuserve.api.route import generate, post
+from cpuserve.api.route import post
+from cpuserve.api.vectors.route import Made, answer, vectors_call
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import GenerateCall, unsupported
-from cpuserve.serving.calls.events import floats_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cpuserve.serving.calls.events import WholeResponse
-    from cpuserve.serving.generation.generate import Generation
+from cpuserve.serving.calls.call import unsupported
 
 router = APIRouter()
 # With embd_normalize 0, a vector is scaled so that its largest absolute value is this number.
@@ -75,35 +69,14 @@ async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest
         raise unsupported(msg, "embd_normalize")
     prompts = [*await flat_prompts(received.context, given)]
 
-    def call(asked: LlamaEmbeddingRequest) -> GenerateCall:
-        return GenerateCall(
-            model=asked.model,
-            prompt=prompts,  # type: ignore[arg-type]
-            max_tokens=0,
-            embed=True,
-            priority=asked.priority,
-            timeout=asked.timeout,
+    def make(asked: LlamaEmbeddingRequest, _received: RequestContext) -> Made:
+        norm = _EUCLIDEAN if asked.embd_normalize is None else asked.embd_normalize
+        return vectors_call(asked, prompt=prompts), lambda response: in_parts(
+            LlamaEmbedding(index, [normalized(choice.values, norm)])
+            for index, choice in enumerate(response.choices)
         )
 
-    return await generate(received, asked, call, LlamaEmbeddingWriter)
-
-
-class LlamaEmbeddingWriter:
-    """Writes the response to a request to /embedding."""
-
-    def __init__(
-        self, _received: RequestContext, asked: LlamaEmbeddingRequest, _generation: Generation
-    ) -> None:
-        self._norm = _EUCLIDEAN if asked.embd_normalize is None else asked.embd_normalize
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        vectors = (floats_of(choice.vector) for choice in response.choices)
-        items = in_parts(
-            LlamaEmbedding(index, [normalized(vector, self._norm)])
-            for index, vector in enumerate(vectors)
-        )
-        return msgspec.json.encode(items)
+    return await answer(received, asked, make)
 
 
 def normalized(vector: Sequence[float], norm: int) -> list[float]:

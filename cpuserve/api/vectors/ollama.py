@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds, to_json
+from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds
 from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.in_parts import in_parts
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import generate, post
+from cpuserve.api.route import post
+from cpuserve.api.vectors.route import Made, answer
 from cpuserve.errors import PromptTooLong
 from cpuserve.serving.calls.call import GenerateCall
-from cpuserve.serving.calls.events import floats_of
+from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened
-
-if TYPE_CHECKING:
-    from cpuserve.serving.calls.events import WholeResponse
-    from cpuserve.serving.generation.generate import Generation
 
 router = APIRouter()
 
@@ -93,13 +90,22 @@ async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
         took = nanoseconds(time.monotonic() - received.begun)
         return json_response(OllamaVectors(model, [], took, 0, 0))
 
-    def call(asked: OllamaEmbed) -> GenerateCall:
+    def make(asked: OllamaEmbed, received: RequestContext) -> Made:
         received.keep_loaded(seconds)
-        check_dimensions(asked.dimensions or None, received.context)
-        return _call(asked.input or "", cut=asked.truncate is not False)
+        dimensions = asked.dimensions or None
+        check_dimensions(dimensions, received.context)
+
+        def value(response: WholeResponse) -> OllamaVectors:
+            vectors = in_parts(
+                shortened(choice.values, dimensions).tolist() for choice in response.choices
+            )
+            model, took = received.served.name, time.monotonic() - received.begun
+            return OllamaVectors(model, vectors, nanoseconds(took), 0, response.usage.prompt)
+
+        return _call(asked.input or "", cut=asked.truncate is not False), value
 
     with _told_how_to_cut("leave truncate true"):
-        return await generate(received, asked, call, EmbedWriter)
+        return await answer(received, asked, make)
 
 
 @post(
@@ -119,44 +125,13 @@ async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response
         check_text(asked, "/api/embeddings", "prompt")
         return json_response(OllamaVector([]))
 
-    def call(asked: OllamaEmbedOne) -> GenerateCall:
+    def make(asked: OllamaEmbedOne, received: RequestContext) -> Made:
         received.keep_loaded(seconds)
-        return _call(asked.prompt or "", cut=False)
+        call = _call(asked.prompt or "", cut=False)
+        return call, lambda response: OllamaVector(response.choices[0].values.tolist())
 
     with _told_how_to_cut("use /api/embed"):
-        return await generate(received, asked, call, EmbedOneWriter)
-
-
-class EmbedWriter:
-    """Writes the response to a request to /api/embed."""
-
-    def __init__(
-        self, received: RequestContext, asked: OllamaEmbed, _generation: Generation
-    ) -> None:
-        self._received = received
-        self._dimensions = asked.dimensions or None
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        vectors = in_parts(
-            shortened(floats_of(choice.vector), self._dimensions).tolist()
-            for choice in response.choices
-        )
-        model, took = self._received.served.name, time.monotonic() - self._received.begun
-        return to_json(OllamaVectors(model, vectors, nanoseconds(took), 0, response.usage.prompt))
-
-
-class EmbedOneWriter:
-    """Writes the response to a request to /api/embeddings."""
-
-    def __init__(
-        self, _received: RequestContext, _asked: OllamaEmbedOne, _generation: Generation
-    ) -> None:
-        pass
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        return to_json(OllamaVector(floats_of(response.choices[0].vector).tolist()))
+        return await answer(received, asked, make)
 
 
 def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:

@@ -235,6 +235,11 @@ class Choice:
                 pass
 
     @property
+    def values(self) -> array[float]:
+        """The numbers of the vector."""
+        return floats_of(self.vector)
+
+    @property
     def mean_logprob(self) -> float:
         """The mean of the logprobs of the tokens; 0 if there are none."""
         return math.fsum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -12,28 +12,26 @@ from cpuserve.serving.calls.events import floats_of
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 
 if TYPE_CHECKING:
+    from cpuserve.serving.calls.events import WholeResponse
     from cpuserve.serving.models.context import ModelContext
 
 Places = list[tuple[int, int]]
 
 
-class PairScores:
-    """Computes the score of each pair of one call, with a reranker or from two embeddings."""
+def pair_scores(
+    context: ModelContext, call: GenerateCall
+) -> tuple[GenerateCall, Callable[[WholeResponse], list[float]]]:
+    """Return the call that this model needs for pairs, and a function that returns their scores.
 
-    def __init__(self) -> None:
-        self._places: Places | None = None
+    A reranker computes the scores itself. With an embedding model, each score is a cosine.
 
-    def call(self, context: ModelContext, call: GenerateCall) -> GenerateCall:
-        """Return `call` for a reranker, and embedding_call(call) for an embedding model."""
-        if context.embeds:
-            call, self._places = embedding_call(call)
-        return call
-
-    def of(self, vectors: Sequence[bytes]) -> list[float]:
-        """Return the score of each pair; vectors: the vectors of the response, in its order."""
-        if self._places is not None:
-            return cosines(vectors, self._places)
-        return [floats_of(vector)[0] for vector in vectors]  # a reranker's vector is one score
+    Raises:
+      InvalidRequest: see embedding_call.
+    """
+    if not context.embeds:  # a reranker's vector is one score
+        return call, lambda response: [choice.values[0] for choice in response.choices]
+    call, places = embedding_call(call)
+    return call, lambda response: cosines([choice.vector for choice in response.choices], places)
 
 
 def each_once(pairs: Sequence[tuple[str, ...]]) -> tuple[list[str], Places]:

@@ -1,25 +1,23 @@
-"""The body and the response of POST /predict: class labels of texts or of pairs of texts."""
+"""POST /predict: class labels of texts or of pairs of texts."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cpuserve.api.vectors.tei.errors import EmptyInput
-from cpuserve.api.vectors.tei.schema import TeiFields, check_inputs
+from cpuserve.api.vectors.route import Made, Table
+from cpuserve.api.vectors.tei.errors import CUT, TEI, EmptyInput
+from cpuserve.api.vectors.tei.fields import TeiFields, check_inputs
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.events import floats_of
+from cpuserve.serving.calls.events import Choice, WholeResponse
 from cpuserve.serving.vectors.classes import activated
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.calls.call import GenerateCall
-    from cpuserve.serving.calls.events import Choice, WholeResponse
-    from cpuserve.serving.generation.generate import Generation
-    from cpuserve.serving.models.context import ModelContext
 
+table = Table(TEI, CUT)
+router = table.router
 # The label for the single output of a reranker.
 _SCORE = "LABEL_0"
 _NO_INPUT = "inputs must be a text, a pair of texts, or a list of lists with one or two texts each"
@@ -66,17 +64,34 @@ class Prediction(msgspec.Struct):
 Predictions = (list[Prediction], list[list[Prediction]])
 
 
-def predict_call(request: PredictRequest, context: ModelContext) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest if inputs are no texts or pairs, or too many."""
-    parameters = request.parameters
-    if parameters is not None and parameters.top_k is not None and parameters.top_k < 1:
-        msg = f"top_k must be at least 1, got {parameters.top_k}"
+@table.row("/predict", PredictRequest, Predictions, "predict-", "inputs", ("classify", "rank"))
+def predict(asked: PredictRequest, received: RequestContext) -> Made:
+    """Return the class labels of each text or pair of texts."""
+    context, parameters = received.context, asked.parameters or PredictParameters()
+    most, function = parameters.top_k, parameters.function_to_apply
+    if most is not None and most < 1:
+        msg = f"top_k must be at least 1, got {most}"
         raise InvalidRequest(msg, param="top_k")
-    pairs = _sequences(request.inputs)
-    if context.pooling != "rank":
-        return request.call(pairs=pairs, classify="text")
-    raw = request.raw_scores or _function(request) == "none"
-    return request.call(pairs=pairs, vectors="raw" if raw else "")
+    pairs, is_ranked = _sequences(asked.inputs), context.pooling == "rank"
+    if is_ranked:
+        raw = asked.raw_scores or function == "none"
+        call = asked.call(pairs=pairs, vectors="raw" if raw else "")
+    else:
+        call = asked.call(pairs=pairs, classify="text")
+
+    def labels_of(choice: Choice) -> list[Prediction]:
+        values: list[float] = choice.values.tolist()
+        if not is_ranked:
+            kind = "none" if asked.raw_scores else context.class_activation
+            values = activated(values, function or kind)
+        found = map(Prediction, values, context.labels or [_SCORE])
+        return sorted(found, key=lambda prediction: -prediction.score)[:most]
+
+    def value(response: WholeResponse) -> object:
+        found = [labels_of(choice) for choice in response.choices]
+        return found if asked.several else found[0]
+
+    return call, value
 
 
 def _sequences(inputs: str | list[str | list[str]]) -> list[tuple[str, ...]]:
@@ -98,33 +113,3 @@ def _sequences(inputs: str | list[str | list[str]]) -> list[tuple[str, ...]]:
         msg = "inputs has an empty text: omit it"
         raise EmptyInput(msg, param="inputs")
     return found
-
-
-def _function(request: PredictRequest) -> str | None:
-    return None if request.parameters is None else request.parameters.function_to_apply
-
-
-class PredictWriter:
-    """Writes the response of /predict: the labels of each input, most likely label first."""
-
-    def __init__(
-        self, received: RequestContext, asked: PredictRequest, _generation: Generation
-    ) -> None:
-        self._context = received.context
-        self._asked = asked
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        found = [self._labels(choice) for choice in response.choices]
-        return msgspec.json.encode(found if self._asked.several else found[0])
-
-    def _labels(self, choice: Choice) -> list[Prediction]:
-        parameters, context = self._asked.parameters, self._context
-        values: list[float] = floats_of(choice.vector).tolist()
-        if context.pooling != "rank":
-            kind = "none" if self._asked.raw_scores else context.class_activation
-            values = activated(values, _function(self._asked) or kind)
-        labels = context.labels or [_SCORE]
-        found = map(partial(Prediction), values, labels)
-        ranked = sorted(found, key=lambda prediction: -prediction.score)
-        return ranked[: None if parameters is None else parameters.top_k]

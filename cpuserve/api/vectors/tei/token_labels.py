@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.route import generate, post
+from cpuserve.api.route import post
+from cpuserve.api.vectors.route import Made, answer
 from cpuserve.api.vectors.tei.errors import CUT, TEI
-from cpuserve.api.vectors.tei.schema import TeiFields, check_inputs
+from cpuserve.api.vectors.tei.fields import TeiFields, check_inputs
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.events import floats_of
 from cpuserve.serving.prompts.encode import encode_spans
 from cpuserve.serving.vectors.classes import activated, rows_of
 
 if TYPE_CHECKING:
-    from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.calls.events import WholeResponse
-    from cpuserve.serving.generation.generate import Generation
-    from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.tokenizer import TokenSpan
 
 router = APIRouter()
@@ -89,19 +86,15 @@ async def token_labels(received: RequestContext, asked: TokenLabelsRequest) -> R
     _check(asked)
     spans = await encode_spans(received.context, asked.texts)
 
-    def call(asked: TokenLabelsRequest) -> GenerateCall:
+    def make(asked: TokenLabelsRequest, received: RequestContext) -> Made:
         fields = TeiFields(
             model=asked.model, truncate=False, priority=asked.priority, timeout=asked.timeout
         )
         ids: list[str | int | list[int]] = [[span.id for span in found] for found in spans]
-        return fields.call(prompt=ids, classify="tokens")
+        call = fields.call(prompt=ids, classify="tokens")
+        return call, lambda response: _found(asked, spans, response, received.context.labels)
 
-    def writer(
-        received: RequestContext, asked: TokenLabelsRequest, _generation: Generation
-    ) -> _EntityWriter:
-        return _EntityWriter(received.context, asked, spans)
-
-    return await generate(received, asked, call, writer)
+    return await answer(received, asked, make)
 
 
 def _check(asked: TokenLabelsRequest) -> None:
@@ -116,41 +109,36 @@ def _check(asked: TokenLabelsRequest) -> None:
         raise InvalidRequest(msg, param="stride")
 
 
-class _EntityWriter:
-    """Writes the labelled tokens or the entities of each text."""
-
-    def __init__(
-        self, context: ModelContext, asked: TokenLabelsRequest, spans: list[list[TokenSpan]]
-    ) -> None:
-        self._context = context
-        self._asked = asked
-        self._spans = spans
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        found = [
-            self._entities(text, spans, rows_of(floats_of(choice.vector), len(spans)))
-            for text, spans, choice in zip(
-                self._asked.texts, self._spans, response.choices, strict=True
-            )
-        ]
-        return msgspec.json.encode(found[0] if isinstance(self._asked.inputs, str) else found)
-
-    def _entities(self, text: str, spans: list[TokenSpan], rows: list[list[float]]) -> list[Entity]:
-        parameters = self._asked.parameters or TokenParameters()
-        ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
-        labels = self._context.labels
-        found = []
-        for index, (span, row) in enumerate(zip(spans, rows, strict=True)):
-            if not span.special:
-                values = activated(row, "softmax")
-                best = values.index(max(values))
-                entity = Entity(span.name, values[best], span.start, span.stop, labels[best])
-                entity.index = index
-                found.append(entity)
+def _found(
+    asked: TokenLabelsRequest,
+    spans: list[list[TokenSpan]],
+    response: WholeResponse,
+    labels: Sequence[str],
+) -> list[Entity] | list[list[Entity]]:
+    """Return the labelled tokens or the entities of each text."""
+    parameters = asked.parameters or TokenParameters()
+    ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
+    found = []
+    for text, own, choice in zip(asked.texts, spans, response.choices, strict=True):
+        entities = _entities(own, rows_of(choice.values, len(own)), labels)
         if parameters.aggregation_strategy == "simple":
-            found = [_joined(text, group) for group in _groups(found)]
-        return [each for each in found if (each.entity or each.entity_group) not in ignored]
+            entities = [_joined(text, group) for group in _groups(entities)]
+        found.append([e for e in entities if (e.entity or e.entity_group) not in ignored])
+    return found[0] if isinstance(asked.inputs, str) else found
+
+
+def _entities(
+    spans: list[TokenSpan], rows: list[list[float]], labels: Sequence[str]
+) -> list[Entity]:
+    found = []
+    for index, (span, row) in enumerate(zip(spans, rows, strict=True)):
+        if not span.special:
+            values = activated(row, "softmax")
+            best = values.index(max(values))
+            entity = Entity(span.name, values[best], span.start, span.stop, labels[best])
+            entity.index = index
+            found.append(entity)
+    return found
 
 
 def _groups(tokens: list[Entity]) -> Iterator[list[Entity]]:

@@ -1,13 +1,20 @@
-"""The body of POST /v1/systemone, and its conversion to a GenerateCall."""
+"""POST /v1/systemone: typed questions with probabilities of their options.
+
+vLLM, llama-server and Ollama share this API of decision models.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import msgspec
+from fastapi import APIRouter, Response
 
+from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import DECISIONS, with_refused
+from cpuserve.api.route import generate, post
 from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.decisions.questions import (
     MAX_QUESTIONS,
     Content,
@@ -15,9 +22,11 @@ from cpuserve.serving.decisions.questions import (
     content_text,
     questions_of,
 )
-from cpuserve.serving.decisions.results import LabelDiagnostics, Result
+from cpuserve.serving.decisions.results import LabelDiagnostics, Result, results_of
+from cpuserve.serving.generation.generate import Generation
 from cpuserve.serving.prompts.decision_prompts import decision_call
 
+router = APIRouter()
 _JSON = ("string", "number", "boolean", "object", "array", "null")
 _CONTENT = {"anyOf": [{"type": kind} for kind in _JSON]}
 # `questions` stays raw JSON, so that a repeated question name can be detected; this is its schema.
@@ -94,3 +103,44 @@ def systemone_call(request: SystemOneRequest) -> GenerateCall:
         priority=request.priority,
         timeout=request.timeout,
     )
+
+
+@post(
+    router,
+    "/v1/systemone",
+    schema=SystemOneRequest,
+    response=SystemOneAnswer,
+    id_prefix="decision-",
+    words=lambda _: {"prompt": "state", "messages": "state", "n": "questions"},
+)
+async def decide(received: RequestContext, asked: SystemOneRequest) -> Response:
+    """Return the probability of each option of each question about a state."""
+    return await generate(received, asked, systemone_call, DecisionWriter)
+
+
+class DecisionWriter:
+    """Writes the response to a request to /v1/systemone."""
+
+    def __init__(
+        self, received: RequestContext, _asked: SystemOneRequest, generation: Generation
+    ) -> None:
+        assert generation.call.decisions is not None
+        self._received = received
+        self._questions = generation.call.decisions.questions
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        received, used = self._received, response.usage
+        found, diagnostics = results_of(
+            self._questions, [(each.prompt.labels, each.logprobs[0]) for each in response.choices]
+        )
+        whole = SystemOneAnswer(
+            received.id,
+            "structured_decision",
+            received.created,
+            received.served.name,
+            found,
+            DecisionUsage(used.prompt, used.completion, used.cached),
+            diagnostics,
+        )
+        return msgspec.json.encode(whole)

@@ -6,12 +6,27 @@ because they let clients choose paths on the server's disk.
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import post
-from cpuserve.api.vllm.lora.schema import LoadLoraRequest, UnloadLoraRequest
 from cpuserve.serving.models.lora import load_adapter, unload_adapter
+
+
+class LoadLoraRequest(msgspec.Struct):
+    """lora_path: a path on the server's disk. load_inplace: replace an adapter with this name."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadLoraRequest(msgspec.Struct):
+    """The name of the LoRA adapter to unload."""
+
+    lora_name: str
+
 
 router = APIRouter()
 

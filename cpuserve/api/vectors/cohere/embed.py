@@ -1,21 +1,31 @@
-"""The bodies of POST /v2/embed and /v1/embed, and their conversion to a GenerateCall."""
+"""POST /v2/embed and /v1/embed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cpuserve.api.request.fields import COHERE, with_refused
-from cpuserve.api.vectors.openai.input_types import INPUT_TYPES, prompt_for
-from cpuserve.api.vectors.openai.schema import check_kind
+from cpuserve.api.request.fields import COHERE_FIELDS, with_refused
+from cpuserve.api.response.in_parts import in_parts
+from cpuserve.api.vectors.cohere.errors import COHERE
+from cpuserve.api.vectors.input_types import INPUT_TYPES, prompt_for
+from cpuserve.api.vectors.numbers import check_kind, converted
+from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall, unsupported
-from cpuserve.serving.vectors.matryoshka import check_dimensions
+from cpuserve.serving.calls.call import MAX_PROMPTS, unsupported
+from cpuserve.serving.calls.events import WholeResponse
+from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened
 
 if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.models.context import ModelContext
 
+_CUT = ', or set truncate to "END", which cuts it'
+table = Table(COHERE, {"prompt_name": "input_type", "cut": _CUT})
+router = table.router
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
@@ -48,7 +58,7 @@ class CohereFields(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
-@with_refused(COHERE)
+@with_refused(COHERE_FIELDS)
 class CohereEmbedRequest(CohereFields, kw_only=True):
     """The body of POST /v2/embed, with either `texts` or `inputs`.
 
@@ -62,7 +72,7 @@ class CohereEmbedRequest(CohereFields, kw_only=True):
     priority: int | None = None
 
 
-@with_refused(COHERE)
+@with_refused(COHERE_FIELDS)
 class CohereEmbedV1Request(CohereFields, kw_only=True):
     """The body of POST /v1/embed."""
 
@@ -134,28 +144,60 @@ def _text_of(given: CohereInput) -> str:
     return "".join(part.text or "" for part in given.content)
 
 
-def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest for a field that the model does not support."""
-    more: dict[str, Any] = {"truncate_prompt_tokens": -1}
-    width = context.vector_width
-    if isinstance(request, CohereEmbedRequest):
-        check_dimensions(request.output_dimension, context, "output_dimension")
-        more = {"truncate_prompt_tokens": _most(request, context), "priority": request.priority}
-        width = request.output_dimension or width
-    for kind in request.embedding_types or ():
-        check_kind(kind, width, "embedding_types")
-    if request.truncate == "NONE":
-        more["truncate_prompt_tokens"] = None
-    return GenerateCall(
-        model=request.model,
-        prompt=[*texts_of(request)],
-        prompt_name=prompt_for(request.input_type, context, INPUT_TYPES),
-        truncation_side="left" if request.truncate == "START" else "right",
-        max_tokens=0,
-        timeout=request.timeout,
-        embed=True,
-        **more,
+@table.row("/v2/embed", CohereEmbedRequest, CohereEmbeddings, "embd-", "texts", EMBEDDINGS)
+def cohere_embed(asked: CohereEmbedRequest, received: RequestContext) -> Made:
+    """Return a vector for each text, in the format of Cohere."""
+    context, dimensions = received.context, asked.output_dimension
+    check_dimensions(dimensions, context, "output_dimension")
+    most = _most(asked, context)
+    types = asked.embedding_types or ["float"]
+    return _made(asked, received, types, "2", dimensions, most)
+
+
+@table.row("/v1/embed", CohereEmbedV1Request, CohereEmbeddings, "embd-", "texts", EMBEDDINGS)
+def cohere_embed_v1(asked: CohereEmbedV1Request, received: RequestContext) -> Made:
+    """Return a vector for each text, in the format of version 1 of the Cohere API."""
+    return _made(asked, received, asked.embedding_types or (), "1")
+
+
+def _made(
+    asked: CohereFields,
+    received: RequestContext,
+    types: Sequence[EmbeddingType],
+    version: str,
+    dimensions: int | None = None,
+    most: int = -1,
+) -> Made:
+    """Return the call and its writer. types: none = the vectors are a plain list (version 1).
+
+    most: the length in tokens that texts are cut to; -1 = the length of the context.
+    """
+    context = received.context
+    for kind in asked.embedding_types or ():
+        check_kind(kind, dimensions or context.vector_width, "embedding_types")
+    call = vectors_call(
+        asked,
+        prompt=[*texts_of(asked)],
+        prompt_name=prompt_for(asked.input_type, context, INPUT_TYPES),
+        truncate_prompt_tokens=None if asked.truncate == "NONE" else most,
+        truncation_side="left" if asked.truncate == "START" else "right",
     )
+
+    def value(response: WholeResponse) -> CohereEmbeddings:
+        vectors = [shortened(choice.values, dimensions) for choice in response.choices]
+        found: CohereVectors | list[list[float]]
+        if not types:
+            found = in_parts(vector.tolist() for vector in vectors)
+        else:
+            found = CohereVectors()
+            for kind in types:
+                shown = in_parts(converted(vector, kind) for vector in vectors)
+                setattr(found, "floats" if kind == "float" else kind, shown)
+        meta = CohereMeta(CohereVersion(version), CohereUnits(response.usage.prompt))
+        named = "embeddings_by_type" if types else "embeddings_floats"
+        return CohereEmbeddings(received.id, found, texts_of(asked), meta, named)
+
+    return call, value
 
 
 def _most(request: CohereEmbedRequest, context: ModelContext) -> int:

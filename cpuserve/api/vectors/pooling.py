@@ -1,22 +1,38 @@
-"""The bodies of POST /pooling and /classify, and their conversion to a GenerateCall."""
+"""POST /pooling and /classify: vectors and class labels of texts and tokens, as vLLM does."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuserve.api.request.fields import with_refused
-from cpuserve.api.vectors.openai.schema import FORMATS
+from cpuserve.api.response.in_parts import in_parts
+from cpuserve.api.vectors.numbers import base64_of, check_format
+from cpuserve.api.vectors.route import Made, Table, vectors_call
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import GenerateCall
-from cpuserve.serving.vectors.matryoshka import check_dimensions
-from cpuserve.serving.vectors.pooling_tasks import ALL, BOTH, embedding_tasks, vectors_of
+from cpuserve.serving.calls.events import Choice, WholeResponse
+from cpuserve.serving.vectors.classes import activated
+from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened
+from cpuserve.serving.vectors.pooling_tasks import (
+    ALL,
+    BOTH,
+    Data,
+    data_of,
+    embedding_tasks,
+    labels_of_task,
+    results_of,
+    vectors_of,
+)
 
 if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.models.context import ModelContext
 
+table = Table()
+router = table.router
 # The tasks of /pooling, each with the kind of model that can do it.
 TASKS = {
     "embed": "an embedding model",
@@ -150,37 +166,74 @@ def task_of(request: PoolingRequest, context: ModelContext) -> str:
     return request.task
 
 
-def pooling_call(request: PoolingRequest, context: ModelContext) -> GenerateCall:
-    """Return the GenerateCall of /pooling; InvalidRequest for a field the model cannot support."""
-    task = task_of(request, context)
-    if (request.encoding_format or "float") not in FORMATS:
-        msg = f"encoding_format must be one of {', '.join(FORMATS)}"
-        raise InvalidRequest(msg, param="encoding_format")
-    if request.dimensions is not None and (task != "embed" or not context.embeds):
+@table.row("/pooling", PoolingRequest, PoolingAnswer, "pool-", "input")
+def pooling(asked: PoolingRequest, received: RequestContext) -> Made:
+    """Return the vector or the class scores of each input, or of each token of each input."""
+    context = received.context
+    task = task_of(asked, context)
+    check_format(asked.encoding_format)
+    if asked.dimensions is not None and (task != "embed" or not context.embeds):
         msg = f"dimensions is only possible with the task embed, and the task is {task}: omit it"
         raise InvalidRequest(msg, param="dimensions")
-    check_dimensions(request.dimensions, context)
+    check_dimensions(asked.dimensions, context)
     if embedding_tasks(context):
-        return _call(request, vectors=vectors_of(task, context, activates=request.activates))
-    return _call(request, classify="text" if task == "classify" else "tokens")
+        kind = {"vectors": vectors_of(task, context, activates=asked.activates)}
+    else:
+        kind = {"classify": "text" if task == "classify" else "tokens"}
+
+    def item(choice: Choice) -> PoolingItem:
+        data = _data(choice, task, asked, context)
+        if isinstance(data, dict):
+            shown = {name: _shown(part, asked) for name, part in data.items()}
+            return PoolingItem(choice.index, "pooling", shown)
+        return PoolingItem(choice.index, "pooling", _shown(data, asked))
+
+    def value(response: WholeResponse) -> PoolingAnswer:
+        items = in_parts(item(choice) for choice in response.choices)
+        name, usage = received.served.name, _usage(response)
+        return PoolingAnswer(received.id, "list", received.created, name, items, usage)
+
+    return vectors_call(asked, prompt=asked.input, **kind), value
 
 
-def classify_call(request: ClassifyRequest) -> GenerateCall:
-    """Return the GenerateCall of a request to /classify."""
-    return _call(request, classify="text")
+def _data(
+    choice: Choice, task: str, asked: PoolingRequest, context: ModelContext
+) -> Data | dict[str, Data]:
+    values, ids = choice.values, choice.prompt.ids
+    if task == "embed":
+        return shortened(values, asked.dimensions, unit=asked.activates).tolist()
+    if context.embeds:
+        return data_of(task, results_of(task, values, ids, context))
+    kind = context.class_activation if asked.activates else "none"
+    return labels_of_task(task, values, len(ids), kind)
 
 
-def _call(request: _Inputs, **kind: str) -> GenerateCall:
-    return GenerateCall(
-        model=request.model,
-        prompt=request.input,
-        add_special_tokens=request.add_special_tokens,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
-        max_tokens=0,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        timeout=request.timeout,
-        embed=True,
-        **kind,  # type: ignore[arg-type]
-    )
+def _shown(data: Data, asked: PoolingRequest) -> PoolingData:
+    """Return the numbers as they are, or the base64 text of their little-endian fp32 bytes."""
+    if asked.encoding_format != "base64":
+        return in_parts(data) if data and isinstance(data[0], list) else data
+    rows = (each if isinstance(each, list) else [each] for each in data)
+    return base64_of(array("f", (value for row in rows for value in row)))
+
+
+@table.row("/classify", ClassifyRequest, ClassifyAnswer, "classify-", "input", ("classify",))
+def classify(asked: ClassifyRequest, received: RequestContext) -> Made:
+    """Return the most likely class of each input, and the probability of each class."""
+    context = received.context
+    kind = context.class_activation if asked.activates else "none"
+
+    def item(choice: Choice) -> ClassifyItem:
+        values = activated(choice.values, kind)
+        label = context.labels[values.index(max(values))]
+        return ClassifyItem(choice.index, label, values, len(values))
+
+    def value(response: WholeResponse) -> ClassifyAnswer:
+        items = [item(choice) for choice in response.choices]
+        name, usage = received.served.name, _usage(response)
+        return ClassifyAnswer(received.id, "list", received.created, name, items, usage)
+
+    return vectors_call(asked, prompt=asked.input, classify="text"), value
+
+
+def _usage(response: WholeResponse) -> PoolingUsage:
+    return PoolingUsage(response.usage.prompt, response.usage.prompt)

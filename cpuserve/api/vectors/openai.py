@@ -1,4 +1,4 @@
-"""The body of POST /v1/embeddings, its conversion to a GenerateCall, and the response objects."""
+"""POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.request.fields import with_refused
-from cpuserve.api.vectors.openai.input_types import ANY_INPUT_TYPES, prompt_for
+from cpuserve.api.response.in_parts import in_parts
+from cpuserve.api.vectors.input_types import ANY_INPUT_TYPES, prompt_for
+from cpuserve.api.vectors.numbers import KINDS, as_base64, check_format, check_kind, converted
+from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.models.tasks import select_task
-from cpuserve.serving.vectors.matryoshka import check_dimensions
+from cpuserve.serving.vectors.matryoshka import check_dimensions, shortened
 
 if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.models.context import ModelContext
 
-FORMATS = ("float", "base64")
-# The types of the numbers of a vector. The last two pack eight bits into a number.
-KINDS = ("float", "int8", "uint8", "binary", "ubinary")
-_PACKED = KINDS[3:]
+table = Table()
+router = table.router
 # The values of `truncate` that other servers have besides true and false, and the side they cut.
 _SIDES = {"END": "right", "START": "left", "NONE": None}
 
@@ -108,36 +111,41 @@ class EmbeddingAnswer(msgspec.Struct):
     usage: EmbeddingUsage
 
 
-def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest for a field that the model does not support."""
-    if (request.encoding_format or "float") not in FORMATS:
-        msg = f"encoding_format must be one of {', '.join(FORMATS)}"
-        raise InvalidRequest(msg, param="encoding_format")
-    _check_types(request, context)
-    prompt_name = request.prompt_name
-    if request.input_type is not None:
-        if request.prompt_name is not None or request.task is not None:
+@table.row("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer, "embd-", "input", EMBEDDINGS)
+def create_embeddings(asked: EmbeddingRequest, received: RequestContext) -> Made:
+    """Return an embedding vector for each input."""
+    context, prompt_name = received.context, asked.prompt_name
+    check_format(asked.encoding_format)
+    _check_types(asked, context)
+    if asked.input_type is not None:
+        if asked.prompt_name is not None or asked.task is not None:
             msg = "input_type selects a prompt, as prompt_name and task do: set one of them"
             raise InvalidRequest(msg, param="input_type")
-        prompt_name = prompt_for(request.input_type, context, ANY_INPUT_TYPES)
-    adapter, prompt_name = select_task(request.task, prompt_name, context.tasks)
-    if adapter is not None and request.model in context.adapters and request.model != adapter:
-        msg = f"model is the adapter {request.model!r}, but task selects {adapter!r}: omit one"
+        prompt_name = prompt_for(asked.input_type, context, ANY_INPUT_TYPES)
+    adapter, prompt_name = select_task(asked.task, prompt_name, context.tasks)
+    if adapter is not None and asked.model in context.adapters and asked.model != adapter:
+        msg = f"model is the adapter {asked.model!r}, but task selects {adapter!r}: omit one"
         raise InvalidRequest(msg, param="task")
-    return GenerateCall(
-        model=request.model,
-        prompt=request.input,
-        add_special_tokens=request.add_special_tokens,
+    call = vectors_call(
+        asked,
+        prompt=asked.input,
         prompt_name=prompt_name,
         adapter=adapter,
-        **_cut(request),
-        max_tokens=0,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        timeout=request.timeout,
-        embed=True,
-        vectors="" if request.unit else "plain",
+        **_cut(asked),
+        vectors="" if asked.unit else "plain",
     )
+    write = as_base64 if asked.as_text else converted
+
+    def value(response: WholeResponse) -> EmbeddingAnswer:
+        vectors = (shortened(c.values, asked.length, unit=asked.unit) for c in response.choices)
+        items = (
+            EmbeddingItem("embedding", index, write(vector, asked.kind))
+            for index, vector in enumerate(vectors)
+        )
+        usage = EmbeddingUsage(response.usage.prompt, response.usage.prompt)
+        return EmbeddingAnswer("list", in_parts(items), received.served.name, usage)
+
+    return call, value
 
 
 def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
@@ -163,13 +171,6 @@ def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
                 f"{name} {value} needs vectors of length 1: omit the field that leaves them longer"
             )
             raise InvalidRequest(msg, param=name)
-
-
-def check_kind(kind: str, width: int, field: str) -> None:
-    """Raise InvalidRequest if vectors of `width` values cannot be packed into bits; see KINDS."""
-    if kind in _PACKED and width % 8:
-        msg = f"{field}: bits need vectors of a multiple of 8 values, not of {width}"
-        raise InvalidRequest(msg, param=field)
 
 
 def _cut(request: EmbeddingRequest) -> dict[str, Any]:

@@ -1,13 +1,30 @@
-"""The bodies of /rerank and /score, and their conversion to a GenerateCall."""
+"""POST /rerank and /score: relevance scores for pairs of texts, as Jina, Cohere and vLLM do."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuserve.api.request.fields import with_refused
-from cpuserve.api.vectors.cohere.schema import CohereMeta
+from cpuserve.api.vectors.cohere.embed import CohereMeta, CohereUnits, CohereVersion
+from cpuserve.api.vectors.cohere.errors import COHERE
+from cpuserve.api.vectors.route import Made, Table, vectors_call
+from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import MAX_PROMPTS, GenerateCall
+from cpuserve.serving.calls.events import WholeResponse
+from cpuserve.serving.vectors.similarity import pair_scores
+
+if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
+
+
+table = Table()
+router = table.router
+of_cohere = Table(COHERE, router=router)
+# Embedding models score pairs by the cosine of their vectors.
+_SCORING = {"rank", *EMBEDDINGS}
 
 
 class Document(msgspec.Struct):
@@ -198,24 +215,79 @@ class ScoreAnswer(msgspec.Struct):
     usage: ScoringUsage
 
 
-def rerank_call(request: RerankRequest) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest for a field that is out of range or unsupported."""
-    name = "top_k" if request.top_n is None else "top_n"
-    if request.most is not None and request.most < 0:
-        msg = f"{name} must be at least 0, got {request.most}; 0 returns all documents"
+_PATHS = "/v1/rerank /v1/reranking /reranking"
+# The response of /rerank in each of its forms.
+_RANKS = (RerankAnswer, VoyageRanks, MixedbreadRanks)
+
+
+def _words(asked: RerankRequest) -> dict[str, str]:
+    """Return the field of the texts in errors, and how to make the server cut them."""
+    name = "input" if asked.form == "mixedbread" else "documents"
+    return {"prompt": name, **({"cut": ", or omit truncation"} if asked.form == "voyage" else {})}
+
+
+@of_cohere.row("/v2/rerank", RerankRequest, RerankAnswer, "rerank-", _words, _SCORING)
+def cohere_rerank(asked: RerankRequest, received: RequestContext) -> Made:
+    """Rank documents by their relevance for a query, in the format of Cohere."""
+    return _ranked(asked, received, "cohere")
+
+
+@table.row(_PATHS, RerankRequest, _RANKS, "rerank-", _words, _SCORING)
+def rerank(asked: RerankRequest, received: RequestContext) -> Made:
+    """Rank documents by their relevance for a query."""
+    return _ranked(asked, received, asked.form)
+
+
+def _ranked(asked: RerankRequest, received: RequestContext, form: str) -> Made:
+    """Return the call and its writer. Documents with equal scores keep their order.
+
+    form: whose response the client reads, as in RerankRequest.form, or "cohere".
+
+    Raises:
+      InvalidRequest: a field is out of range or not supported.
+    """
+    name = "top_k" if asked.top_n is None else "top_n"
+    if asked.most is not None and asked.most < 0:
+        msg = f"{name} must be at least 0, got {asked.most}; 0 returns all documents"
         raise InvalidRequest(msg, param=name)
-    _check_forms(request)
-    documents = request.texts
-    (query,) = texts_of(request.query, "query")
+    _check_forms(asked)
+    documents = asked.texts
+    (query,) = texts_of(asked.query, "query")
     if not query:
         msg = "query is empty: give the text that the documents should answer"
         raise InvalidRequest(msg, param="query")
-    call = _call(request, [(query, document) for document in documents])
-    if request.truncation is True:
+    call = _call(asked, [(query, document) for document in documents])
+    if asked.truncation is True:
         call.truncate_prompt_tokens = -1
-    if request.raw_scores:
+    if asked.raw_scores:
         call.vectors = "raw"
-    return call
+    call, scores_of = pair_scores(received.context, call)
+
+    def value(response: WholeResponse) -> RerankAnswer | VoyageRanks | MixedbreadRanks:
+        ranked = sorted(enumerate(scores_of(response)), key=lambda item: -item[1])
+        ranked = ranked[: asked.most or None]
+        shown = [documents[index] if asked.shows_texts else None for index, _ in ranked]
+        model, usage = received.served.name, _usage(response)
+        if form == "voyage":
+            data = [RankedDocument(*each, text) for each, text in zip(ranked, shown, strict=True)]
+            return VoyageRanks("list", data, model, usage)
+        if form == "mixedbread":
+            items = [
+                RankedInput(*each, "rank_result", msgspec.UNSET if text is None else text)
+                for each, text in zip(ranked, shown, strict=True)
+            ]
+            return MixedbreadRanks("list", items, model, usage)
+        results = [
+            RerankResult(*each, None if text is None else Document(text))
+            for each, text in zip(ranked, shown, strict=True)
+        ]
+        answer = RerankAnswer(received.id, model, usage, results)
+        if form == "cohere":
+            units = CohereUnits(usage.prompt_tokens, search_units=1)
+            answer.meta = CohereMeta(CohereVersion("2"), units)
+        return answer
+
+    return call, value
 
 
 # Pairs of fields that mean the same in two APIs.
@@ -236,11 +308,17 @@ def _check_forms(request: RerankRequest) -> None:
             raise InvalidRequest(msg, param=second)
 
 
-def score_call(request: ScoreRequest) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest if the lists cannot be paired up, for example."""
-    names = request.names
-    _check_names(request, names)
-    first, second = (texts_of(getattr(request, name), name) for name in names)
+def _score_words(asked: ScoreRequest) -> dict[str, str]:
+    """Return the field of the texts in errors."""
+    return {"prompt": asked.names[1]}
+
+
+@table.row("/v1/score /score", ScoreRequest, ScoreAnswer, "score-", _score_words, _SCORING)
+def score(asked: ScoreRequest, received: RequestContext) -> Made:
+    """Return the relevance score of each pair of texts."""
+    names = asked.names
+    _check_names(asked, names)
+    first, second = (texts_of(getattr(asked, name), name) for name in names)
     if len(first) not in (1, len(second)):
         msg = (
             f"{names[0]} has {len(first)} texts and {names[1]} has {len(second)}: give one in "
@@ -249,7 +327,15 @@ def score_call(request: ScoreRequest) -> GenerateCall:
         raise InvalidRequest(msg, param=names[0])
     if len(first) < len(second):
         first *= len(second)
-    return _call(request, list(zip(first, second, strict=True)))
+    pairs = list(zip(first, second, strict=True))
+    call, scores_of = pair_scores(received.context, _call(asked, pairs))
+
+    def value(response: WholeResponse) -> ScoreAnswer:
+        items = [ScoreItem(i, "score", found) for i, found in enumerate(scores_of(response))]
+        model, usage = received.served.name, _usage(response)
+        return ScoreAnswer(received.id, "list", received.created, model, items, usage)
+
+    return call, value
 
 
 def _check_names(request: ScoreRequest, names: tuple[str, str]) -> None:
@@ -274,17 +360,11 @@ def texts_of(given: Texts, name: str) -> list[str]:
     return [item.text if isinstance(item, Document) else item for item in listed]
 
 
-def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
-    return GenerateCall(
-        model=request.model,
-        pairs=pairs,
-        instruction=request.instruction,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
-        max_tokens=0,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        timeout=request.timeout,
-        embed=True,
-        vectors="raw" if request.use_activation is False else "",
-    )
+def _call(asked: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
+    raw = "raw" if asked.use_activation is False else ""
+    # top_k of a ranking is no sampling parameter.
+    return vectors_call(asked, pairs=pairs, top_k=None, vectors=raw)
+
+
+def _usage(response: WholeResponse) -> ScoringUsage:
+    return ScoringUsage(response.usage.prompt, response.usage.prompt)

@@ -1,1 +1,0 @@
-"""Vectors and class labels of texts and of single tokens, in the formats of vLLM."""

@@ -1,1 +1,0 @@
-"""Relevance scores for pairs of texts, in the formats of Jina, Cohere and vLLM."""

@@ -1,1 +1,0 @@
-"""The vLLM endpoints that load and unload LoRA adapters."""

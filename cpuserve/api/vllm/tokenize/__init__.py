@@ -1,1 +1,0 @@
-"""The vLLM endpoints /tokenize and /detokenize."""
