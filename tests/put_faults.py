@@ -828,7 +828,7 @@ FAULTS = [
         "tests/serving/test_llama3_json.py -k found",
     ),
     Fault(
-        "cpuserve/serving/tools/typed_values.py",
+        "cpuserve/serving/tools/tag_calls.py",
         'shown = max(0, shown - len("\\r\\n"))',
         "shown -= 1",
         "tests/serving/test_qwen3_coder.py -k cut",

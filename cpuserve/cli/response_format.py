@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.config.engine import Decision
 from cpuserve.errors import ModelError
-from cpuserve.serving.tools.families import NO_THOUGHTS
 from cpuserve.serving.tools.learn import learn_format, parsers_of
+from cpuserve.serving.tools.thoughts import NO_THOUGHTS
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from cpuserve.engine.grammars.compiler import GrammarError
 from cpuserve.engine.grammars.json_regex import RegexError, inside_json
 from cpuserve.engine.grammars.lark_reader import LarkError, read_lark
 from cpuserve.sampling.structured import InputGrammar
-from cpuserve.serving.tools.families import family
-from cpuserve.serving.tools.hermes import HERMES
-from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
+from cpuserve.serving.tools.families import HERMES, QWEN3_CODER, family
 from tests.helpers.random_texts import Walker
 
 # A grammar of patches, as agents offer one.

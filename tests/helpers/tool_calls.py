@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 
 INDEX = 3  # the index of the choice in the response
 Found = list[str | list[str]]
-
-
-def new_ids() -> Callable[[], str]:
-    """Return a function that returns the ids id0, id1 and so on."""
-    return map("id{}".format, itertools.count()).__next__
 
 
 def check_what_is_closed(parser: Any, call: str, cut: int) -> None:
@@ -31,7 +25,7 @@ def check_what_is_closed(parser: Any, call: str, cut: int) -> None:
 def told(parser: Any, texts: Iterable[str]) -> Found:
     """Return the texts and the calls [name, arguments] in order, with the pieces of each joined.
 
-    parser: a parser for choice `INDEX` that gets ids from `new_ids`.
+    parser: a parser for choice `INDEX`.
     texts: the pieces of the response.
     """
     pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
@@ -53,6 +47,7 @@ def told(parser: Any, texts: Iterable[str]) -> Found:
             assert piece.call == len(ids)
             ids.append(piece.id)
             found.append([piece.name, piece.arguments])
-    assert ids == [f"id{i}" for i in range(len(ids))]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
     assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
     return found

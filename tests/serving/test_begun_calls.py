@@ -9,7 +9,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.calls.events import Finish, Text, ToolCallDelta
 from cpuserve.serving.generation.text import TextProcessor
-from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.families import HERMES
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.use import tool_use
@@ -117,8 +117,7 @@ def calls_of(pieces):
 def test_forced_calls_end_after_one_that_equals_an_earlier_one(family):
     text = written(family, *MANY)
     for texts in ([text], text):
-        parser = parser_of(family)
-        parser.ends_at_repeat = True
+        parser = parser_of(family, tool_choice="required")
         pieces = []
         for one in texts:
             pieces += parser.push(one)

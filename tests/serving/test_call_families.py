@@ -9,8 +9,9 @@ from cpuserve.config.options import REASONING_PARSERS, TOOL_CALL_PARSERS
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.families import REASONING, family, hinted
+from cpuserve.serving.tools.families import family, hinted
 from cpuserve.serving.tools.learn import LearnedFormat
+from cpuserve.serving.tools.thoughts import REASONING
 from cpuserve.serving.tools.use import tool_use
 from tests.helpers.depth import deep_but
 

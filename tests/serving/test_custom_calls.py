@@ -8,9 +8,8 @@ from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.custom import InputText, as_function
-from cpuserve.serving.tools.families import family
+from cpuserve.serving.tools.families import HERMES, family
 from cpuserve.serving.tools.harmony import HARMONY
-from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.use import tool_use
 from tests.serving.test_call_families import WRITTEN

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.tools.hermes import HERMES, HermesParser
-from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
+from cpuserve.serving.tools.families import HERMES
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, told
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}</tool_call>"}]}}\n</tool_call>'
 TWO = '<tool_call>{"arguments":{"c":"\\"x\\\\"},"name":"g"}</tool_call>'
 
 
 def parsed(*texts):
-    return told(HermesParser(INDEX, "", new_ids()), texts)
+    return told(HERMES.parser(INDEX), texts)
 
 
 CALL_F = ["f", '{"a": [1, {"b": "}</tool_call>"}]}']
@@ -116,14 +116,14 @@ def test_any_arguments_pass_unchanged(value):
 
 def test_a_call_that_has_begun_is_not_closed():
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    check_what_is_closed(HermesParser(0), call, len(call) - 20)
+    check_what_is_closed(HERMES.parser(0), call, len(call) - 20)
 
 
 @pytest.mark.parametrize(
     ("end", "num_closed"), [("}</tool_call>", 1), ("</tool_call>", 1), ("</tool>", 0), ("", 0)]
 )
 def test_a_call_without_its_last_brace_is_complete_at_the_end_marker(end, num_closed):
-    parser = HermesParser(0)
+    parser = HERMES.parser(0)
     parser.push('<tool_call>{"name": "f", "arguments": {"a": 1}' + end)
     parser.flush()
     assert (parser.num_calls, parser.num_closed) == (1, num_closed)
@@ -131,7 +131,7 @@ def test_a_call_without_its_last_brace_is_complete_at_the_end_marker(end, num_cl
 
 
 def test_arguments_are_told_while_they_are_written():
-    parser = HermesParser(0)
+    parser = HERMES.parser(0)
     (call,) = parser.push('<tool_call>{"name": "f", "arguments": {"a')
     assert (call.name, call.arguments) == ("f", '{"a')
     (more,) = parser.push('": 1')  # a number is told when it has ended

@@ -6,12 +6,11 @@ import re
 import pytest
 
 from cpuserve.serving.calls.events import ToolCallDelta
-from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family
+from cpuserve.serving.tools.families import HERMES, QWEN3_CODER, family
 from cpuserve.serving.tools.harmony import HARMONY
-from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
-from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
+from cpuserve.serving.tools.thoughts import NO_THOUGHTS, REASONING
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
 from tests.helpers.call_templates import AS_JSON, GAP, GPT_OSS, JSON_CALL, LLAMA, TAGS, chatml

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG, Llama3JsonParser
-from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
+from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, told
 
 # The words of the templates of Llama 3.1, 3.2 and 3.3.
 F = '{"name": "f", "parameters": {"a": [1, {"b": "}; {"}]}}'
@@ -15,7 +15,7 @@ CALL_G = ["g", '{"c":"\\"x\\\\"}']
 
 
 def parsed(*texts, opening=""):
-    return told(Llama3JsonParser(INDEX, opening, new_ids()), texts)
+    return told(LLAMA3_JSON.parser(INDEX, opening), texts)
 
 
 CASES = {
@@ -80,11 +80,11 @@ def test_where_the_text_is_cut_changes_nothing(text, cuts, opening):
 
 def test_a_call_that_has_begun_is_not_closed():
     call = '{"name": "f", "parameters": {"a": 1}};'
-    check_what_is_closed(Llama3JsonParser(0), call, len(call) - 5)
+    check_what_is_closed(LLAMA3_JSON.parser(0), call, len(call) - 5)
 
 
 def test_arguments_are_told_while_they_are_written():
-    parser = Llama3JsonParser(0)
+    parser = LLAMA3_JSON.parser(0)
     assert parser.push('{"name": "f", ') == []
     (call,) = parser.push('"parameters": {"a')
     assert (call.name, call.arguments) == ("f", '{"a')

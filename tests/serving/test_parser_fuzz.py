@@ -10,7 +10,7 @@ from cpuserve.serving.calls.events import Text, Thought
 from cpuserve.serving.tools.families import family
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format
-from cpuserve.serving.tools.plain import PLAIN
+from cpuserve.serving.tools.machine import PLAIN
 from cpuserve.serving.tools.thoughts import THINK, Around
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer

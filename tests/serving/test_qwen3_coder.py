@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.tools.families import QWEN3_CODER
 from cpuserve.serving.tools.learn import LearnedFormat
-from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
-from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, told
 
 PARAMETERS = {
     "type": "object",
@@ -38,7 +38,7 @@ def call(*arguments, name="f"):
 
 
 def parsed(*texts, opening=""):
-    return told(Qwen3CoderParser(INDEX, opening, SCHEMAS, new_ids()), texts)
+    return told(QWEN3_CODER.parser(INDEX, opening, SCHEMAS), texts)
 
 
 ONE, NONE = call(("text", "Paris")), call()
@@ -129,7 +129,7 @@ def test_any_string_and_number_pass(text, number):
     "schema", [{"anyOf": True}, {"oneOf": 1}, {"enum": 2.5}, {"type": {}}, {"anyOf": [1]}, 3]
 )
 def test_a_value_whose_schema_is_invalid_is_read_as_json(schema):
-    parser = Qwen3CoderParser(INDEX, "", {"f": {"properties": {"n": schema}}}, new_ids())
+    parser = QWEN3_CODER.parser(INDEX, "", {"f": {"properties": {"n": schema}}})
     assert told(parser, [call(("n", "5"))]) == [["f", '{"n": 5}']]
 
 
@@ -138,17 +138,17 @@ def test_a_value_whose_schema_is_nested_deeply_is_read_by_the_inmost_type(inmost
     schema = {"type": inmost}
     for _ in range(5000):
         schema = {"anyOf": [schema, {"type": "null"}]}
-    parser = Qwen3CoderParser(INDEX, "", {"f": {"properties": {"n": schema}}}, new_ids())
+    parser = QWEN3_CODER.parser(INDEX, "", {"f": {"properties": {"n": schema}}})
     assert told(parser, [call(("n", "5"))]) == [["f", f'{{"n": {value}}}']]
 
 
 def test_a_call_that_has_begun_is_not_closed():
     call = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
-    check_what_is_closed(Qwen3CoderParser(0, "", SCHEMAS), call, call.index("1"))
+    check_what_is_closed(QWEN3_CODER.parser(0, "", SCHEMAS), call, call.index("1"))
 
 
 def test_strings_are_told_while_they_are_written():
-    parser = Qwen3CoderParser(0, "", SCHEMAS)
+    parser = QWEN3_CODER.parser(0, "", SCHEMAS)
     (begun,) = parser.push("<tool_call>\n<function=f>\n<par")
     assert (begun.name, begun.arguments) == ("f", "{")
     pieces = parser.push("ameter=text>\nPar")
@@ -260,7 +260,7 @@ def test_types_are_read_through_the_whole_schema_in_vllms_order(schema, values):
     schemas = {"f": {**ROOT, "properties": {"a": schema, "b": {"type": "string"}}}}
     for text, value in values.items():
         for texts in ([call(("a", text), ("b", "x"))], [*call(("a", text), ("b", "x"))]):
-            ((_, arguments),) = told(Qwen3CoderParser(INDEX, "", schemas, new_ids()), texts)
+            ((_, arguments),) = told(QWEN3_CODER.parser(INDEX, "", schemas), texts)
             read = json.loads(arguments)
             assert read == {"a": value, "b": "x"}
             assert type(read["a"]) is type(value)
@@ -278,7 +278,7 @@ def test_a_missing_end_of_a_value_is_the_next_tag(kind, gap):
         f"<function=f>\n<parameter=b>\n3{gap}<parameter=a>\n{value}{gap}</function>\n</tool_call>",
     ):
         for texts in ([text], [*text]):
-            parser = Qwen3CoderParser(INDEX, "", schemas, new_ids())
+            parser = QWEN3_CODER.parser(INDEX, "", schemas)
             ((name, arguments),) = told(parser, texts)
             assert (name, json.loads(arguments)) == ("f", wanted)
             assert parser.last_closed
@@ -286,7 +286,7 @@ def test_a_missing_end_of_a_value_is_the_next_tag(kind, gap):
 
 def test_a_text_that_may_be_null_is_told_while_it_is_written():
     schemas = {"f": {"properties": {"a": {"type": ["string", "null"]}}}}
-    parser = Qwen3CoderParser(0, "", schemas)
+    parser = QWEN3_CODER.parser(0, "", schemas)
     parser.push("<function=f>\n<parameter=a>\nnul")
     assert "".join(p.arguments for p in parser.push("ls in C and more")) == '"nulls in C and more'
 

@@ -9,7 +9,7 @@ from cpuserve.errors import RequestError
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.events import Finish, Text
 from cpuserve.serving.generation.text import StopFilter, TextProcessor
-from cpuserve.serving.tools.hermes import HERMES, HermesParser
+from cpuserve.serving.tools.families import HERMES
 
 EOS = 256
 
@@ -229,10 +229,10 @@ def test_stop_strings_near_thoughts_do_not_depend_on_the_size_of_steps(texts, st
         params = SamplingParams(max_tokens=999, stop=stops)
         processor = TextProcessor(Pieces(texts), [], params)
         parser = HERMES.parser(0)
-        parser._new_id = lambda: "id"
+        parser._id = lambda: "id"
         with pytest.MonkeyPatch.context() as patch:
             if not stops_alike:
-                patch.setattr(HermesParser, "stops_alike", lambda self, text: False)
+                patch.setattr(type(parser), "stops_alike", lambda self, text: False)
             processor.find_calls(parser, frozenset())
             events = []
             for token in range(len(texts)):

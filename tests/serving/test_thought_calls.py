@@ -8,8 +8,7 @@ import pytest
 from cpuserve.config.options import TOOL_CALL_PARSERS
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
-from cpuserve.serving.tools.families import family
-from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.families import HERMES, family
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
 from cpuserve.serving.tools.thoughts import THINK

@@ -17,12 +17,11 @@ from cpuserve.sampling.grammar_marks import OTHER_TOKENS
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text
-from cpuserve.serving.tools import FORMATS as ALL
+from cpuserve.serving.tools.families import FORMATS as ALL
+from cpuserve.serving.tools.families import HERMES, QWEN3_CODER
 from cpuserve.serving.tools.harmony import HARMONY
-from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
-from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model

@@ -30,7 +30,7 @@ from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools import learn
 from cpuserve.serving.tools import probe_conversations as probes
 from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.families import HERMES
 from cpuserve.serving.tools.thoughts import begins_thought
 from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.chat import ChatTemplate

@@ -28,7 +28,7 @@ from cpuserve.serving.models.recent_prompts import (
 )
 from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.plain import PLAIN
+from cpuserve.serving.tools.machine import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The interface of tool call formats; each format has one file and is listed in FORMATS."""
+"""The interface of formats of tool calls, and of the parsers that find calls in responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from cpuserve.sampling.grammar_marks import OTHER_TOKENS
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
@@ -84,34 +84,54 @@ class ToolParser(Protocol):
         """
 
 
-class ToolFormat(Protocol):
-    """How a family of models writes tool calls.
+class ParserMaker(Protocol):
+    """The signature of all classes of parsers of tool calls; ToolFormat.parser has the meanings."""
 
-    markers: the parser must see the text of these tokens, even if they are special tokens.
-    forces: `opening` and the grammars are implemented, so tool calls can be forced.
+    def __call__(
+        self, found: Any, index: int, opening: str, schemas: Schemas, around: Around | None
+    ) -> ToolParser:
+        """Return a parser of the format `found`."""
+
+
+class ToolFormat:
+    """How a family of models writes tool calls. By default, the format has no calls.
+
+    name: the name that logs, errors and `cpuserve config` show.
     """
 
+    name: str
+
     @property
-    def name(self) -> str:
-        """The name that logs, errors and `cpuserve config` show."""
+    def parser_class(self) -> ParserMaker:
+        """The class of the format's parsers."""
+        raise NotImplementedError
 
     @property
     def reads_schemas(self) -> bool:
         """Whether the parser needs schemas, because the text does not show types of arguments."""
+        return False
 
     @property
     def forces(self) -> bool:
-        """Whether calls can be forced."""
+        """Whether `opening` and the grammars are implemented, so calls can be forced."""
+        return False
 
     @property
     def markers(self) -> frozenset[str]:
         """The texts of special tokens that the parser must get as text."""
+        return frozenset()
 
-    def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether a prompt with tools instructs the model to write this format."""
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """The texts in a response at which the parser looks for a call."""
+        return ()
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a tool call, to force it; function: None = any function."""
+        """Return the beginning of a tool call, to force it; function: None = any function.
+
+        The text ends at a place where models usually begin a new token.
+        """
+        raise NotImplementedError
 
     def grammar(
         self,
@@ -127,6 +147,7 @@ class ToolFormat(Protocol):
         schemas: the JSON schema of the arguments of each function that may be called;
           None = any arguments.
         """
+        raise NotImplementedError
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with tool calls of the functions in `schemas` only.
@@ -134,9 +155,11 @@ class ToolFormat(Protocol):
         schemas: as for `grammar`. A tool call is constrained from the marker
         where the parser finds it.
         """
+        raise NotImplementedError
 
     def written(self, calls: Calls) -> str:
         """Return calls as models of this family write them."""
+        raise NotImplementedError
 
     def parser(
         self,
@@ -153,39 +176,10 @@ class ToolFormat(Protocol):
         around: the texts around calls, None = the defaults of Around
           (thoughts between <think> tags).
         """
+        return self.parser_class(self, index, opening, schemas, around)
 
 
-class UnforcedCalls:
-    """The methods of a ToolFormat without calls, which cannot be forced."""
-
-    forces = False
-
-    def opening(self, function: str | None) -> NoReturn:
-        """Raise NotImplementedError: a call cannot be forced without a grammar."""
-        raise NotImplementedError
-
-    def grammar(
-        self,
-        schemas: OptionalSchemas,
-        function: str | None,
-        *,
-        several: bool,
-        whole: bool = False,
-    ) -> NoReturn:
-        """Raise NotImplementedError: this format has no grammar."""
-        raise NotImplementedError
-
-    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
-        """Raise NotImplementedError: this format has no grammar."""
-        raise NotImplementedError
-
-    def written(self, calls: Calls) -> NoReturn:
-        """Raise NotImplementedError: this format has no calls."""
-        raise NotImplementedError
-
-
-@runtime_checkable
-class WholeFormat(ToolFormat, Protocol):
+class WholeFormat(ToolFormat):
     """A format that also covers the text and thoughts of responses, with and without tools.
 
     form_opening: the text that begins a structured output.
@@ -197,22 +191,11 @@ class WholeFormat(ToolFormat, Protocol):
 
     def begins_texts(self, before: str) -> bool:
         """Return whether `before`, the text of a template before a response, is in this format."""
+        raise NotImplementedError
 
     def without_calls(self) -> ToolFormat:
         """Return the format of responses to requests without tools."""
-
-
-def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
-    """Return the Lark rules of a response that consists of the rules call_0 to call_(number - 1).
-
-    The response is one call or, with `between`, several calls with that text between two of them.
-    If there may be several calls, `end` may follow the last one.
-
-    begin: the text before the first call, in Lark.
-    """
-    more = f" ( {json.dumps(between)} one )*" if between else ""
-    last = f" {json.dumps(end)}?" if between and end else ""
-    return f"start: {begin} one{more}{last}\n{_one_rule(number)}"
+        raise NotImplementedError
 
 
 def text_rules(number: int, marker: str, start: str = "( text | opened one )*") -> str:
@@ -229,25 +212,14 @@ def text_rules(number: int, marker: str, start: str = "( text | opened one )*") 
             f"opened: before | {json.dumps(marker)}",
             f"before[lazy]: /(.|\\n)*{re.escape(marker)}/",
             f"text: /(.|\\n)+/{OTHER_TOKENS}{marker}",
-            _one_rule(number),
+            one_rule(number),
         ]
     )
 
 
-def _one_rule(number: int) -> str:
+def one_rule(number: int) -> str:
+    """Return the Lark rule of one of the calls call_0 to call_(number - 1)."""
     return "one: " + " | ".join(f"call_{i}" for i in range(number))
-
-
-def marked_calls_rule(
-    found: ToolFormat, number: int, function: str | None, close: str, *, several: bool, whole: bool
-) -> str:
-    """Return calls_rule for a format where calls begin with `opening` and end with `close`.
-
-    The other arguments are as for ToolFormat.grammar.
-    """
-    begin = json.dumps(found.opening(function)) if whole else ""
-    between = f"\n{close}\n{found.opening(None)}" if several else ""
-    return calls_rule(number, between, f"\n{close}", begin)
 
 
 def definitions(schema: JsonSchema) -> dict[str, Any]:

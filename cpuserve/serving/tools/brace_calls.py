@@ -14,104 +14,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpuserve.serving.tools.base import OptionalSchemas, Schemas
-from cpuserve.serving.tools.layout import LayoutFormat, chunks, lark
+from cpuserve.serving.tools.base import OptionalSchemas
+from cpuserve.serving.tools.layout import Writing, lark
 from cpuserve.serving.tools.layout_parser import LayoutParser
-from cpuserve.serving.tools.python_values import json_of_python
-from cpuserve.serving.tools.thoughts import Around
 from cpuserve.serving.tools.value_rules import ValueSyntax, call_rules
+from cpuserve.serving.tools.values import json_of_python
 
 _BARE_KEY = re.compile(r"(?<=[{,])\s*([^\s\"{}\[\],:]+)\s*:")
-
-
-@dataclass(frozen=True)
-class Braces:
-    """The `Writing` (layout.py) of arguments in braces.
-
-    mark: the text around each string.
-    sorts: whether arguments are written in alphabetical order.
-    """
-
-    mark: str
-    sorts: bool = False
-    reads_schemas = False
-    forces = True
-
-    @property
-    def markers(self) -> frozenset[str]:
-        """The mark, which the parser must see as text even if it is a special token."""
-        return frozenset({self.mark})
-
-    def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: this way of writing has no JSON there."""
-        return chunks(text)
-
-    def written(self, arguments: Any) -> str:
-        """Return arguments with marks around strings, and the brace that ends the call."""
-        if not isinstance(arguments, Mapping):
-            return f"{arguments}}}"
-        return self._value(arguments)[1:]
-
-    def _value(self, value: Any) -> str:
-        if isinstance(value, str):
-            return f"{self.mark}{value}{self.mark}"
-        if isinstance(value, Mapping):
-            keys = sorted(value, key=str.lower) if self.sorts else value
-            return "{" + ",".join(f"{key}:{self._value(value[key])}" for key in keys) + "}"
-        if isinstance(value, list):
-            return "[" + ",".join(map(self._value, value)) + "]"
-        return json.dumps(value)
-
-    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
-        mark = json.dumps(self.mark)
-        syntax = ValueSyntax(
-            name="br",
-            text=f"( {mark} br_text )",
-            words={True: '"true"', False: '"false"', None: '( "null" | "None" )'},
-            comma='","',
-            colon='":"',
-            key="BR_KEY",
-            key_quotes=("",),
-            terminals=(
-                rf"br_text[suffix={mark}]: /(.|\n)*/",
-                r"BR_KEY: /[A-Za-z_][^\s\"<>{}\[\],:]{0,127}/",
-            ),
-            quotes=(self.mark,),
-            raw_mark=self.mark,
-            sorts=self.sorts,
-        )
-        return call_rules(syntax, schemas, ":", "BR_KEY", f'"}}" {lark(end)}')
-
-    def parser(
-        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
-    ) -> BraceParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return BraceParser(self.mark, found, index, opening, schemas, around)
 
 
 class BraceParser(LayoutParser):
     """A LayoutParser with two states in the arguments: inside or outside of a marked string."""
 
-    def __init__(
-        self,
-        mark: str,
-        found: LayoutFormat,
-        index: int,
-        opening: str = "",
-        schemas: Schemas | None = None,
-        around: Around | None = None,
-    ) -> None:
-        self._mark = mark
+    _depth = 0
+
+    def _prepare(self) -> None:
+        writing = self._format.writing
+        assert isinstance(writing, Braces)
+        self._mark = writing.mark
         self._argument: list[str] = []  # pieces of an argument (key and value), strings as JSON
         self._words: list[str] = []  # pieces of the current string
-        self._depth = 0
-        self._num_arguments = 0
-        super().__init__(found, index, opening, schemas, around)
 
     def _at_arguments(self) -> bool:
-        self._begin_call(self._name, "{")
-        self._argument, self._depth, self._num_arguments = [], 0, 0
+        self._begin_arguments()
+        self._argument, self._depth = [], 0
         self._state = self._between_texts
         return True
 
@@ -162,9 +88,62 @@ class BraceParser(LayoutParser):
             colon, value = text[end:].lstrip()[:1], text[end:].lstrip()[1:]
         if colon != ":" or not key.strip():
             return
-        comma = ", " if self._num_arguments else ""
-        self._num_arguments += 1
-        self._continue_call(f"{comma}{json.dumps(key.strip())}: {_value(value)}")
+        self._tell_key(key.strip(), _value(value))
+
+
+@dataclass(frozen=True)
+class Braces(Writing):
+    """The `Writing` (layout.py) of arguments in braces.
+
+    mark: the text around each string.
+    sorts: whether arguments are written in alphabetical order.
+    """
+
+    mark: str
+    sorts: bool = False
+    parser_class = BraceParser
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The mark, which the parser must see as text even if it is a special token."""
+        return frozenset({self.mark})
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments with marks around strings, and the brace that ends the call."""
+        if not isinstance(arguments, Mapping):
+            return f"{arguments}}}"
+        return self._value(arguments)[1:]
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self.mark}{value}{self.mark}"
+        if isinstance(value, Mapping):
+            keys = sorted(value, key=str.lower) if self.sorts else value
+            return "{" + ",".join(f"{key}:{self._value(value[key])}" for key in keys) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(self._value, value)) + "]"
+        return json.dumps(value)
+
+    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
+        mark = json.dumps(self.mark)
+        syntax = ValueSyntax(
+            name="br",
+            text=f"( {mark} br_text )",
+            words={True: '"true"', False: '"false"', None: '( "null" | "None" )'},
+            comma='","',
+            colon='":"',
+            key="BR_KEY",
+            key_quotes=("",),
+            terminals=(
+                rf"br_text[suffix={mark}]: /(.|\n)*/",
+                r"BR_KEY: /[A-Za-z_][^\s\"<>{}\[\],:]{0,127}/",
+            ),
+            quotes=(self.mark,),
+            raw_mark=self.mark,
+            sorts=self.sorts,
+        )
+        return call_rules(syntax, schemas, ":", "BR_KEY", f'"}}" {lark(end)}')
 
 
 def _leading_text(text: str) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from cpuserve.sampling.grammar_marks import INPUT
 from cpuserve.sampling.structured import InputGrammar, input_arguments
 from cpuserve.serving.calls.events import ToolCallDelta
 from cpuserve.serving.tools.base import Piece, ToolParser
+from cpuserve.serving.tools.wrapped import WrappedParser
 
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
 # The parts of JSON arguments before the input text; white space may come before each part.
@@ -36,7 +37,7 @@ def as_function(name: str, description: str | None, grammar: InputGrammar) -> di
     return {"name": name, "description": shown, "parameters": input_arguments(member)}
 
 
-class CustomCalls:
+class CustomCalls(WrappedParser):
     """A ToolParser that turns the arguments of calls of custom tools into the texts in them.
 
     All other pieces of the wrapped parser are passed through unchanged.
@@ -45,79 +46,16 @@ class CustomCalls:
     """
 
     def __init__(self, parser: ToolParser, tools: Collection[str]) -> None:
-        self._parser, self._tools = parser, tools
+        super().__init__(parser)
+        self._tools = tools
         self._input: InputText | None = None  # the text of the call that is being read
         self._last: ToolCallDelta | None = None  # the last piece of this call
 
-    @property
-    def num_closed(self) -> int:
-        """How many tool calls are complete."""
-        return self._parser.num_closed
-
-    @property
-    def last_closed(self) -> bool:
-        """Whether the tool call that began last is complete."""
-        return self._parser.last_closed
-
-    @property
-    def most_calls(self) -> int | None:
-        """The number of complete calls after which the parser ignores text; None = no limit."""
-        return self._parser.most_calls
-
-    @most_calls.setter
-    def most_calls(self, most: int | None) -> None:
-        self._parser.most_calls = most
-
-    @property
-    def ends_at_repeat(self) -> bool:
-        """Whether the parser ignores the text after a tool call that equals an earlier one."""
-        return self._parser.ends_at_repeat
-
-    @ends_at_repeat.setter
-    def ends_at_repeat(self, ends: bool) -> None:
-        self._parser.ends_at_repeat = ends
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the response ends with the calls so far (see ToolParser)."""
-        return self._parser.is_full
-
-    @property
-    def in_thought(self) -> bool:
-        """Whether the text so far ends within a thought."""
-        return self._parser.in_thought
-
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether only white space and markers have followed the last call."""
-        return self._parser.ends_with_call
-
-    @property
-    def num_calls(self) -> int:
-        """How many tool calls have begun."""
-        return self._parser.num_calls
-
-    def may_stop(self, char: str) -> bool:
-        """Return whether the next character may be a part of a stop string."""
-        return self._parser.may_stop(char)
-
-    def stops_alike(self, text: str) -> bool:
-        """Return whether may_stop is known to be the same for all characters of `text`."""
-        return self._parser.stops_alike(text)
-
-    def force(self, opening: str) -> list[Piece]:
-        """Return the pieces of `opening`, the beginning of a call that the server has forced."""
-        return self._read(self._parser.force(opening))
-
-    def push(self, text: str) -> list[Piece]:
-        """Read the next text; return the pieces that no later text can change."""
-        return self._read(self._parser.push(text))
-
     def flush(self, *, cut: bool = False) -> list[Piece]:
         """Return the pieces of the text that is still held back (see ToolParser.flush)."""
-        return [*self._read(self._parser.flush(cut=cut)), *self._end()]
+        return [*super().flush(cut=cut), *self._end()]
 
-    def _read(self, pieces: list[Piece]) -> list[Piece]:
+    def _passed(self, pieces: list[Piece]) -> list[Piece]:
         found: list[Piece] = []
         for piece in pieces:
             if not isinstance(piece, ToolCallDelta):

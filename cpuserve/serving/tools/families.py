@@ -7,160 +7,124 @@ The entries are for --tool-call-parser, and for templates that show no calls:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpuserve.serving.tools.brace_calls import Braces
 from cpuserve.serving.tools.harmony import HARMONY
-from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.layout import ID, CallLayout, LayoutFormat, Writing
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
-from cpuserve.serving.tools.named_calls import NAMED_JSON
-from cpuserve.serving.tools.object_calls import Objects
+from cpuserve.serving.tools.object_calls import NAMED_JSON, Objects
 from cpuserve.serving.tools.python_calls import PYTHON
-from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.serving.tools.tag_calls import Tags
-from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
 
+# Parts of several formats.
 _NAMED, _ARGUMENTS = '{"name": "', '", "arguments": '
-_LIST, _KEYED = Objects(), Objects(keyed=True)
-_ARG_TAGS = (("", "</arg_key><arg_value>"),)
 _DSML = "\uff5cDSML\uff5c"
-_CALLS, _CALL, _SEP = (
-    "tool\u2581calls\u2581", "tool\u2581call\u2581", "<\uff5ctool\u2581sep\uff5c>",
+_D, _SEP, _END = "<\uff5ctool\u2581", "<\uff5ctool\u2581sep\uff5c>", "end\uff5c>"
+_KINDS = ("string", "integer", "number", "boolean", "array", "object", "null")
+_OF_KIND = tuple((kind, f'" string="{str(kind == "string").lower()}">') for kind in _KINDS)
+
+
+def _list(section: str, close: str) -> CallLayout:
+    """Return the layout of a JSON list of objects between two texts."""
+    return CallLayout(f"{section}[", _NAMED, _ARGUMENTS, "}", ", ", f"]{close}")
+
+
+def _deepseek(before: str, middle: str, end: str, between: str) -> CallLayout:
+    section, close = f"{_D}calls\u2581begin\uff5c>", f"{_D}calls\u2581{_END}"
+    begin, end = f"{_D}call\u2581begin\uff5c>{before}", f"{end}{_D}call\u2581{_END}"
+    return CallLayout(section, begin, middle, end, between, close)
+
+
+def _invokes(tag: str, prefix: str = "") -> CallLayout:
+    """Return the layout with <invoke name="NAME"> inside of `tag`."""
+    begin, end = f'<{prefix}invoke name="', f"</{prefix}invoke>\n"
+    return CallLayout(f"<{prefix}{tag}>\n", begin, '">\n', end, "", f"</{prefix}{tag}>")
+
+
+def _python(section: str, between: str, close: str) -> CallLayout:
+    return CallLayout(section, "", "(", "", between, close)
+
+
+def _parameters(heads: tuple[tuple[str, str], ...], prefix: str = "") -> Tags:
+    return Tags(f'<{prefix}parameter name="', heads, f"</{prefix}parameter>\n")
+
+
+# A row is (name, layout, writing). Models write the calls of Hermes with other white space too,
+# and some omit the <tool_call> of Qwen3-Coder.
+_ROWS: tuple[tuple[str, CallLayout, Writing], ...] = (
+    ("apertus", CallLayout("<|tools_prefix|>[", '{"', '": ', "}", ", ", "]<|tools_suffix|>"),
+     Objects(keyed=True)),
+    ("cohere_command_r", CallLayout("Action:\n```json\n[", '\n    {\n        "tool_name": "',
+     '",\n        "parameters": ', "\n    }", ",", "\n]```"), Objects()),
+    ("cohere_command3", CallLayout("<|START_ACTION|>[\n    ",
+     f'{{"tool_call_id": "{ID}", "tool_name": "', '", "parameters": ', "}", ",\n    ",
+     "\n]<|END_ACTION|>"), Objects()),
+    ("deepseek_v3", _deepseek(f"function{_SEP}", "\n```json\n", "\n```", "\n"), NAMED_JSON),
+    ("deepseek_v31", _deepseek("", _SEP, "", ""), NAMED_JSON),
+    ("deepseek_v32", _invokes("function_calls", _DSML), _parameters(_OF_KIND, _DSML)),
+    ("deepseek_v4", _invokes("tool_calls", _DSML), _parameters(_OF_KIND, _DSML)),
+    ("functiongemma", CallLayout("", "<start_function_call>call:", "{", "<end_function_call>"),
+     Braces("<escape>", sorts=True)),
+    ("gemma4", CallLayout("", "<|tool_call>call:", "{", "<tool_call|>"),
+     Braces('<|"|>', sorts=True)),
+    ("glm45", CallLayout("", "<tool_call>", "\n", "</tool_call>", "\n"),
+     Tags("<arg_key>", (("", "</arg_key>\n<arg_value>"),), "</arg_value>\n")),
+    ("glm47", CallLayout("", "<tool_call>", "", "</tool_call>"),
+     Tags("<arg_key>", (("", "</arg_key><arg_value>"),), "</arg_value>")),
+    ("granite", _list("<|tool_call|>", ""), Objects()),
+    ("hermes", CallLayout("", f"<tool_call>\n{_NAMED}", _ARGUMENTS, "}", "\n</tool_call>\n",
+     "\n</tool_call>"), Objects(loose=True)),
+    ("hunyuan_a13b", _list("<tool_calls>", "</tool_calls>"), Objects()),
+    ("kimi_k2", CallLayout("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.",
+     f":{ID}<|tool_call_argument_begin|>", "<|tool_call_end|>", "", "<|tool_calls_section_end|>",
+     "indexed"), NAMED_JSON),
+    ("lfm2", _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"), PYTHON),
+    ("llama4_pythonic", _python("[", ", ", "]"), PYTHON),
+    ("mcp", CallLayout("<use_mcp_tool>\n", f"<server_name>{ID}</server_name>\n<tool_name>",
+     "</tool_name>\n<arguments>\n", "\n</arguments>", "\n", "\n</use_mcp_tool>", server="tools"),
+     NAMED_JSON),
+    ("minimax", CallLayout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"),
+     Objects()),
+    ("minimax_m2", _invokes("minimax:tool_call"), _parameters((("", '">'),))),
+    ("mistral", CallLayout("[TOOL_CALLS][", _NAMED, _ARGUMENTS, "}", ", ", "]", "nine"),
+     Objects()),
+    ("mistral_args", CallLayout("", "[TOOL_CALLS]", "[ARGS]", ids="nine"), NAMED_JSON),
+    ("nemotron_json", _list("<TOOLCALL>", "</TOOLCALL>"), Objects()),
+    ("olmo3", _python("<function_calls>\n", "\n", "\n</function_calls>"), PYTHON),
+    ("phi4_mini_json", _list("functools", ""), Objects()),
+    ("pythonic", _python("[", ", ", "]"), PYTHON),
+    ("qwen3_coder", CallLayout("", "<tool_call>\n<function=", ">\n", "</function>",
+     "\n</tool_call>\n", "\n</tool_call>", may_skip=True),
+     Tags("<parameter=", (("", ">\n"),), "\n</parameter>\n", loose=True)),
+    ("seed_oss", CallLayout("", "<seed:tool_call>\n<function=", ">\n",
+     "</function>\n</seed:tool_call>", "\n"),
+     Tags("<parameter=", (("", ">"),), "</parameter>\n", python=True)),
 )  # fmt: skip
-
-
-def _objects(section: str, close: str, writing: Objects = _LIST) -> tuple[CallLayout, Writing]:
-    """Return the format of a JSON list of objects between two texts."""
-    begin, middle = ('{"', '": ') if writing.keyed else (_NAMED, _ARGUMENTS)
-    return CallLayout(f"{section}[", begin, middle, "}", ", ", f"]{close}"), writing
-
-
-def _python(section: str, between: str, close: str) -> tuple[CallLayout, Writing]:
-    return CallLayout(section, "", "(", "", between, close), PYTHON
-
-
-def _deepseek(before: str, middle: str, end: str, between: str) -> tuple[CallLayout, Writing]:
-    begin = f"<\uff5c{_CALL}begin\uff5c>{before}"
-    section, close = f"<\uff5c{_CALLS}begin\uff5c>", f"<\uff5c{_CALLS}end\uff5c>"
-    return CallLayout(
-        section, begin, middle, f"{end}<\uff5c{_CALL}end\uff5c>", between, close
-    ), NAMED_JSON
-
-
-def _invokes(
-    tag: str, prefix: str, heads: tuple[tuple[str, str], ...]
-) -> tuple[CallLayout, Writing]:
-    """Return the format with <invoke name="NAME"> and <parameter name="KEY"> inside of `tag`."""
-    section, begin = f"<{prefix}{tag}>\n", f'<{prefix}invoke name="'
-    layout = CallLayout(section, begin, '">\n', f"</{prefix}invoke>\n", "", f"</{prefix}{tag}>")
-    return layout, Tags(f'<{prefix}parameter name="', heads, f"</{prefix}parameter>\n")
-
-
-def _glm(line: str) -> tuple[CallLayout, Writing]:
-    layout = CallLayout("", "<tool_call>", line, "</tool_call>", line)
-    tags = Tags("<arg_key>", (("", f"</arg_key>{line}<arg_value>"),), f"</arg_value>{line}")
-    return layout, tags
-
-
-def _minimax() -> tuple[CallLayout, Writing]:
-    layout, tags = _invokes("", "", (("", '">'),))
-    section, close = "<minimax:tool_call>\n", "</minimax:tool_call>"
-    return replace(layout, section=section, close=close), tags
-
-
-def _seed() -> tuple[CallLayout, Writing]:
-    begin, end = "<seed:tool_call>\n<function=", "</function>\n</seed:tool_call>"
-    layout = CallLayout("", begin, ">\n", end, "\n")
-    return layout, Tags("<parameter=", (("", ">"),), "</parameter>\n", python=True)
-
-
-def _dsml(tag: str) -> tuple[CallLayout, Writing]:
-    kinds = ("string", "integer", "number", "boolean", "array", "object", "null")
-    heads = tuple((kind, f'" string="{str(kind == "string").lower()}">') for kind in kinds)
-    return _invokes(tag, _DSML, heads)
-
-
-def _kimi() -> tuple[CallLayout, Writing]:
-    section, close = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-    begin, middle = "<|tool_call_begin|>functions.", f":{ID}<|tool_call_argument_begin|>"
-    return CallLayout(section, begin, middle, "<|tool_call_end|>", "", close, "indexed"), NAMED_JSON
-
-
-def _cohere() -> tuple[CallLayout, Writing]:
-    begin, middle = f'{{"tool_call_id": "{ID}", "tool_name": "', '", "parameters": '
-    layout = CallLayout(
-        "<|START_ACTION|>[\n    ", begin, middle, "}", ",\n    ", "\n]<|END_ACTION|>"
-    )
-    return layout, _LIST
-
-
-def _command_r() -> tuple[CallLayout, Writing]:
-    begin, middle = '\n    {\n        "tool_name": "', '",\n        "parameters": '
-    return CallLayout("Action:\n```json\n[", begin, middle, "\n    }", ",", "\n]```"), _LIST
-
-
-def _mistral(list_of: bool) -> tuple[CallLayout, Writing]:
-    if list_of:
-        begin, close = _NAMED, "]"
-        return CallLayout("[TOOL_CALLS][", begin, _ARGUMENTS, "}", ", ", close, "nine"), _LIST
-    return CallLayout("", "[TOOL_CALLS]", "[ARGS]", "", "", "", "nine"), NAMED_JSON
-
-
-def _mcp() -> tuple[CallLayout, Writing]:
-    section, begin = "<use_mcp_tool>\n", f"<server_name>{ID}</server_name>\n<tool_name>"
-    middle, end = "</tool_name>\n<arguments>\n", "\n</arguments>"
-    close = "\n</use_mcp_tool>"
-    layout = CallLayout(section, begin, middle, end, "\n", close, server="tools")
-    return layout, NAMED_JSON
-
-
-def _gemma(open_: str, close: str, mark: str) -> tuple[CallLayout, Writing]:
-    return CallLayout("", f"{open_}call:", "{", close), Braces(mark, sorts=True)
-
-
-_LAYOUTS: dict[str, Callable[[], tuple[CallLayout, Writing]]] = {
-    "apertus": lambda: _objects("<|tools_prefix|>", "<|tools_suffix|>", _KEYED),
-    "cohere_command_r": _command_r,
-    "cohere_command3": _cohere,
-    "deepseek_v3": lambda: _deepseek(f"function{_SEP}", "\n```json\n", "\n```", "\n"),
-    "deepseek_v31": lambda: _deepseek("", _SEP, "", ""),
-    "deepseek_v32": lambda: _dsml("function_calls"),
-    "deepseek_v4": lambda: _dsml("tool_calls"),
-    "functiongemma": lambda: _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
-    "gemma4": lambda: _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
-    "glm45": lambda: _glm("\n"),
-    "glm47": lambda: _glm(""),
-    "granite": lambda: _objects("<|tool_call|>", ""),
-    "hunyuan_a13b": lambda: _objects("<tool_calls>", "</tool_calls>"),
-    "kimi_k2": _kimi,
-    "lfm2": lambda: _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
-    "llama4_pythonic": lambda: _python("[", ", ", "]"),
-    "mcp": _mcp,
-    "minimax": lambda: (
-        CallLayout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"), _LIST),
-    "minimax_m2": _minimax,
-    "mistral": lambda: _mistral(list_of=True),
-    "mistral_args": lambda: _mistral(list_of=False),
-    "nemotron_json": lambda: _objects("<TOOLCALL>", "</TOOLCALL>"),
-    "olmo3": lambda: _python("<function_calls>\n", "\n", "\n</function_calls>"),
-    "phi4_mini_json": lambda: _objects("functools", ""),
-    "seed_oss": _seed,
-}  # fmt: skip
-_ALIASES = {"pythonic": "llama4_pythonic"}
-_OWN: dict[str, ToolFormat] = {
-    "hermes": HERMES,
+_FAMILIES: dict[str, ToolFormat] = {row[0]: LayoutFormat(*row) for row in _ROWS}
+HERMES, QWEN3_CODER = _FAMILIES["hermes"], _FAMILIES["qwen3_coder"]
+# The formats with code of their own, and other names.
+_FAMILIES |= {
     "llama3_json": LLAMA3_JSON,
     "llama4_json": LLAMA3_JSON,
     "openai": HARMONY,
-    "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
 }
+# Formats, and expressions for the texts with which a prompt asks for them.
+_ASKED: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter=")),
+    (HERMES, (r"<tool_call>\s*\{+\s*[\"']?(name|arguments)\b",)),
+    # The instructions of the templates of Llama 3.1, 3.2 and 3.3.
+    (LLAMA3_JSON, ('"parameters": dictionary of argument name and its value',)),
+    (HARMONY, ("namespace functions", "commentary")),
+)
+# The first format that can read the output of the chat template is used.
+FORMATS: tuple[ToolFormat, ...] = tuple(found for found, _ in _ASKED)
 # (family, texts): if a text is in the template or is a special token, the family is this one.
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>", "keep_past_thinking")),
@@ -177,29 +141,18 @@ _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("glm45", ("<arg_key>",)),
 )
 
-_SEED = ThinkTags("<seed:think>", "</seed:think>")
-REASONING: dict[str, ThinkTags] = {
-    "apriel": ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
-    "mistral": ThinkTags("[THINK]", "[/THINK]"),
-    "seed_oss": _SEED,
-    **dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "glm45", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2",
-         "nemotron_v3", "olmo3", "qwen3", "step3"),
-        THINK,
-    ),
-}  # fmt: skip
-# Tags that no response contains, for models without thoughts.
-NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
-
 
 def family(name: str) -> ToolFormat:
     """Return the format with the name of a vLLM tool parser; KeyError if it is unknown."""
-    if name in _OWN:
-        return _OWN[name]
-    layout, writing = _LAYOUTS[_ALIASES.get(name, name)]()
-    return LayoutFormat(name, layout, writing)
+    return _FAMILIES[name]
+
+
+def asked(instructions: str) -> ToolFormat | None:
+    """Return the format that a prompt with tools instructs the model to write, or None."""
+    for found, texts in _ASKED:
+        if all(re.search(text, instructions) for text in texts):
+            return found
+    return None
 
 
 def hinted(source: str, has_token: Callable[[str], bool]) -> str | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 from cpuserve.sampling.grammar_marks import (
     FORM_BEGINS,
@@ -25,18 +24,21 @@ from cpuserve.sampling.grammar_marks import (
     RAW_TEXT,
 )
 from cpuserve.serving.tools.base import (
-    NO_SCHEMAS,
     Calls,
     JsonSchema,
     OptionalSchemas,
-    Schemas,
+    Piece,
+    WholeFormat,
     as_json_text,
-    new_call_id,
 )
-from cpuserve.serving.tools.json_call import arguments_rule, arguments_rules
-from cpuserve.serving.tools.json_scan import ObjectScanner
-from cpuserve.serving.tools.machine import CallParser, overlap
-from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
+from cpuserve.serving.tools.json_call import (
+    JsonCallParser,
+    ObjectScanner,
+    arguments_rule,
+    arguments_rules,
+)
+from cpuserve.serving.tools.machine import overlap
+from cpuserve.serving.tools.thoughts import ThoughtEnd
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -49,92 +51,6 @@ _NAMED = re.compile(r"\bto=([A-Za-z0-9_.:-]+)")
 _RECIPIENT = re.compile(r"\bto=")
 _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # how headers begin; START may be in the prompt
 _LONGEST_HEADER = 1024
-
-
-class Harmony:
-    """The format of gpt-oss. calls: False = the request has no tools, and calls are left out."""
-
-    name = "harmony"
-    reads_schemas = False
-    forces = True
-    form_opening = _FINAL
-    thought_end = ThoughtEnd(f"<|end|>{START}assistant", f"{START}assistant", _FINAL)
-    markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
-
-    def __init__(self, *, calls: bool = True) -> None:
-        self._calls = calls
-
-    def begins_texts(self, before: str) -> bool:
-        """Return whether `before` ends with the header of the channel `final`."""
-        return before.endswith(_FINAL)
-
-    def without_calls(self) -> Harmony:
-        """Return the format of responses to requests without tools."""
-        return Harmony(calls=False)
-
-    def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether `instructions` are the instructions of gpt-oss."""
-        return "namespace functions" in instructions and "commentary" in instructions
-
-    def opening(self, function: str | None) -> str:
-        """Return the beginning of a call after `<|start|>assistant`, as the template writes it."""
-        if function is None:
-            return _TO
-        return f"{_TO}{function}{CHANNEL}commentary json{MESSAGE}"
-
-    def grammar(
-        self,
-        schemas: OptionalSchemas,
-        function: str | None,
-        *,
-        several: bool,
-        whole: bool = False,
-    ) -> str:
-        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
-        if function is not None and not whole:
-            raw = _raw_rules(0, function, schemas[function])
-            inside = arguments_rule(0, schemas[function]) + " | raw_0" * bool(raw)
-            return "\n".join([f"start: ( {inside} ) {_END}", *raw, *arguments_rules(schemas)])
-        more = f"( {_lark(START)} {_lark('assistant')} before named )*" if several else ""
-        start = f"start: {'before' if whole else ''} named {more}"
-        form = FORM_BEGINS + json.dumps(_FINAL)
-        return "\n".join([*([form] if whole else []), start, *_call_rules(schemas)])
-
-    def written(self, calls: Calls) -> str:
-        """Return calls as messages after `<|start|>assistant`."""
-        texts = (f"{self.opening(name)}{as_json_text(args)}<|call|>" for name, args in calls)
-        return f"{START}assistant".join(texts)
-
-    def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of messages on channels; calls are of functions in `schemas`.
-
-        A message without a call has a text up to the next special token.
-        """
-        constrain = _lark("<|constrain|>")
-        return "\n".join([
-            f"start: message ( {_lark(START)} {_lark('assistant')} message )* {_lark(START)}?",
-            f"message: text_header? {_lark(MESSAGE)} TEXT? said_end? | before named",
-            f"text_header: {_lark(CHANNEL)} CHANNEL ( BUILT_IN ( {constrain} WORD )? )?",
-            r"CHANNEL: /[ ]?[a-z]{1,24}/",
-            r"BUILT_IN: /[ ]to=[a-z][a-z._]{0,40}([ ][a-z]{0,16})?/ & ~/[ ]to=functions(.|\n)*/",
-            r"WORD: /[a-z]{1,16}/",
-            r"TEXT: /(.|\n)+/ & ~/(.|\n)*<\|(start|end|return|call|channel|message)\|>(.|\n)*/",
-            f"said_end: {' | '.join(map(_lark, ENDS))}",
-            *_call_rules(schemas),
-        ])  # fmt: skip
-
-    def parser(
-        self,
-        index: int,
-        opening: str = "",
-        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
-        around: Around | None = None,
-    ) -> HarmonyParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return HarmonyParser(index, opening, around=around, calls=self._calls)
-
-
-HARMONY = Harmony()
 
 
 def _raw_rules(index: int, function: str, schema: JsonSchema | None) -> list[str]:
@@ -175,28 +91,20 @@ def _begins_at(parts: tuple[str, str, str]) -> int:
     return len(before) + len(mark)
 
 
-class HarmonyParser(CallParser):
+class HarmonyParser(JsonCallParser):
     """A parser with four states: in a header, in a body, before arguments, or in arguments."""
 
-    markers = (*ENDS, START)
+    _format: Harmony
+    _shows = True  # whether the client gets the text of the message
+    _thinks = False  # whether the message is a thought
+    _ends_open = False  # whether the response ended inside a custom tool call
 
-    def __init__(
-        self,
-        index: int,
-        opening: str = "",
-        new_id: Callable[[], str] = new_call_id,
-        around: Around | None = None,
-        *,
-        calls: bool = True,
-    ) -> None:
-        self._finds_calls = calls
-        self._scanner = ObjectScanner()
-        super().__init__(index, "", new_id, around)
-        self._state = self._in_text if around is not None and around.continues else self._in_header
-        self._shows = True  # whether the client gets the text of the message
-        self._thinks = False  # whether the message is a thought
-        self._ends_open = False  # whether the response ended inside a custom tool call
-        self._pieces = self.push(opening)
+    def _prepare(self) -> None:
+        self._state = self._in_text if self._around.continues else self._in_header
+
+    def force(self, opening: str) -> list[Piece]:
+        """Return the pieces of `opening`, which consists of headers: no text begins like it."""
+        return self.push(opening)
 
     def _at_marker(self, marker: str) -> None:
         raise NotImplementedError  # each state of this parser finds its end without markers
@@ -250,7 +158,7 @@ class HarmonyParser(CallParser):
         # A header without <|message|> is no message: the header of the next one counts.
         header = max((header.rpartition(mark) for mark in self.markers), key=_begins_at)[2]
         function = self._function(header)
-        if function is not None and self._finds_calls:
+        if function is not None and self._format.calls:
             self._begin_call(function, "")
             self._scanner, self._state = ObjectScanner(), self._before_call
             return True
@@ -315,14 +223,83 @@ class HarmonyParser(CallParser):
 
     def _in_call(self) -> bool:
         """Report the arguments of a call, which are one JSON object, as they arrive."""
-        text, scanner = self._held, self._scanner
-        told = scanner.read(text)
-        self._continue_call(text[:told])
-        self._held = text[told:]
-        if not (scanner.broken or scanner.closed):
+        if not self._arguments_end():
             return False
-        if scanner.closed:
+        if self._scanner.closed:
             self._close_call()
         self._shows = self._thinks = False
         self._state = self._in_text
         return True
+
+
+class Harmony(WholeFormat):
+    """The format of gpt-oss. calls: False = the request has no tools, and calls are left out."""
+
+    name = "harmony"
+    forces = True
+    call_marks = (*ENDS, START)
+    parser_class = HarmonyParser
+    form_opening = _FINAL
+    thought_end = ThoughtEnd(f"<|end|>{START}assistant", f"{START}assistant", _FINAL)
+    markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
+
+    def __init__(self, *, calls: bool = True) -> None:
+        self.calls = calls
+
+    def begins_texts(self, before: str) -> bool:
+        """Return whether `before` ends with the header of the channel `final`."""
+        return before.endswith(_FINAL)
+
+    def without_calls(self) -> Harmony:
+        """Return the format of responses to requests without tools."""
+        return Harmony(calls=False)
+
+    def opening(self, function: str | None) -> str:
+        """Return the beginning of a call after `<|start|>assistant`, as the template writes it."""
+        if function is None:
+            return _TO
+        return f"{_TO}{function}{CHANNEL}commentary json{MESSAGE}"
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of the text after `opening`; `whole`: of the whole response."""
+        if function is not None and not whole:
+            raw = _raw_rules(0, function, schemas[function])
+            inside = arguments_rule(0, schemas[function]) + " | raw_0" * bool(raw)
+            return "\n".join([f"start: ( {inside} ) {_END}", *raw, *arguments_rules(schemas)])
+        more = f"( {_lark(START)} {_lark('assistant')} before named )*" if several else ""
+        start = f"start: {'before' if whole else ''} named {more}"
+        form = FORM_BEGINS + json.dumps(_FINAL)
+        return "\n".join([*([form] if whole else []), start, *_call_rules(schemas)])
+
+    def written(self, calls: Calls) -> str:
+        """Return calls as messages after `<|start|>assistant`."""
+        texts = (f"{self.opening(name)}{as_json_text(args)}<|call|>" for name, args in calls)
+        return f"{START}assistant".join(texts)
+
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of messages on channels; calls are of functions in `schemas`.
+
+        A message without a call has a text up to the next special token.
+        """
+        constrain = _lark("<|constrain|>")
+        return "\n".join([
+            f"start: message ( {_lark(START)} {_lark('assistant')} message )* {_lark(START)}?",
+            f"message: text_header? {_lark(MESSAGE)} TEXT? said_end? | before named",
+            f"text_header: {_lark(CHANNEL)} CHANNEL ( BUILT_IN ( {constrain} WORD )? )?",
+            r"CHANNEL: /[ ]?[a-z]{1,24}/",
+            r"BUILT_IN: /[ ]to=[a-z][a-z._]{0,40}([ ][a-z]{0,16})?/ & ~/[ ]to=functions(.|\n)*/",
+            r"WORD: /[a-z]{1,16}/",
+            r"TEXT: /(.|\n)+/ & ~/(.|\n)*<\|(start|end|return|call|channel|message)\|>(.|\n)*/",
+            f"said_end: {' | '.join(map(_lark, ENDS))}",
+            *_call_rules(schemas),
+        ])  # fmt: skip
+
+
+HARMONY = Harmony()

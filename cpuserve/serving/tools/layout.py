@@ -10,24 +10,29 @@ import json
 import re
 import secrets
 import string
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from cpuserve.sampling.grammar_marks import FORM_BEGINS, OTHER_TOKENS
-from cpuserve.serving.tools.atoms import BRACKETED, TAG
 from cpuserve.serving.tools.base import (
-    NO_SCHEMAS,
     Calls,
     OptionalSchemas,
-    Schemas,
-    ToolParser,
+    ParserMaker,
+    ToolFormat,
     new_call_id,
     text_rules,
 )
-from cpuserve.serving.tools.thoughts import Around, Turns
+from cpuserve.serving.tools.thoughts import Turns
 from cpuserve.tokenizer.ends import ENDS
 
+# TAG: a tag such as <tool_call>. SHORT_TAG: a tag of at most 40 characters, as templates write.
+# BRACKETED: a mark in brackets such as [/INST].
+TAG = r"<[^<>\s]*>"
+SHORT_TAG = r"<[^<>\s]{1,40}>"
+BRACKETED = r"\[/?[A-Z_]+\]"
+_ATOM = re.compile(rf"{TAG}|{BRACKETED}|[A-Za-z0-9_]+|.", re.DOTALL)
 # The placeholders in the texts of a layout. ID: an id or a number, which differs between calls.
 # NAME: the name of the function, which some models repeat before the arguments.
 ID, NAME = "\0", "\1"
@@ -39,7 +44,13 @@ _CHUNKS = re.compile(
 _RUNS = re.compile(r"[^\s\x00\x01]{3,}")
 # Matches in a chunk that is rare in other texts, and therefore shows the beginning of a call.
 _MARKER = re.compile(rf"{TAG}|\w\w|{BRACKETED}|[^\w\s]{{2}}")
+_NAME = re.compile(r"[A-Za-z0-9_.:-]*")
 _NINE = string.ascii_letters + string.digits
+
+
+def atoms(text: str) -> list[str]:
+    """Return the parts of a text: tags, marks in brackets, words, and other characters."""
+    return _ATOM.findall(text)
 
 
 def chunks(text: str) -> list[str]:
@@ -70,6 +81,7 @@ class CallLayout:
     turns: the headers that the model writes before messages, if each call is a message of its own:
       BEGIN then begins with a header.
     server: the text that the server writes for ID where it is no id (the name of a tool server).
+    may_skip: whether each chunk of BEGIN may begin a call, because models leave out chunks.
     """
 
     section: str = ""
@@ -81,6 +93,7 @@ class CallLayout:
     ids: str = ""
     turns: Turns | None = None
     server: str = ""
+    may_skip: bool = False
 
     @property
     def first(self) -> str:
@@ -97,30 +110,40 @@ class CallLayout:
         return nine_characters() if self.ids in ("nine", "given") else new_call_id()
 
 
-class Writing(Protocol):
-    """How a format writes the arguments of calls. ToolFormat has the same properties."""
+class Writing(ABC):
+    """How a format writes the arguments of calls.
 
-    @property
-    def reads_schemas(self) -> bool:
-        """Whether the parser needs schemas, because the text does not show types of arguments."""
+    reads_schemas: the parser needs schemas, because the text does not show types of arguments.
+    forces: calls can be forced.
+    parser_class: the class of the parsers.
+    """
 
-    @property
-    def forces(self) -> bool:
-        """Whether calls can be forced."""
+    reads_schemas = False
+    forces: bool = True
+    parser_class: ClassVar[ParserMaker]
 
     @property
     def markers(self) -> frozenset[str]:
-        """The special tokens that the parser must get as text, besides the tokens of the layout."""
+        """Further special tokens that the parser must get as text, besides tokens of the layout."""
+        return frozenset()
+
+    @property
+    def names(self) -> re.Pattern[str]:
+        """The expression of the name of a function, which also matches the beginning of one."""
+        return _NAME
 
     def fixed(self, text: str) -> list[str]:
         """Return the chunks of `text`, a text of the layout.
 
         Text that is a part of a call's own JSON object (as `{"name": "`) is left out.
         """
+        return chunks(text)
 
+    @abstractmethod
     def written(self, arguments: Any) -> str:
         """Return arguments as a template writes them, up to the layout's text after them."""
 
+    @abstractmethod
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
         """Return a Lark expression for each function's arguments and `end`, and all Lark rules.
 
@@ -130,14 +153,13 @@ class Writing(Protocol):
           ValueError: a grammar cannot express a schema.
         """
 
-    def parser(
-        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
-    ) -> ToolParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
+    def text_calls(self, layout: CallLayout, schemas: OptionalSchemas) -> list[str]:  # noqa: ARG002
+        """Return the Lark rules of calls after a marker in free text; [] = as in a forced call."""
+        return []
 
 
 @dataclass(frozen=True)
-class LayoutFormat:
+class LayoutFormat(ToolFormat):
     """A format of calls: a layout, and how arguments are written in it."""
 
     name: str
@@ -159,6 +181,11 @@ class LayoutFormat:
         return replace(self, layout=replace(layout, turns=turns))
 
     @property
+    def parser_class(self) -> ParserMaker:
+        """The class of the parsers of this way of writing."""
+        return self.writing.parser_class
+
+    @property
     def reads_schemas(self) -> bool:
         """Whether the parser needs schemas, because the text does not show types of arguments."""
         return self.writing.reads_schemas
@@ -167,6 +194,11 @@ class LayoutFormat:
     def forces(self) -> bool:
         """Whether calls can be forced."""
         return self.writing.forces and bool(self.opens)
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """The texts in a response at which the parser looks for a call."""
+        return tuple(self.opens if self.layout.may_skip else self.opens[:1])
 
     @cached_property
     def opens(self) -> list[str]:
@@ -183,10 +215,27 @@ class LayoutFormat:
         return self.writing.fixed(self.layout.begin) if self.layout.section.strip() else []
 
     @cached_property
+    def closes_each(self) -> bool:
+        """Whether BETWEEN begins with CLOSE: each call is marked by itself, and CLOSE may miss."""
+        close = self.layout.close
+        return bool(close) and self.layout.between.startswith(close)
+
+    @cached_property
+    def names(self) -> re.Pattern[str]:
+        """The expression of the name of a function."""
+        return self.writing.names
+
+    @cached_property
+    def middle(self) -> list[str]:
+        """The chunks between the name and the arguments."""
+        return self.writing.fixed(self.layout.middle)
+
+    @cached_property
     def tails(self) -> list[str]:
         """The chunks that the format may write after a call; the parser drops them."""
         layout = self.layout
-        found = self.writing.fixed(layout.end + " " + layout.between + " " + layout.close)
+        texts = (layout.end, layout.between, layout.close)
+        found = self.writing.fixed(layout.close if self.closes_each else " ".join(texts))
         return list(dict.fromkeys(chunk for chunk in found if chunk not in (ID, NAME)))
 
     @cached_property
@@ -197,10 +246,6 @@ class LayoutFormat:
                  layout.close)  # fmt: skip
         found = {run for text in texts for run in _RUNS.findall(text)}
         return frozenset(found | self.writing.markers)
-
-    def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the prompt shows the beginning of a call to the model."""
-        return bool(self.opens) and self.opens[0] in instructions
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call, up to a place where models usually begin a new token."""
@@ -234,9 +279,8 @@ class LayoutFormat:
             before = lark(layout.middle[layout.middle.index(ID) :])
         more = f"( {lark(layout.between + layout.begin)} named )*" if several else ""
         first = "named" if function is None or whole else "one"
-        start = (
-            f"start: {before} {first} {more} {_optional(layout.close)} {_turn_end(layout.turns)}"
-        )
+        close = _optional(layout.close) if several or not self.closes_each else ""
+        start = f"start: {before} {first} {more} {close} {_turn_end(layout.turns)}"
         header = "" if layout.turns is None else layout.turns.text
         form = [FORM_BEGINS + json.dumps(header)] if whole and header else []
         return "\n".join([*form, start, *self._rules(schemas)])
@@ -245,25 +289,27 @@ class LayoutFormat:
         """Return calls as a template with this layout writes them."""
         layout, found = self.layout, []
         for i, (name, arguments) in enumerate(calls):
-            before = (layout.between if i else layout.section) + layout.begin
-            middle = layout.middle.replace(NAME, name)
-            text = f"{before}{name}{middle}{self.writing.written(arguments)}{layout.end}"
-            found.append(text.replace(ID, layout.server or str(i)))
+            before = (layout.between if i else layout.section) + layout.begin + name
+            given, middle = layout.server or str(i), layout.middle.replace(NAME, name)
+            before, end = (t.replace(ID, given) for t in (before + middle, layout.end))
+            found.append(f"{before}{self.writing.written(arguments)}{end}")
         return "".join([*found, _until_end(layout.close)]).strip()
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text with calls of the functions in `schemas` only."""
-        layout, marker = self.layout, self.opens[0]
+        layout, marker = self.layout, self.call_marks[-1]
+        if of_writing := self.writing.text_calls(layout, schemas):
+            return "\n".join([text_rules(len(schemas), marker), *of_writing])
         more = lark(layout.between + layout.begin)
         again = f"( {more} named )*" if layout.section.strip() and more else ""
-        close = lark(_until_end(layout.close))
+        close = "" if layout.may_skip else lark(_until_end(layout.close))
         calls = f"named {again} {close}"
         if marker == "[":
             rules = _bare_rules(schemas, f"first {again} {close}")
             return "\n".join([*rules, *self._rules(schemas)])
         if layout.turns is None or not layout.turns.begun:
             text = text_rules(1, marker, "( text | opened many )*").rpartition("\n")[0]
-            many = f"many: {lark(layout.opening.removeprefix(marker))} {calls}"
+            many = f"many: {lark(layout.opening.partition(marker)[2])} {calls}"
             return "\n".join([text, many, *self._rules(schemas)])
         rest = lark(layout.turns.begun.removeprefix(marker))
         start = f"message ( text | opened {rest} message )*"
@@ -292,16 +338,6 @@ class LayoutFormat:
         if any(" ID" in rule for rule in found) or ID in self.layout.opening + self.layout.between:
             found.append("ID: /[A-Za-z0-9][A-Za-z0-9_-]{0,31}/")
         return found
-
-    def parser(
-        self,
-        index: int,
-        opening: str = "",
-        schemas: Schemas = NO_SCHEMAS,
-        around: Around | None = None,
-    ) -> ToolParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return self.writing.parser(self, index, opening, schemas, around)
 
 
 def _bare_rules(schemas: OptionalSchemas, calls: str) -> list[str]:

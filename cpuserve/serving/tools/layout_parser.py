@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from cpuserve.serving.tools.layout import ID, NAME
+from cpuserve.serving.tools.layout import ID, NAME, LayoutFormat
 from cpuserve.serving.tools.machine import CallParser
-from cpuserve.serving.tools.thoughts import Around
 
-if TYPE_CHECKING:
-    from cpuserve.serving.tools.base import Schemas
-    from cpuserve.serving.tools.layout import LayoutFormat
-
-SPACE = " \t\r\n"
-_NAME = re.compile(r"[A-Za-z0-9_.:-]*")
+_SPACE = " \t\r\n"
+_ID = re.compile(r"[A-Za-z0-9_.:-]*")
 _INDEXED = re.compile(r"(.+):(\d+)")
 _LONGEST = 160
 
@@ -27,23 +22,12 @@ class LayoutParser(CallParser):
     If the text differs from the layout before the arguments begin, it is reported as text.
     """
 
-    def __init__(
-        self,
-        found: LayoutFormat,
-        index: int,
-        opening: str = "",
-        schemas: Schemas | None = None,
-        around: Around | None = None,
-    ) -> None:
-        self._format = found
-        self._schemas = schemas or {}
-        self.markers = (found.opens[0],)
-        self._todo: list[str] = []  # chunks of the layout that must follow now
-        self._then: Callable[[], bool] = self._in_text  # the state after these chunks
-        self._name = ""
-        self._given = ""  # the id of the call, if the model has written one
-        self._is_in_section = False  # True: a further call may follow without the section's text
-        super().__init__(index, opening, self._id, around)
+    _format: LayoutFormat
+    _todo: Sequence[str] = ()  # chunks of the layout that must follow now
+    _name = ""
+    _given = ""  # the id of the call, if the model has written one
+    _is_in_section = False  # True: a further call may follow without the section's text
+    _num_arguments = 0  # how many keys `_tell_key` has reported
 
     def may_stop(self, char: str) -> bool:
         """Return whether the next character may be a part of a stop string; False in headers."""
@@ -82,14 +66,21 @@ class LayoutParser(CallParser):
         name = written.removeprefix(before)
         return any(one.startswith(name) or name.startswith(one) for one in names)
 
-    def _at_marker(self, marker: str) -> None:  # noqa: ARG002
-        self._expect(self._format.opens[1:], self._at_call)
+    def _at_marker(self, marker: str) -> None:
+        opens = self._format.opens
+        self._expect(opens[opens.index(marker) + 1 :], self._await_call)
 
-    def _expect(self, todo: list[str], then: Callable[[], bool]) -> None:
-        """Read the chunks `todo`, then go on with the state `then`."""
-        self._todo, self._then, self._state = list(todo), then, self._in_fixed
+    def _await_call(self) -> None:
+        self._state = self._at_call
+
+    def _await_arguments(self) -> None:
+        self._state = self._at_arguments
+
+    def _expect(self, todo: Sequence[str], then: Callable[[], None]) -> None:
+        """Read the chunks `todo`, then call `then`, which chooses the next state."""
+        self._todo, self._then, self._state = todo, then, self._in_fixed
         if not todo:
-            self._state = then
+            then()
 
     def _in_fixed(self) -> bool:
         """Read the first of the chunks `_todo`, which must follow now."""
@@ -98,7 +89,7 @@ class LayoutParser(CallParser):
         if chunk == NAME:
             chunk = self._name
         if chunk == ID:
-            found = _NAME.match(held)
+            found = _ID.match(held)
             chunk = found[0] if found is not None else ""
             if chunk == held and len(chunk) < _LONGEST:
                 return False
@@ -107,14 +98,14 @@ class LayoutParser(CallParser):
             return not chunk.startswith(held) and self._text_again()
         self._lead.append(chunk)
         self._held = held[len(chunk) :]
-        del self._todo[0]
+        self._todo = self._todo[1:]
         if not self._todo:
-            self._state = self._then
+            self._then()
         return True
 
     def _skip_space(self) -> None:
         """Skip white space before a part of a call; `_lead` keeps it in case it becomes text."""
-        rest = self._held.lstrip(SPACE)
+        rest = self._held.lstrip(_SPACE)
         if len(rest) < len(self._held):
             self._lead.append(self._held[: len(self._held) - len(rest)])
             self._held = rest
@@ -129,7 +120,7 @@ class LayoutParser(CallParser):
     def _at_call(self) -> bool:
         """Read the name, which follows the beginning of a call."""
         self._skip_space()
-        found = _NAME.match(self._held)
+        found = self._format.names.match(self._held)
         name = found[0] if found is not None else ""
         if name == self._held and len(name) < _LONGEST:
             return False
@@ -137,18 +128,34 @@ class LayoutParser(CallParser):
             return self._text_again()
         self._lead.append(name)
         self._held = self._held[len(name) :]
-        todo = self._format.writing.fixed(self._format.layout.middle)
+        todo = self._format.middle
         if self._format.layout.ids == "indexed":
             indexed = _INDEXED.fullmatch(name)
             self._given = f"functions.{name}" if indexed else ""
             name, todo = indexed[1] if indexed else name, todo[2:]
         self._name = name
-        self._expect(todo, self._at_arguments)
+        self._expect(todo, self._await_arguments)
         return True
 
     @abstractmethod
     def _at_arguments(self) -> bool:
         """Report the beginning of the call, and read its arguments."""
+
+    def _begin_arguments(self) -> None:
+        """Report the beginning of a call, with arguments that the parser converts to JSON."""
+        self._begin_call(self._name, "{")
+        self._num_arguments = 0
+
+    def _tell_key(self, key: str, value: str = "") -> None:
+        """Report the key of the next argument, and `value`: its value in JSON, if it is known."""
+        comma = ", " if self._num_arguments else ""
+        self._num_arguments += 1
+        self._continue_call(f"{comma}{json.dumps(key)}: {value}")
+
+    def _give_up(self) -> bool:
+        """Leave a call that has begun, because it does not follow the format; the rest is text."""
+        self._state = self._in_text
+        return True
 
     def _finish_call(self) -> None:
         """Count the call as complete, and choose the next state."""
@@ -164,14 +171,17 @@ class LayoutParser(CallParser):
         if not held:
             return False
         again = found.again[0] if self._is_in_section and found.again else ""
-        for chunk in (again, *found.tails):
-            if chunk and held.startswith(chunk):
+        tails = [again, *found.tails] if again else found.tails
+        for chunk in tails:
+            if held.startswith(chunk):
                 self._lead.clear()
                 self._held = held[len(chunk) :]
                 if chunk == again:
                     self._lead.append(chunk)
-                    self._expect(found.again[1:], self._at_call)
+                    self._expect(found.again[1:], self._await_call)
+                elif found.closes_each:
+                    self._state = self._in_text
                 return True
-        if any(chunk.startswith(held) for chunk in (again, *found.tails) if chunk):
+        if any(chunk.startswith(held) for chunk in tails):
             return False  # more text may complete the chunk
         return self._text_again()

@@ -13,13 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.serving.calls.events import Text, ToolCallDelta
-from cpuserve.serving.tools import FORMATS
-from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.call_probe import CallProbe
-from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family, hinted
-from cpuserve.serving.tools.hermes import HERMES
-from cpuserve.serving.tools.learn_layout import layouts
+from cpuserve.serving.tools.families import FORMATS, HERMES, asked, family, hinted
+from cpuserve.serving.tools.layout import SHORT_TAG
+from cpuserve.serving.tools.learn_layout import CallProbe, layouts
 from cpuserve.serving.tools.probe_conversations import (
     ARGUMENTS,
     NAMES,
@@ -29,6 +26,8 @@ from cpuserve.serving.tools.probe_conversations import (
 )
 from cpuserve.serving.tools.thoughts import (
     KNOWN_TAGS,
+    NO_THOUGHTS,
+    REASONING,
     TAGS_END,
     THINK,
     Around,
@@ -238,11 +237,11 @@ def _learn_calls(
     if learned is not None:
         return LearnedFormat(learned, why, gap, tags)
     if alone is None and spoken is None:
-        for found in FORMATS:
-            if found.asks_for_calls(probe.instructions):
-                template.write_calls(found.written)
-                why = "the template asks for it, but writes no calls"
-                return LearnedFormat(found, why, CALL_GAP, tags)
+        wanted = asked(probe.instructions)
+        if wanted is not None:
+            template.write_calls(wanted.written)
+            why = "the template asks for it, but writes no calls"
+            return LearnedFormat(wanted, why, CALL_GAP, tags)
     known = hinted(source, template.has_token)
     if known is not None:
         gap = CALL_GAP if alone is None and spoken is None else gap

@@ -1,26 +1,58 @@
-"""Find the layout of calls in the text that a template writes for known calls."""
+"""Find the layout of calls in the text that a template writes for known calls.
+
+A way of writing arguments has a reader: a function that finds the known arguments
+in the text of a call. READERS has all of them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cpuserve.serving.tools.atoms import atoms
 from cpuserve.serving.tools.brace_calls import Braces
-from cpuserve.serving.tools.call_probe import CallProbe, CallReader, FoundArguments
-from cpuserve.serving.tools.element_calls import find_elements
-from cpuserve.serving.tools.layout import ID, NAME, CallLayout, LayoutFormat, Writing
-from cpuserve.serving.tools.named_calls import NAMED_JSON
-from cpuserve.serving.tools.object_calls import Objects
+from cpuserve.serving.tools.element_values import written as elements_of
+from cpuserve.serving.tools.layout import ID, NAME, CallLayout, LayoutFormat, Writing, atoms
+from cpuserve.serving.tools.object_calls import NAMED_JSON, Objects
 from cpuserve.serving.tools.python_calls import PYTHON
 from cpuserve.serving.tools.tag_calls import Tags
+from cpuserve.serving.tools.tag_texts import KEY
 from cpuserve.serving.tools.values import types_of
 
 # How many braces may come between a name and its arguments.
 _MOST_BRACES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CallProbe:
+    """Calls with known names and arguments, as a template writes them.
+
+    one, two: the text of a response with one call, and with two calls
+      ("" = the template cannot write two).
+    ids: the ids of the two calls.
+    """
+
+    one: str
+    two: str
+    names: Sequence[str]
+    ids: Sequence[str]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundArguments:
+    """The arguments of a call, text[begin:end], and the `Writing` that reads them."""
+
+    begin: int
+    end: int
+    writing: Writing
+
+
+# A reader gets the text of a response, the position of the function's name in this text,
+# and the probe. The reader returns None if the arguments are written in another way.
+CallReader = Callable[[str, int, CallProbe], FoundArguments | None]
 
 
 def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
@@ -294,6 +326,29 @@ def _braces(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
     return FoundArguments(begin + 1, place, writing) if mark.strip() else None
 
 
+def _elements(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
+    """Find arguments that are each a tag named after the key, with tags inside of values.
+
+    <invoke name="get_weather"><city>Paris</city><days><item>1</item></days></invoke>
+    """
+    begin = at + len(probe.names[0])
+    key, words = next((k, v) for k, v in probe.arguments.items() if isinstance(v, str))
+    start = text.find(words, begin)
+    at_key, at_end = text.rfind(key, begin, start), text.find(key, start + len(words))
+    if start < 0 or at_key < 0 or at_end < 0:
+        return None
+    head, before = text[at_key + len(key) : start], text[start + len(words) : at_end]
+    if not (head and before.endswith("/") and text.endswith(before[:-1], begin, at_key)):
+        return None
+    for item in dict.fromkeys(re.findall(r"<(\w+)>", text[start:])):
+        tail = f"{before}{KEY}{head}"
+        tags = Tags(before[:-1], (("", head),), tail, item=item, prefix=before[:-1])
+        whole = elements_of(dict(probe.arguments), tags)
+        if (place := text.find(whole, begin)) >= 0:
+            return FoundArguments(place, place + len(whole), tags)
+    return None
+
+
 # The ways of writing arguments, each with its name and its reader.
 READERS: tuple[tuple[str, CallReader], ...] = (
     ("json_objects", _in_object),
@@ -301,5 +356,5 @@ READERS: tuple[tuple[str, CallReader], ...] = (
     ("tags", _tagged),
     ("pythonic", _python),
     ("braces", _braces),
-    ("elements", find_elements),
+    ("elements", _elements),
 )

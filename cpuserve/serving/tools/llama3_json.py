@@ -10,94 +10,21 @@ An object is a call if it has a name and arguments; this is known when its argum
 
 from __future__ import annotations
 
-import json
-
 from cpuserve.sampling.grammar_marks import PARAMETERS_OF
-from cpuserve.serving.tools.base import (
-    NO_SCHEMAS,
-    Calls,
-    OptionalSchemas,
-    Schemas,
-    as_json_text,
-    calls_rule,
-    definitions,
-    text_rules,
-)
+from cpuserve.serving.tools.base import OptionalSchemas, definitions, one_rule, text_rules
 from cpuserve.serving.tools.json_call import (
     JsonCall,
     JsonCallParser,
-    call_grammar,
     object_rule,
     text_call_rules,
 )
-from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.layout import CallLayout, LayoutFormat
+from cpuserve.serving.tools.object_calls import NAMED_JSON
 
 TAG = "<|python_tag|>"
-# The instructions of the templates of Llama 3.1, 3.2 and 3.3.
-_MARK = '"parameters": dictionary of argument name and its value'
 _SPACE = " \t\r\n"
 # How the object of a call begins, without white space: some models write its type first.
 _NAMED, _TYPED = '{"name":"', '{"type":"function","name":"'
-
-
-class Llama3Json:
-    """The format of Llama 3: a response that is one JSON object, or several in a row."""
-
-    name = "llama3_json"
-    reads_schemas = False
-    forces = True
-    markers = frozenset({TAG})
-
-    def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the prompt has the instructions of the templates of Llama 3."""
-        return _MARK in instructions
-
-    def opening(self, function: str | None) -> str:
-        """Return the beginning of a call, up to a place where models usually begin a new token."""
-        if function is None:
-            return '{"name": "'
-        return f'{{"name": {json.dumps(function)}, "parameters":'
-
-    def grammar(
-        self,
-        schemas: OptionalSchemas,
-        function: str | None,
-        *,
-        several: bool,
-        whole: bool = False,
-    ) -> str:
-        """Return the Lark grammar of the text after `opening`, or with `whole` of the response."""
-        if whole:
-            return _whole_calls(schemas, several=several)
-        between = f"; {self.opening(None)}" if several else ""
-        return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
-
-    def written(self, calls: Calls) -> str:
-        """Return calls as objects in a row."""
-        return "; ".join(f"{self.opening(name)} {as_json_text(args)}}}" for name, args in calls)
-
-    def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text with calls of the functions in `schemas` only.
-
-        At the beginning of a response and after a call, a call needs no marker. There, an object
-        is a call if it begins with the name of an offered function; other objects are free text.
-        """
-        calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
-        start = "one* ( text | opened one+ )*"
-        return "\n".join([text_rules(len(schemas), TAG, start), *calls])
-
-    def parser(
-        self,
-        index: int,
-        opening: str = "",
-        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
-        around: Around | None = None,
-    ) -> Llama3JsonParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return Llama3JsonParser(index, opening, around=around)
-
-
-LLAMA3_JSON = Llama3Json()
 
 
 def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
@@ -123,14 +50,13 @@ def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
         + ("" if schema is None else PARAMETERS_OF + name)
         for i, (name, schema) in enumerate(schemas.items())
     ]
-    between = "; " if several else ""
-    return "\n".join([calls_rule(len(schemas), between, begin=f'"{TAG}"?'), *calls])
+    more = ' ( "; " one )*' if several else ""
+    return "\n".join([f'start: "{TAG}"? one{more}', one_rule(len(schemas)), *calls])
 
 
 class Llama3JsonParser(JsonCallParser):
     """A parser with two states: in text, where a call may or may not begin, or in an object."""
 
-    markers = (TAG,)
     _may_begin = True  # a call may begin: only calls, a tag or a thought came before
     _follows_call = False  # nothing but white space and semicolons has followed a call
     _parted = False  # a semicolon has followed the call
@@ -220,3 +146,42 @@ class Llama3JsonParser(JsonCallParser):
         if call.closed:
             self._close_call()
         return True
+
+
+class BareObjects(LayoutFormat):
+    """A layout of JSON objects that need no marker: calls, or a response in JSON."""
+
+    forces = True
+    markers = frozenset({TAG})
+    call_marks = (TAG,)
+    parser_class = Llama3JsonParser
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of the text after `opening`, or with `whole` of the response."""
+        if whole:
+            return _whole_calls(schemas, several=several)
+        return super().grammar(schemas, function, several=several)
+
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of free text with calls of the functions in `schemas` only.
+
+        At the beginning of a response and after a call, a call needs no marker. There, an object
+        is a call if it begins with the name of an offered function; other objects are free text.
+        """
+        calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
+        start = "one* ( text | opened one+ )*"
+        return "\n".join([text_rules(len(schemas), TAG, start), *calls])
+
+
+LLAMA3_JSON = BareObjects(
+    "llama3_json",
+    CallLayout(begin='{"name": "', middle='", "parameters": ', end="}", between="; "),
+    NAMED_JSON,
+)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
-from cpuserve.serving.tools.base import Piece, new_call_id
+from cpuserve.serving.tools.base import NO_SCHEMAS, Piece, Schemas, ToolFormat, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 from cpuserve.tokenizer.finite_json import FiniteJson
 
@@ -23,6 +23,7 @@ class CallParser(ABC):
     Each state is a method that reads the held-back text. The method returns True if it has changed
     the state; then the method of the new state is called. Thoughts are reported without tags.
     In a thought, no text is a tool call (ThoughtCalls); in other text, `markers` begin calls.
+    A subclass sets its own state in `_prepare`, so all parsers have one signature (ParserMaker).
 
     The beginning of a call is never reported as text: if the response ends there, it is dropped.
 
@@ -33,15 +34,17 @@ class CallParser(ABC):
     A line break is added between the text before a tool call and the text after it.
     """
 
-    markers: tuple[str, ...]
-
     def __init__(
         self,
+        found: ToolFormat,
         index: int,
         opening: str = "",
-        new_id: Callable[[], str] = new_call_id,
+        schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> None:
+        around = around or Around()
+        self._format, self._schemas = found, schemas
+        self.markers = found.call_marks
         self.num_closed = 0
         self.last_closed = False
         self.most_calls: int | None = None
@@ -53,8 +56,7 @@ class CallParser(ABC):
         self._made: set[tuple[str, str]] = set()  # the complete calls, if `ends_at_repeat`
         self._repeats = False  # whether the last call equals an earlier one
         self._index = index
-        self._new_id = new_id
-        self._around = around = around or Around()
+        self._around = around
         self._state: Callable[[], bool] = self._at_start
         self._tags, turns = around.tags, around.turns
         self._drops = () if turns is None else turns.marks
@@ -79,7 +81,15 @@ class CallParser(ABC):
         self._pieces: list[Piece] = []
         self._unsaid = ""
         self._forced = False
+        self._prepare()
         self._pieces = self.force(opening)
+
+    def _prepare(self) -> None:  # noqa: B027
+        """Set the state of a subclass, before the parser reads its opening."""
+
+    def _id(self) -> str:
+        """Return the id of the call that begins."""
+        return new_call_id()
 
     def force(self, opening: str) -> list[Piece]:
         """Return the pieces of `opening`, the beginning of a call that the server has forced.
@@ -314,23 +324,6 @@ class CallParser(ABC):
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
 
-    def _to_end_marker(self, marker: str) -> bool:
-        """Drop the end marker of a call if it comes next; return False while that is not known.
-
-        White space before the marker is dropped with the marker; if no marker follows, it is text.
-        """
-        rest = self._held.lstrip(_SPACE)
-        self._lead.append(self._held[: len(self._held) - len(rest)])
-        self._held = rest
-        if rest.startswith(marker):
-            self._lead.clear()
-            self._held = rest[len(marker) :]
-            return True
-        if marker.startswith(rest):  # more text may complete the marker
-            return False
-        self._say_lead()
-        return True
-
     def _begin_call(self, name: str, arguments: str) -> None:
         """Report a new call; its arguments begin with `arguments`."""
         self._end_arguments()
@@ -345,7 +338,7 @@ class CallParser(ABC):
         arguments = self._finite.feed(arguments)
         self._called, self._written = name, [arguments]
         number = self.num_calls - 1
-        self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
+        self._pieces.append(ToolCallDelta(self._index, number, arguments, self._id(), name))
 
     def _close_call(self) -> None:
         """Count the last tool call as complete."""
@@ -370,6 +363,27 @@ class CallParser(ABC):
             if self.ends_at_repeat:
                 self._written.append(arguments)
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
+
+
+class PlainParser(CallParser):
+    """A parser with two states: in text, or in a thought."""
+
+    def _end(self) -> None:
+        """Report the held-back text at the end of the response."""
+        self._say(self._held)
+
+    def _at_marker(self, marker: str) -> None:
+        raise NotImplementedError
+
+
+class Plain(ToolFormat):
+    """The format of responses to requests without tools: text and thoughts."""
+
+    name = "plain"
+    parser_class = PlainParser
+
+
+PLAIN = Plain()
 
 
 def _normalized(arguments: str) -> str:

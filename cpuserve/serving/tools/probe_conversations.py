@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.tools.atoms import SHORT_TAG
 from cpuserve.serving.tools.base import WholeFormat, new_call_id
+from cpuserve.serving.tools.layout import SHORT_TAG, atoms
 from cpuserve.serving.tools.learn_layout import common_beginning, common_end
-from cpuserve.serving.tools.learn_turns import end_of, tags_around, turns_of
 from cpuserve.serving.tools.thoughts import ThinkTags, ThoughtEnd, Turns
 from cpuserve.tokenizer.traits import THOUGHTS
 
@@ -63,6 +62,7 @@ _CALLS: list[dict[str, Any]] = [
 _END = re.compile(rf"({SHORT_TAG}|\s)+$")
 _TAG = re.compile(rf"{SHORT_TAG}|\[/?[A-Z_]{{1,40}}\]")
 _NAMED_TAG = re.compile(rf"{SHORT_TAG}\w{{1,20}}$")
+_LONGEST, _LONGEST_TAG = 120, 64
 _TAGS = re.compile(rf"((?:{_TAG.pattern})\w{{0,20}})+")
 
 
@@ -80,6 +80,59 @@ def _common_turn_end(one: str, other: str) -> str:
     if end and all(_NAMED_TAG.search(text.removesuffix(end)) for text in (one, other)):
         return re.sub(f"^{SHORT_TAG}", "", end)
     return end
+
+
+def _turns_of(prompt: str, before: str, behind: Sequence[str]) -> Turns | None:
+    """Return the headers that the template writes before messages of a response.
+
+    Returns None if a response is always one message.
+
+    prompt: the rendered text before any response.
+    before: the rendered text before a response without calls, which includes the header.
+    behind: the rendered texts that come after one message and before the next one.
+    """
+    begun = next(filter(None, (_begun(prompt, text) for text in behind)), "")
+    if not begun or not before.startswith(prompt):
+        return None
+    return Turns(begun, before[len(prompt) :])
+
+
+def _tags_around(before: str, close: str, other: str) -> ThinkTags | None:
+    """Return the tags around a thought, or None.
+
+    before, close: the rendered texts before and after the thought.
+    other: the rest of the rendered text, which must not contain the first tag.
+    """
+    found = ""
+    for atom in reversed(atoms(before.rstrip()[-_LONGEST_TAG:])):
+        if atom == "\n":
+            break
+        found = atom + found
+        if len(atom) > 1 and atom[0] in "<[" and found not in other:
+            break
+    is_new = len(found) > 1 and found not in other
+    return (
+        ThinkTags(found.strip(), close.strip()) if is_new and len(close) <= _LONGEST_TAG else None
+    )
+
+
+def _end_of(rendered: str, said: str, turns: Turns) -> str:
+    """Return the text of `rendered` between `said` and the next message, stripped on the right."""
+    _, _, rest = rendered.partition(said)
+    at = rest.find(turns.begun)
+    return rest[:at].rstrip() if at >= 0 else ""
+
+
+def _begun(prompt: str, after: str) -> str:
+    """Return the end of `prompt` that begins a header, as it is in `after` too; "" if none."""
+    found = ""
+    for atom in reversed(atoms(prompt[-_LONGEST:])):
+        if atom + found not in after:
+            break
+        found = atom + found
+        if len(atom) > 1 and atom[0] in "<[":  # a header has only one tag, at its beginning
+            return found if after.count(found) == 1 else ""
+    return found if len(found) > 1 and not re.search(r"[\w\s]", found) else ""
 
 
 class ProbeConversations:
@@ -124,7 +177,7 @@ class ProbeConversations:
             called = self._render([*self._asked, turn]) or ""
             close = common_beginning(close, called.partition(_THOUGHT)[2]) or close
         other = after + (self.response(TEXT, 2, whole=True) or "")
-        return tags_around(before, close, other)
+        return _tags_around(before, close, other)
 
     def find_header(self, tags: ThinkTags) -> Turns | None:
         """Return the header before a text and the end tag after it, if the template writes them."""
@@ -165,9 +218,9 @@ class ProbeConversations:
         header = self._thinking.removeprefix(self._asks).partition(_THOUGHT)[0]
         if self._thinking.startswith(self._asks) and header.strip():
             behind.append(self._thinking.partition(_THOUGHT)[2].partition(TEXT)[0])
-        found = turns_of(self._asks, self._before, behind)
+        found = _turns_of(self._asks, self._before, behind)
         if found is not None:
-            ends = (end_of(said, TEXT, found), end_of(self._thinking, _THOUGHT, found))
+            ends = (_end_of(said, TEXT, found), _end_of(self._thinking, _THOUGHT, found))
             found = replace(found, ends=tuple(dict.fromkeys(end for end in ends if end)))
             self.turns = found
         return found
@@ -175,7 +228,7 @@ class ProbeConversations:
     def turn_tags(self, turns: Turns) -> ThinkTags | None:
         """Return the header and the end of a thought; None if the template writes no thoughts."""
         before, found, _ = self._thinking.partition(_THOUGHT)
-        end = end_of(self._thinking, _THOUGHT, turns)
+        end = _end_of(self._thinking, _THOUGHT, turns)
         if not (found and end and before.startswith(self._asks)):
             return None
         return ThinkTags(turns.begun + before[len(self._asks) :], end)

@@ -12,71 +12,36 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.serving.tools.base import OptionalSchemas, Schemas
-from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.base import OptionalSchemas
+from cpuserve.serving.tools.layout import Writing, lark
 from cpuserve.serving.tools.layout_parser import LayoutParser
-from cpuserve.serving.tools.python_rules import python_rules
-from cpuserve.serving.tools.python_values import json_of_python, text_of_python
-from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.values import as_json, types_of
+from cpuserve.serving.tools.value_rules import PYTHON_VALUES, call_rules
+from cpuserve.serving.tools.values import (
+    as_json,
+    json_of_python,
+    property_schema,
+    text_of_python,
+    types_of,
+)
 
 _SPACE = " \t\r\n"
 _LONGEST_KEY = 160
 
 
-class Python:
-    """The `Writing` (layout.py) of arguments as key=value in parentheses."""
-
-    reads_schemas = True
-    forces = True
-    markers: frozenset[str] = frozenset()
-
-    def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: this way of writing has no JSON there."""
-        return chunks(text)
-
-    def written(self, arguments: Any) -> str:
-        """Return arguments as Python writes them, with the parenthesis that ends the call."""
-        if not isinstance(arguments, Mapping):
-            return f"{arguments})"
-        return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
-
-    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
-        return python_rules(schemas, end)
-
-    def parser(
-        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
-    ) -> PythonParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return PythonParser(found, index, opening, schemas, around)
-
-
-PYTHON = Python()
-
-
 class PythonParser(LayoutParser):
     """A LayoutParser with two states in the arguments: in a key (or before it), or in a value."""
 
-    def __init__(
-        self,
-        found: LayoutFormat,
-        index: int,
-        opening: str = "",
-        schemas: Schemas | None = None,
-        around: Around | None = None,
-    ) -> None:
+    _depth = 0
+    _quote = ""  # the quotation mark that ends the current string
+    _escaped = False
+    _is_begun = False  # True: the value has a character that is not white space
+    _may_end = False  # True: the last character was a quote that may end the string
+    _has_begun = False  # True: a text has begun, so no call can follow if _is_bare
+
+    def _prepare(self) -> None:
         self._key: list[str] = []
         self._value: list[str] = []
-        self._depth = 0
-        self._quote = ""  # the quotation mark that ends the current string
-        self._escaped = False
-        self._is_begun = False  # True: the value has a character that is not white space
-        self._may_end = False  # True: the last character was a quote that may end the string
-        self._num_arguments = 0
-        self._is_bare = found.opens[0] == "["  # if true, calls can only begin a response
-        self._has_begun = False  # True: a text has begun, so no call can follow if _is_bare
-        super().__init__(found, index, opening, schemas, around)
+        self._is_bare = self._format.opens[0] == "["  # if true, calls can only begin a response
 
     def _in_text(self) -> bool:
         if not self._is_bare:
@@ -118,8 +83,7 @@ class PythonParser(LayoutParser):
     def _at_arguments(self) -> bool:
         if self._is_bare and self._schemas and self._name not in self._schemas:
             return self._text_again()
-        self._begin_call(self._name, "{")
-        self._num_arguments = 0
+        self._begin_arguments()
         self._key, self._state = [], self._in_key
         return True
 
@@ -141,8 +105,7 @@ class PythonParser(LayoutParser):
                 self._key.append(char)
             if not (char.isalnum() or char in "_-.$, \t\r\n") or len(self._key) > _LONGEST_KEY:
                 self._held = self._held[at:]
-                self._state = self._in_text  # the text is not a valid tool call
-                return True
+                return self._give_up()
         self._held = ""
         return False
 
@@ -183,14 +146,29 @@ class PythonParser(LayoutParser):
 
     def _tell_value(self) -> None:
         """Report an argument as JSON of the type that its schema requires."""
-        schema = self._schemas.get(self._name, {})
-        properties = schema.get("properties")
-        key, text = "".join(self._key), "".join(self._value).strip()
-        of_key = properties.get(key) if isinstance(properties, Mapping) else None
-        comma = ", " if self._num_arguments else ""
-        self._num_arguments += 1
-        written = _value(text, types_of(of_key, schema))
-        self._continue_call(f"{comma}{json.dumps(key)}: {written}")
+        schema, key = self._schemas.get(self._name, {}), "".join(self._key)
+        types = types_of(property_schema(schema, key), schema)
+        self._tell_key(key, _value("".join(self._value).strip(), types))
+
+
+class Python(Writing):
+    """The `Writing` (layout.py) of arguments as key=value in parentheses."""
+
+    reads_schemas = True
+    parser_class = PythonParser
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as Python writes them, with the parenthesis that ends the call."""
+        if not isinstance(arguments, Mapping):
+            return f"{arguments})"
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+
+    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
+        return call_rules(PYTHON_VALUES, schemas, "=", "PY_NAME", f'")" {lark(end)}')
+
+
+PYTHON = Python()
 
 
 def _value(text: str, types: frozenset[str]) -> str:

@@ -5,109 +5,95 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-The parser reports the arguments as JSON, as in qwen3_coder.py: a string while it is written,
-another value when it has ended. The type of a value comes from its tag or the schema.
+The parser reports the arguments as JSON: a string while it is written, without the line breaks
+next to the tags, another value when it has ended. The type of a value comes from its tag
+or the schema (values.py). Some models omit the tag at the end of a value. A string may contain it,
+if no tag of the format follows it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, Schemas
+from cpuserve.serving.tools.base import NO_SCHEMAS, JsonSchema, OptionalSchemas
 from cpuserve.serving.tools.element_values import json_of_elements
 from cpuserve.serving.tools.element_values import written as elements_of
-from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout import Writing, chunks
 from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.machine import overlap
 from cpuserve.serving.tools.tag_rules import tag_rules
 from cpuserve.serving.tools.tag_texts import KEY, TagTexts
-from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.typed_values import TypedValues
-from cpuserve.serving.tools.values import types_of
+from cpuserve.serving.tools.values import Types, as_json, may_be_null, property_schema, types_of
 
+_SPACE = " \t\r\n"
 _TEXT = frozenset({"string"})
+_TEXT_OR_NULL = {"string", "null"}
+_ANY_NAME = re.compile(r"[^<>\r\n]{1,128}(?=>|\Z)")
 _LONGEST_HEAD = 400
+_LONGEST_SPACE = 64  # more white space after an end tag is not waited for
 
 
-@dataclass(frozen=True)
-class Tags(TagTexts):
-    """The `Writing` (layout.py) of arguments with a tag for each one."""
+class TagParser(LayoutParser):
+    """A LayoutParser with states in a call: between arguments, in a head, in a value.
 
-    reads_schemas = True
-    forces = True
-    markers: frozenset[str] = frozenset()
+    A value is in a string, or in text that is converted at its end.
+    """
 
-    def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: this way of writing has no JSON there."""
-        return chunks(text)
+    _schema: JsonSchema = NO_SCHEMAS  # the schema of the arguments
+    _of_value: Any = None  # the schema of the value that is being read
+    _types: Types = frozenset()  # the types of this value
+    _opened = 0  # how many chunks of `open` were read
+    _is_over = False  # whether the response has ended
 
-    def written(self, arguments: Any) -> str:
-        """Return arguments as a template writes them."""
-        if self.item and isinstance(arguments, Mapping):
-            # The layout's text before the arguments ends with the text that each tag begins with.
-            shared = self.prefix.removesuffix(self.open)
-            return f"{elements_of(dict(arguments), self)}{shared}".removeprefix(shared)
-        return super().written(arguments)
-
-    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
-        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
-        return tag_rules(self, schemas, end)
-
-    def parser(
-        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
-    ) -> TagParser:
-        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
-        return TagParser(self, found, index, opening, schemas, around)
-
-
-class TagParser(LayoutParser, TypedValues):
-    """A LayoutParser with three states in a call: between arguments, in a head, in a value."""
-
-    def __init__(
-        self,
-        tags: Tags,
-        found: LayoutFormat,
-        index: int,
-        opening: str = "",
-        schemas: Schemas | None = None,
-        around: Around | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
+        tags = self._format.writing
+        assert isinstance(tags, Tags)
         self._writing = tags
         self._open = chunks(tags.open)
-        self._closes = found.layout.end.split()[0]
+        self._closes = self._format.layout.end.split()[0]
         self._key_end = tags.heads[0][1].strip()[0]
-        self._value_ends = self._ends_of("")
-        self._opened = 0  # how many chunks of `open` were read
-        self._schema: JsonSchema = {}
-        self._of_value: Any = None  # the schema of the value that is being read
-        self._num_arguments = 0
-        self._stops: tuple[str, ...] = self._value_ends
-        super().__init__(found, index, opening, schemas, around)
+        self._value_ends = self._stops = self._ends_of("")
+        # A value may contain its end tag: the tag ends the value only before one of these texts
+        # and white space, so a model may write a file about its own format.
+        behind = (self._open[0], self._closes, *self._format.tails)
+        self._behind: tuple[str, ...] = () if tags.item else behind
+        self._follows = self._behind  # these texts for the current value; () = any text
+        self._breaks = tags.breaks
+        self._value: list[str] = []  # pieces of an argument that is converted at its end
 
     def _end(self) -> None:
         self._end_value()
         super()._end()
 
+    def _await_arguments(self) -> None:
+        self._state = self._at_arguments
+        if self._writing.loose:
+            self._begin()
+
     def _at_arguments(self) -> bool:
         """Begin the call if an argument or the end of the call follows."""
         self._skip_space()
-        held = self._held
         starts = (self._open[0], self._closes)
-        if any(held.startswith(start) for start in starts):
-            self._begin_call(self._name, "{")
-            self._schema = self._schemas.get(self._name, {})
-            self._num_arguments = self._opened = 0
-            self._state = self._between
+        if self._held.startswith(starts):
+            self._begin()
             return True
-        if any(start.startswith(held) for start in starts):
+        if any(start.startswith(self._held) for start in starts):
             return False
         return self._text_again()
 
+    def _begin(self) -> None:
+        self._begin_arguments()
+        self._schema = self._schemas.get(self._name, NO_SCHEMAS)
+        self._opened = 0
+        self._state = self._between
+
     def _between(self) -> bool:
         """Read the tag of the next argument, or the end of the call."""
-        self._held = held = self._held.lstrip(" \t\r\n")
+        self._held = held = self._held.lstrip(_SPACE)
         if self._opened == 0 and held.startswith(self._closes):
             self._continue_call("}")
             self._held = held[len(self._closes) :]
@@ -125,14 +111,16 @@ class TagParser(LayoutParser, TypedValues):
             return True
         if chunk.startswith(held):
             return False
-        self._state = self._in_text  # the text is not a valid tool call
-        return True
+        return self._give_up()
 
     def _in_head(self) -> bool:
         """Read a key, and the text (head) between the key and its value."""
         head = self._held[:_LONGEST_HEAD]
         key, found, _ = head.partition(self._key_end)
         rest = head[len(key) :]
+        if self._writing.loose and (key or found) and not _ANY_NAME.fullmatch(key):
+            self._held = self._open[0] + self._held
+            return self._give_up()
         if found:
             for shown, kind in self._writing.shown:
                 match = shown.match(rest)
@@ -141,22 +129,19 @@ class TagParser(LayoutParser, TypedValues):
                     return True
         if len(self._held) < _LONGEST_HEAD:
             return False
-        self._state = self._in_text  # the text is not a valid tool call
-        return True
+        return self._give_up()
 
     def _begin_value(self, key: str, kind: str, value: str) -> None:
-        comma = ", " if self._num_arguments else ""
-        self._num_arguments += 1
-        properties = self._schema.get("properties")
-        self._of_value = properties.get(key) if isinstance(properties, Mapping) else None
+        self._of_value = property_schema(self._schema, key)
         self._types = types_of(self._of_value, self._schema)
-        self._value_ends = self._ends_of(key)
+        if KEY in self._writing.tail:
+            self._value_ends = self._ends_of(key)
         if kind == "string":
             self._types = _TEXT
         elif kind:
             self._types -= _TEXT
-        self._continue_call(f"{comma}{json.dumps(key)}: ")
-        self._held, self._stops = value, self._value_ends
+        self._tell_key(key)
+        self._held, self._stops, self._follows = value, self._value_ends, self._behind
         self._state = self._first_break
 
     def _ends_of(self, key: str) -> tuple[str, ...]:
@@ -167,21 +152,16 @@ class TagParser(LayoutParser, TypedValues):
             return tail, tags.open.strip(), self._closes
         return tail, tags.tail.partition(f"/{KEY}{tags.heads[0][1]}")[2] + self._closes
 
-    def _converted(self, text: str) -> str:
-        if not self._writing.item:
-            return super()._converted(text)
-        return json_of_elements(text, self._writing, self._of_value, self._schema)
-
     def _first_break(self) -> bool:
         """Drop the line break before a value, and the quote that opens a string."""
         held, quote = self._held, self._writing.quote[0]
-        if self._writing.breaks:
+        if self._breaks:
             if held == "\r":
                 return False
             self._held = held = held.removeprefix("\r\n" if held[0] == "\r" else "\n")
         if quote and held.startswith(quote):
             self._held, self._stops = held[len(quote) :], (self._writing.quote[1],)
-            self._types = _TEXT
+            self._types, self._follows = _TEXT, ()
         elif quote and quote.startswith(held):
             return False
         if self._types == _TEXT:
@@ -196,25 +176,126 @@ class TagParser(LayoutParser, TypedValues):
 
         The value ends at its end tag (tail) or, because models forget this tag, at the next tag.
         """
-        ends = self._stops
-        is_tag = ends is self._value_ends and not self._writing.item
-        follows = (self._open[0], self._closes, *self._format.tails) if is_tag else ()
-        value, end = self._certain(ends, breaks=self._writing.breaks, follows=follows)
+        value, end = self._certain()
         if end is None:
             return value, False
         if end not in self._value_ends[1:]:
             self._held = self._held[len(end) :]
         elif self._writing.item:
             self._held = self._held[len(end) - len(self._closes) :]
-        self._state = self._between if ends is self._value_ends else self._behind_quote
+        self._state = self._between if self._stops is self._value_ends else self._behind_quote
         return value, True
 
     def _behind_quote(self) -> bool:
         """Drop the tail (end tag) of a value that ended with a quote."""
-        self._held = held = self._held.lstrip(" \t\r\n")
+        self._held = held = self._held.lstrip(_SPACE)
         tail = self._value_ends[0]
         if not held.startswith(tail) and tail.startswith(held):
             return False
         self._held = held.removeprefix(tail)
         self._state = self._between
         return True
+
+    def _in_string(self) -> bool:
+        value, ended = self._up_to_end()
+        self._continue_call(_inside(value) + ('"' if ended else ""))
+        return ended
+
+    def _in_other(self) -> bool:
+        value, ended = self._up_to_end()
+        self._value.append(value)
+        if ended:
+            self._continue_call(self._converted("".join(self._value)))
+        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
+            return False
+        else:
+            self._continue_call('"' + _inside("".join(self._value)))
+            self._state = self._in_string
+        self._value.clear()
+        return ended
+
+    def _converted(self, text: str) -> str:
+        """Return a value that has ended as JSON."""
+        if not self._writing.item:
+            return as_json(text, self._types)
+        return json_of_elements(text, self._writing, self._of_value, self._schema)
+
+    def _end_value(self) -> None:
+        """Read the end of a value at the end of the response; the rest of a string is reported."""
+        self._is_over = True
+        if self._state == self._in_other:
+            self._in_other()
+        elif self._state == self._in_string and not self._in_string():
+            self._continue_call(_inside(self._held))
+
+    def _certain(self) -> tuple[str, str | None]:
+        """Return the part of a value that no later text can change, and the end that was found.
+
+        The value ends at the first of `_stops`, which stays held back; None = no end has come.
+        A line break before the end does not belong to the value if the format has `breaks`.
+        """
+        held = self._held
+        found = self._found_end()
+        if found is not None and found[1] is not None:
+            at, end = found
+            self._held = held[at:]
+            return (_without_break(held[:at]) if self._breaks else held[:at]), end
+        # Hold back text that may be the beginning of an end, and a line break before it.
+        shown = len(held) - overlap(held, self._stops) if found is None else found[0]
+        if self._breaks and held[:shown].endswith(("\r", "\n")):
+            shown = max(0, shown - len("\r\n"))
+        self._held = held[shown:]
+        return held[:shown], None
+
+    def _found_end(self) -> tuple[int, str | None] | None:
+        """Return the place of the first end in the held text, and this end; None = there is none.
+
+        The end is None if it depends on later text whether it is one.
+        """
+        held, begin, follows = self._held, 0, self._follows
+        while found := [(at, end) for end in self._stops if (at := held.find(end, begin)) >= 0]:
+            at, end = min(found)
+            behind = held[at + len(end) :]
+            rest = behind.lstrip(_SPACE)
+            is_end = rest.startswith(follows) or len(behind) > _LONGEST_SPACE + len(rest)
+            if not follows or end != self._stops[0] or is_end:
+                return at, end
+            if any(text.startswith(rest) for text in follows):
+                return at, end if self._is_over else None
+            begin = at + len(end)
+        return None
+
+
+@dataclass(frozen=True)
+class Tags(TagTexts, Writing):
+    """The `Writing` (layout.py) of arguments with a tag for each one."""
+
+    reads_schemas = True
+    parser_class = TagParser
+
+    @property
+    def names(self) -> re.Pattern[str]:
+        """The expression of the name of a function."""
+        return _ANY_NAME if self.loose else super().names
+
+    def written(self, arguments: Any) -> str:
+        """Return arguments as a template writes them."""
+        if self.item and isinstance(arguments, Mapping):
+            # The layout's text before the arguments ends with the text that each tag begins with.
+            shared = self.prefix.removesuffix(self.open)
+            return f"{elements_of(dict(arguments), self)}{shared}".removeprefix(shared)
+        return super().written(arguments)
+
+    def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
+        """Return Lark expressions of arguments and `end`, and all Lark rules (Writing.rules)."""
+        return tag_rules(self, schemas, end)
+
+
+def _inside(text: str) -> str:
+    """Return `text` escaped for a JSON string, without quotes around it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _without_break(text: str) -> str:
+    """Return `text` without one line break at its end."""
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text

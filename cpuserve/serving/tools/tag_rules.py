@@ -14,9 +14,8 @@ from cpuserve.serving.tools.element_values import (
     nested_rule,
 )
 from cpuserve.serving.tools.layout import lark
-from cpuserve.serving.tools.python_rules import PYTHON_VALUES
 from cpuserve.serving.tools.tag_texts import KEY, TagTexts, escaped
-from cpuserve.serving.tools.value_rules import ValueRules
+from cpuserve.serving.tools.value_rules import PYTHON_VALUES, ValueRules
 from cpuserve.serving.tools.values import Types, parts_of, types_of
 
 
@@ -40,7 +39,7 @@ def tag_rules(tags: TagTexts, schemas: OptionalSchemas, end: str) -> tuple[list[
     if tags.python:
         rules += PYTHON_VALUES.shared()
     if any("]: TEXT" in rule or " TEXT " in rule for rule in rules):
-        rules.append(_text(tags))
+        rules.append(_text(tags, end))
     if None in schemas.values():
         rules.append(_free(tags, end))
     return found, rules
@@ -55,16 +54,17 @@ def _marked(rules: str, name: str) -> str:
     ])  # fmt: skip
 
 
-def _text(tags: TagTexts) -> str:
+def _text(tags: TagTexts, end: str) -> str:
     """Return the Lark rule of a string without tags, because a tag would end the string."""
-    texts = [tags.tail.partition(KEY)[0]] if KEY in tags.tail else [tags.open, tags.tail]
+    tail = end if tags.loose else tags.tail
+    texts = [tags.tail.partition(KEY)[0]] if KEY in tags.tail else [tags.open, tail]
     ends = "|".join(escaped(end.strip()) for end in texts)
     return rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
 
 
 def _free(tags: TagTexts, end: str) -> str:
     """Return the Lark rule of arguments without a schema, and of the text `end` after them."""
-    if tags.item:  # tags inside of tags: no single tag marks the end
+    if tags.item or tags.loose:  # tags inside of tags: no single tag marks the end
         return f"free[suffix={json.dumps(end)}]: /(.|\\n)*/"
     heads = " | ".join(dict.fromkeys(json.dumps(head) for _, head in tags.heads))
     stop = escaped(tags.heads[0][1].strip()[0])

@@ -28,6 +28,8 @@ class TagTexts:
       "" = they are JSON.
     prefix: the beginning of a tag inside of a value, such as "<".
     python: whether lists, objects and words are written as Python writes them.
+    loose: models of this format call functions that do not exist, and write arguments without
+      a schema in any way; a key has the characters of such a name.
     """
 
     open: str
@@ -37,6 +39,7 @@ class TagTexts:
     item: str = ""
     prefix: str = ""
     python: bool = False
+    loose: bool = False
 
     def written(self, arguments: Any) -> str:
         """Return arguments as a template writes them; a text that is no object, unchanged."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.machine import CallParser, overlap
+from cpuserve.serving.tools.wrapped import WrappedParser
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import Piece, ToolParser
@@ -31,7 +32,7 @@ def finds_calls(parser: CallParser) -> bool:
     return bool(parser.markers) and all(len(mark) >= _SHORTEST for mark in parser.markers)
 
 
-class ThoughtCalls:
+class ThoughtCalls(WrappedParser):
     """A ToolParser that reports calls at the end of the last thought as calls.
 
     The thought is held back from a marker on, until its text can no longer be only calls. All
@@ -44,7 +45,7 @@ class ThoughtCalls:
     def __init__(
         self, parser: CallParser, make: Callable[[], ToolParser], functions: Collection[str]
     ) -> None:
-        self._parser: ToolParser = parser
+        super().__init__(parser)
         self._markers, self._make, self._functions = parser.markers, make, functions
         self._index = 0
         self._held = ""  # text of the thought that is not read yet
@@ -52,76 +53,12 @@ class ThoughtCalls:
         self._read: list[str] = []  # this text, and the white space before it
         self._found: list[Piece] = []  # what `_calls` has found in it
 
-    @property
-    def num_closed(self) -> int:
-        """How many tool calls are complete."""
-        return self._parser.num_closed
-
-    @property
-    def last_closed(self) -> bool:
-        """Whether the tool call that began last is complete."""
-        return self._parser.last_closed
-
-    @property
-    def most_calls(self) -> int | None:
-        """The number of complete calls after which the parser ignores text; None = no limit."""
-        return self._parser.most_calls
-
-    @most_calls.setter
-    def most_calls(self, most: int | None) -> None:
-        self._parser.most_calls = most
-
-    @property
-    def ends_at_repeat(self) -> bool:
-        """Whether the parser ignores the text after a tool call that equals an earlier one."""
-        return self._parser.ends_at_repeat
-
-    @ends_at_repeat.setter
-    def ends_at_repeat(self, ends: bool) -> None:
-        self._parser.ends_at_repeat = ends
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the response ends with the calls so far (see ToolParser)."""
-        return self._parser.is_full
-
-    @property
-    def in_thought(self) -> bool:
-        """Whether the text so far ends within a thought."""
-        return self._parser.in_thought
-
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether only white space and markers have followed the last call."""
-        return self._parser.ends_with_call
-
-    @property
-    def num_calls(self) -> int:
-        """How many tool calls have begun."""
-        return self._parser.num_calls
-
-    def may_stop(self, char: str) -> bool:
-        """Return whether the next character may be a part of a stop string."""
-        return self._parser.may_stop(char)
-
-    def stops_alike(self, text: str) -> bool:
-        """Return whether may_stop is known to be the same for all characters of `text`."""
-        return self._parser.stops_alike(text)
-
-    def force(self, opening: str) -> list[Piece]:
-        """Return the pieces of `opening`, the beginning of a call that the server has forced."""
-        return self._passed(self._parser.force(opening))
-
-    def push(self, text: str) -> list[Piece]:
-        """Read the next text; return the pieces that no later text can change."""
-        return self._passed(self._parser.push(text))
-
     def flush(self, *, cut: bool = False) -> list[Piece]:
         """Return the pieces of the text that is still held back (see ToolParser.flush).
 
         If a limit has cut the response, the model was still thinking.
         """
-        told = self._passed(self._parser.flush(cut=cut))
+        told = super().flush(cut=cut)
         return told + (self._release() if cut or self._parser.num_calls else self._ended())
 
     def _passed(self, pieces: list[Piece]) -> list[Piece]:

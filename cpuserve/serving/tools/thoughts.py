@@ -17,20 +17,29 @@ class ThinkTags:
 
 
 THINK = ThinkTags("<think>", "</think>")
-# The tags around thoughts of other model families.
-_OTHERS = (
-    ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    ThinkTags("[THINK]", "[/THINK]"),
-    ThinkTags("<seed:think>", "</seed:think>"),
-    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+# Tags that no response contains, for models without thoughts.
+NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
+# The tags around thoughts, for each reasoning parser of vLLM.
+REASONING: dict[str, ThinkTags] = {
+    "apriel": ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "mistral": ThinkTags("[THINK]", "[/THINK]"),
+    "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
+    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
+}
+# All tags: a template has the first ones that it contains.
+KNOWN_TAGS = (
+    *REASONING.values(),
     ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
-    ThinkTags("<|channel>thought", "<channel|>"),
     ThinkTags("<thinking>", "</thinking>"),
     ThinkTags("<thought>", "</thought>"),
+    THINK,
 )
-
-
-KNOWN_TAGS = (*_OTHERS, THINK)
+REASONING |= dict.fromkeys(
+    ("deepseek_r1", "deepseek_v3", "glm45", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2",
+     "nemotron_v3", "olmo3", "qwen3", "step3"),
+    THINK,
+)  # fmt: skip
 
 
 def tags_in(source: str) -> ThinkTags | None:

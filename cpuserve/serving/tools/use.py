@@ -26,11 +26,10 @@ from cpuserve.serving.tools.base import (
     Schemas,
 )
 from cpuserve.serving.tools.custom import CustomCalls
-from cpuserve.serving.tools.form import FormParser
-from cpuserve.serving.tools.machine import CallParser
-from cpuserve.serving.tools.plain import PLAIN
+from cpuserve.serving.tools.machine import PLAIN, CallParser
 from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
 from cpuserve.serving.tools.thoughts import USUAL, Around, ThoughtUse
+from cpuserve.serving.tools.wrapped import FormParser
 
 if TYPE_CHECKING:
     from cpuserve.serving.calls.call import GenerateCall, Prompt
@@ -74,13 +73,11 @@ class ToolUse:
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
         around = replace(around, functions=frozenset(self.kept), formed=self.formed)
         parser = self.format.parser(index, opening, self.schemas, around)
+        parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
         is_forced = self.opening or self.form is not None or self.formed
         if self.kept and not is_forced and isinstance(parser, CallParser) and finds_calls(parser):
             parser = self._with_thought_calls(index, parser, around)
-        if self.custom:
-            parser = CustomCalls(parser, self.custom)
-        parser.most_calls, parser.ends_at_repeat = self.most_calls, self.ends_at_repeat
-        return parser
+        return CustomCalls(parser, self.custom) if self.custom else parser
 
     def form_parser(self, parser: ToolParser, index: int, form: StructuredOutputs) -> ToolParser:
         """Return the parser of the text that follows `parser` and has the form `form`.

@@ -114,6 +114,28 @@ class ValueSyntax:
         return list(dict.fromkeys(found))
 
 
+_ESCAPE = r"\\(['\"\\\/nrtbf]|u[0-9a-fA-F]{4})"
+PYTHON_VALUES = ValueSyntax(
+    name="py",
+    text="PY_TEXT",
+    # Some models write the words of JSON.
+    words={
+        True: '( "True" | "true" )',
+        False: '( "False" | "false" )',
+        None: '( "None" | "null" )',
+    },
+    comma='"," " "?',
+    colon='":" " "?',
+    key="PY_TEXT",
+    key_quotes=("'", '"'),
+    terminals=(
+        rf"""PY_TEXT: /'([^'\\]|{_ESCAPE})*'/ | /"([^"\\]|{_ESCAPE})*"/""",
+        r"PY_NAME: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+    ),
+    quotes=("'", '"'),
+)
+
+
 class ValueRules:
     """Collects the Lark rules of the schemas of one function.
 

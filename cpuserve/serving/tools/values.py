@@ -1,4 +1,4 @@
-"""Arguments that are written without quotes: find the types of values, and convert to JSON.
+"""Find the types of values in schemas; convert values without quotes, or in Python, to JSON.
 
 Types are tried in the order of vLLM: null, integer, number, boolean, object, array, string.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from cpuserve.serving.tools.base import JsonSchema
-from cpuserve.serving.tools.python_values import finite, json_of_python, refuse
 
 Types = frozenset[str]
 
@@ -25,6 +25,18 @@ _ALIASES = {
     "bool": "boolean",
 }
 _UNIONS = ("anyOf", "oneOf", "allOf")
+
+# Values in Python syntax, which some models write in calls.
+_PARTS = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
+    # A string without a closing quote matches up to the end of the text, to keep the time linear.
+    r"""|(?P<rest>['"].*)|(?P<comma>,)(?=\s{0,64}[])}])|(?P<open>\()|(?P<close>\))""",
+    re.DOTALL,
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a",
+            "0": "\0", "\n": "", "\\": "\\", "'": "'", '"': '"'}  # fmt: skip
 
 
 def types_of(schema: Any, root: JsonSchema) -> Types:
@@ -41,6 +53,12 @@ def types_of(schema: Any, root: JsonSchema) -> Types:
         if "const" in one:
             found.add(_type_of(one["const"]))
     return frozenset(found)
+
+
+def property_schema(schema: JsonSchema, key: str) -> Any:
+    """Return the schema of a member of an object, or None; schemas of clients are unchecked."""
+    properties = schema.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 def parts_of(schema: Any, root: JsonSchema) -> Iterator[JsonSchema]:
@@ -133,10 +151,60 @@ def _boolean(text: str) -> str | None:
 def _any(text: str, *kinds: type) -> str | None:
     """Return `text` if it is a JSON value (of one of the types `kinds`, if given), else None."""
     try:
-        value = json.loads(text, parse_constant=refuse, parse_float=finite)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return text.strip() if not kinds or isinstance(value, kinds) else None
+
+
+def json_of_python(text: str) -> str | None:
+    """Return a Python value (string, number, list, tuple, dict, True, None) as JSON, or None."""
+    written = _PARTS.sub(_part_as_json, text.strip())
+    try:
+        value = json.loads(written, parse_constant=_refuse, parse_float=_finite)
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of_python(inside: str) -> str:
+    """Return the text between two quotes with its Python escapes replaced."""
+    return _ESCAPES.sub(_unescaped, inside)
+
+
+def _finite(text: str) -> float:
+    """Return a number. Raises ValueError if it is too large."""
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    """Raise ValueError: the value is NaN or Infinity, which Python reads but JSON has not."""
+    raise ValueError(text)
+
+
+def _part_as_json(found: re.Match[str]) -> str:
+    match found.lastgroup:
+        case "text":
+            return json.dumps(text_of_python(found[0][1:-1]))
+        case "word":
+            return _WORDS.get(found[0], found[0])
+        case "comma":
+            return ""
+        case "rest":
+            return found[0]
+        case "open":
+            return "["
+    return "]"
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escape = found[1]
+    if escape[0] in "xuU" and len(escape) > 1:
+        code = int(escape[1:], 16)
+        is_text = code < 0x110000 and not 0xD800 <= code < 0xE000
+        return chr(code) if is_text else "\ufffd"
+    return _ESCAPED.get(escape, found[0])
 
 
 def _of_python(text: str, begins: str) -> str | None:
