@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
+from cpuserve.serving.limits import ClientLimits
 
 from cpuserve.errors import EngineDead
 from tests.api.fakes import ANSWER, speak, tokenizer
@@ -35,6 +36,11 @@ def held(event):
         yield from outputs
 
     return script
+
+
+# A client that closes its connection may have closed only its sending side. The server notices it
+# when it next writes: a token, or a ping.
+SOON = {"limits": ClientLimits(silent_s=0.05)}
 
 
 def run(work):
@@ -91,7 +97,7 @@ def test_a_background_response_goes_from_queued_to_completed():
 def test_a_background_stream_is_read_again_from_any_event_and_outlives_its_client():
     async def main():
         more = asyncio.Event()
-        async with client_of(held(more)) as (server, client):
+        async with client_of(held(more), **SOON) as (server, client):
             stream = await client.responses.create(
                 input="hi", background=True, stream=True, **MODEL
             )
@@ -223,7 +229,7 @@ def test_a_full_store_refuses_with_the_reason_and_keeps_what_runs():
 def test_a_client_that_disconnects_stores_nothing():
     async def main():
         never = asyncio.Event()
-        async with client_of(held(never)) as (server, client):
+        async with client_of(held(never), **SOON) as (server, client):
             stream = await client.responses.create(input="hi", stream=True, **MODEL)
             assert (await anext(stream)).response.store is True
             assert len(server.state.stored) == 1
