@@ -13,13 +13,16 @@ from cpuserve.sampling.slot import SlotRequest
 
 def build_facts() -> dict[str, str]:
     """{"arch", "baseline": compiler flags outside the ISA units, "build_type", "c_library" whose
-    headers were used, "compiler", "python" version}."""
+    headers were used, "compiler", "levels": CPUSERVE_LEVELS of the build, "python" version}."""
 
 def isa_levels() -> list[str]:
     """Levels that this CPU and OS can run, lowest first, such as ["scalar", "avx2"]."""
 
 def compiled_isa_levels() -> list[str]:
     """Levels in this build."""
+
+def cpu_isa_levels() -> list[str]:
+    """Levels that this CPU and OS can run, lowest first, whether or not this build has them."""
 
 def cpu_features() -> dict[str, Any]:
     """{"arch", "vendor", "model", "features": [lscpu names], "tiles_refused": the CPU has AMX and the

@@ -109,6 +109,7 @@ def make_wheel(tools: Path, sdist: Path, work: Path) -> Path:
     """Build the wheel from the source distribution without a network, and repair it."""
     raw = work / "raw"
     path = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    path["CPUSERVE_LEVELS"] = "all"  # for other machines
     options = ("--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir")
     run(*OFFLINE, tools / "pip", "wheel", *options, "--wheel-dir", raw, sdist, env=path)
     (built,) = raw.glob("*.whl")

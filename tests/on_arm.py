@@ -262,6 +262,7 @@ class Arm:
         arguments = [f"-D{name}={value}" for name, value in settings.items()]
         before = os.environ.get("CMAKE_ARGS", "")
         return {
+            "CPUSERVE_LEVELS": "all",
             "_PYTHON_HOST_PLATFORM": "linux-aarch64",
             "CMAKE_ARGS": f"{before} {shlex.join(arguments)}",
         }

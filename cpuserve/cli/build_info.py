@@ -22,7 +22,7 @@ def text(version: str, levels: Sequence[str], facts: Mapping[str, str], error: s
     return "\n".join(
         [
             *lines,
-            f"  levels    {', '.join(levels)}",
+            f"  levels    {', '.join(levels)} (CPUSERVE_LEVELS={facts['levels']})",
             f"  built     for {facts['arch']} and Python {facts['python']}, with {built}",
             f"  baseline  {facts['baseline']} outside the kernels",
         ]

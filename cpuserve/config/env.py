@@ -26,6 +26,8 @@ OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
 # Other modules of cpuserve read these variables with `environment()`; they are not engine options.
 OTHERS = ("CPUSERVE_CONFIG", "CPUSERVE_CACHE")
+# The build of the kernels reads this variable (pyproject.toml), and a shell may keep it.
+OF_THE_BUILD = ("CPUSERVE_LEVELS",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def _acceptable(f: Field, text: str) -> bool:
 def _unknown(env: Mapping[str, str]) -> list[str]:
     known = [f.env for f in FIELDS if f.env] + list(OTHERS)
     tails = [k.removeprefix(PREFIX) for k in known if k.startswith(PREFIX)]
-    silent = {*known, *no_op_variables()}
+    silent = {*known, *OF_THE_BUILD, *no_op_variables()}
     notes = []
     aliases = {alias.name for f in FIELDS for alias in f.env_aliases}
     for name in sorted(env):

@@ -33,6 +33,7 @@ std::map<std::string, std::string> build_facts() {
           {"build_type", CPUSERVE_BUILD_TYPE},
           {"c_library", c_library()},
           {"compiler", CPUSERVE_COMPILER},
+          {"levels", CPUSERVE_BUILT_FOR},
           {"python", PY_VERSION}};
 }
 

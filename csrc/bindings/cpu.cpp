@@ -31,15 +31,16 @@ std::vector<std::string> runnable_levels() {
 
 py::dict features_dict() {
   const CpuInfo& cpu = cpu_info();
+  const CacheSizes caches = read_cache_sizes(0);
   py::dict out;
   out["arch"] = cpu.arch;
   out["vendor"] = cpu.vendor;
   out["model"] = cpu.model;
   out["features"] = cpu.features;
   out["tiles_refused"] = cpu.tiles_refused;
-  out["l1d"] = cpu.l1d_bytes;
-  out["l2"] = cpu.l2_bytes;
-  out["l3"] = cpu.l3_bytes;
+  out["l1d"] = caches.l1d;
+  out["l2"] = caches.l2;
+  out["l3"] = caches.l3;
   return out;
 }
 
@@ -118,6 +119,7 @@ const KernelTable& runnable_kernels(const std::string& isa) {
 
 void register_cpu(py::module_& m) {
   m.def("isa_levels", &runnable_levels);
+  m.def("cpu_isa_levels", [] { return supported_isa_levels(cpu_info()); });
   m.def("compiled_isa_levels", [] {
     const std::vector<const char*> levels = compiled_levels();
     return std::vector<std::string>(levels.begin(), levels.end());

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "cpu/caches.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -205,10 +203,6 @@ CpuInfo read_cpu() {
   CpuInfo cpu;
   cpu.arch = kArch;
   identify(cpu);
-  const CacheSizes caches = read_cache_sizes(0);
-  cpu.l1d_bytes = caches.l1d;
-  cpu.l2_bytes = caches.l2;
-  cpu.l3_bytes = caches.l3;
   return cpu;
 }
 

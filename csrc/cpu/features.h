@@ -13,8 +13,7 @@ struct CpuInfo {
   std::string vendor;                 // as reported by CPUID or MIDR: "AuthenticAMD", "Arm" ...
   std::string model;                  // brand string, may be empty
   std::vector<std::string> features;  // in the spelling of lscpu; only if the OS supports them
-  bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
-  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // the caches of one core; 0 = unknown
+  bool tiles_refused = false;         // the CPU has AMX, but the OS does not let this process use it
 
   bool has(std::string_view feature) const;
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cpu/caches.h"
 #include "cpu/features.h"
 #include "main.h"
 
@@ -107,8 +108,9 @@ TEST(this_cpu_is_described) {
   const CpuInfo& cpu = cpu_info();
   EXPECT(cpu.arch == "x86_64" || cpu.arch == "aarch64");
   EXPECT(!cpu.features.empty());
-  EXPECT(cpu.l1d_bytes == 0 || (cpu.l1d_bytes >= 8 << 10 && cpu.l1d_bytes <= 1 << 20));
-  EXPECT(cpu.l2_bytes == 0 || cpu.l2_bytes >= cpu.l1d_bytes);
+  const CacheSizes caches = read_cache_sizes(0);
+  EXPECT(caches.l1d == 0 || (caches.l1d >= 8 << 10 && caches.l1d <= 1 << 20));
+  EXPECT(caches.l2 == 0 || caches.l2 >= caches.l1d);
 }
 
 #if defined(__x86_64__)

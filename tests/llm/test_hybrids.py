@@ -9,6 +9,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.answers import exact, exact_answers
 from tests.helpers.depth import deep_but
+from tests.helpers.levels import LEVELS
 from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_config, tiny_model
 
@@ -123,7 +124,7 @@ def test_the_third_prompt_with_one_beginning_reuses_its_state(family):
 def test_the_plan_counts_what_the_kernels_keep(family):
     program = build_program(spec_from_config(tiny_config(family)))
     sizes = {"max_tokens": 8, "max_seqs": 1, "max_position": 64, "kv_type": "bf16"}
-    lowered = Lowering(program, lambda _: "dense_f32", isa="scalar", **sizes).run()
+    lowered = Lowering(program, lambda _: "dense_f32", isa=LEVELS[0], **sizes).run()
     assert isinstance(lowered.native, _C.Program)
     assert lowered.native.state_bytes == sum(layer.bytes for layer in program.states)
 

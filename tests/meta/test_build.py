@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve import _C
+from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 from tests.helpers.depth import deep_but
+
+MACHINE = platform.machine()
 
 ROOT = Path(__file__).parents[2]
 # The packages that pip installs put their programs beside Python's.
@@ -63,6 +69,96 @@ def test_makefiles_check_the_symbols_of_a_level_before_a_program_is_linked(tmp_p
     assert f"{core}: {check}" in rules
     assert f"{check}: {unit}" in rules
 
+
+# -- levels ---------------------------------------------------------------------------------------
+
+ARM = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64")
+OURS = [n for n in LEVEL_MEANINGS if n == "scalar" or n.startswith("neon") == (MACHINE != "x86_64")]
+
+
+def levels_of(build, chosen, *options):
+    """Configure with CPUSERVE_LEVELS; return (levels in the list of units, CMake's messages)."""
+    result = configure(build, f"-DCPUSERVE_LEVELS={chosen}", *options)
+    text = " ".join((result.stdout + result.stderr).split())
+    file = build / "generated/kernels/isa_units.inc"
+    if result.returncode:
+        assert not file.exists()
+        return None, text
+    return re.findall(r"CPUSERVE_ISA_UNIT\((\w+),", file.read_text()), text
+
+
+def traced(build):
+    """Return the options that write the commands of Levels.cmake to the file `trace`."""
+    levels = ROOT / "cmake/Levels.cmake"
+    return f"--trace-source={levels}", f"--trace-redirect={build / 'trace'}"
+
+
+def test_a_native_build_has_the_levels_of_this_cpu_and_scalar_only_if_there_is_no_other(tmp_path):
+    able = _C.cpu_isa_levels()
+    levels, text = levels_of(tmp_path, "native", *traced(tmp_path))
+    assert "try_run(" in (tmp_path / "trace").read_text()
+    assert levels == (able if able == ["scalar"] else able[1:])
+    assert f"cpuserve: ISA levels {', '.join(levels)};" in text
+
+
+@pytest.mark.parametrize("chosen", ["all", ""])
+def test_a_build_for_any_machine_has_every_level_and_does_not_ask_this_cpu(tmp_path, chosen):
+    levels, _ = levels_of(tmp_path, chosen, *traced(tmp_path))
+    assert levels == OURS
+    assert "try_run(" not in (tmp_path / "trace").read_text()
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="this machine is not x86-64")
+@pytest.mark.parametrize("chosen", ["avx512_vnni,avx2", "avx2;avx512_vnni", "avx2, avx512_vnni"])
+def test_a_list_of_levels_is_built(tmp_path, chosen):
+    assert levels_of(tmp_path, chosen)[0] == ["avx2", "avx512_vnni"]
+
+
+GIVE = "give all, native, or levels of this architecture, separated by commas: "
+
+
+@pytest.mark.parametrize(
+    ("chosen", "machine", "message"),
+    [
+        ("avx2,sse9", (), f"CPUSERVE_LEVELS=avx2,sse9: {GIVE}scalar, avx2, avx_vnni, avx512"),
+        ("native,avx2", (), GIVE),
+        ("all,avx2", (), GIVE),
+        ("avx2", ARM, f"{GIVE}scalar, neon, neon_dotprod, neon_i8mm, neon_bf16."),
+        ("avx_vnni", (), "the level avx_vnni has some kernels only and takes the others from a "
+                         "lower level: add avx2."),
+        ("scalar,amx", (), "takes the others from a lower level: add avx2 or avx512."),
+        ("native", ARM, "CPUSERVE_LEVELS=native builds for the CPU of this machine (x86_64), which "
+                        "cannot be asked about another machine (aarch64). Set CPUSERVE_LEVELS=all, "
+                        "or name the levels of the target."),
+    ],
+    ids=["unknown", "native and more", "all and more", "arm", "no base", "scalar base", "cross"],
+)  # fmt: skip
+@pytest.mark.skipif(MACHINE != "x86_64", reason="this machine is not x86-64")
+def test_a_choice_of_levels_that_cannot_be_built_says_what_to_give(
+    tmp_path, chosen, machine, message
+):
+    levels, text = levels_of(tmp_path, chosen, *machine)
+    assert levels is None
+    assert message in text
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(MACHINE != "x86_64", reason="this machine is not x86-64")
+def test_a_native_build_asks_the_cpu_and_not_the_compiler(tmp_path):
+    qemu = shutil.which("qemu-x86_64-static")
+    if qemu is None:
+        pytest.skip("qemu-x86_64-static is not installed (Debian: qemu-user-static)")
+    program = tmp_path / "levels"
+    sources = ROOT / "cmake/native_levels.cpp", ROOT / "csrc/cpu/features.cpp"
+    made = run("c++", "-std=c++17", f"-I{ROOT / 'csrc'}", *sources, "-o", program)
+    assert made.returncode == 0, made.stderr
+    haswell = "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-rtm,-invpcid"
+    assert run(qemu, "-cpu", "Nehalem", program).stdout == "scalar"
+    assert run(qemu, "-cpu", haswell, program).stdout == "scalar;avx2"
+    assert run(program).stdout.split(";") == _C.cpu_isa_levels()
+
+
+# -- jobs -----------------------------------------------------------------------------------------
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

@@ -13,6 +13,7 @@ import yaml
 
 from cpuserve import _C
 from tests.check_wheel import MOST_BYTES, faults_installed, faults_of
+from tests.helpers.skips import in_ci
 from tests.in_wheel import OFFLINE, check_sdist
 from tests.meta.test_build import CMAKE, PROGRAMS
 
@@ -86,8 +87,19 @@ def test_a_fault_of_a_wheel_is_found(tmp_path, name, changed, fault):
     assert any(fault in found for found in faults_of(wheel(tmp_path, name, **changed)))
 
 
-def test_the_package_here_has_the_kernels_of_every_level_and_fits_into_a_wheel():
-    assert faults_installed() == []
+def test_the_package_here_has_the_levels_that_its_build_was_asked_for():
+    asked, built = _C.build_facts()["levels"], _C.compiled_isa_levels()
+    assert asked == "all" or not in_ci()  # .ci/run tests every level that its CPU runs
+    if asked == "all":
+        assert faults_installed() == []
+    elif asked == "native":
+        able = _C.cpu_isa_levels()
+        assert built == (able if able == ["scalar"] else able[1:])
+    else:
+        assert set(built) == set(asked.split(","))
+
+
+def test_the_package_here_fits_into_a_wheel():
     folder = Path(_C.__file__).parent
     files = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     size = sum(len(zlib.compress(path.read_bytes())) for path in files)
@@ -177,6 +189,26 @@ def test_the_image_is_made_for_both_architectures_from_the_wheels(release):
     text = (ROOT / "Dockerfile.cpu").read_text()
     targets = release["jobs"]["image"]["strategy"]["matrix"]["include"]
     assert all(f" AS {entry['target']}\n" in text for entry in targets)
+
+
+def test_what_is_built_for_other_machines_has_every_level(release):
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    chosen = tool["scikit-build"]["cmake"]["define"]["CPUSERVE_LEVELS"]
+    assert chosen == {"env": "CPUSERVE_LEVELS", "default": "native"}
+    wheels = tool["cibuildwheel"]
+    # The variables of a system replace those of all systems.
+    systems = [wheels[name] for name in ("linux", "macos") if "environment" in wheels.get(name, {})]
+    assert systems
+    for settings in (wheels, *systems):
+        assert settings["environment"]["CPUSERVE_LEVELS"] == "all"
+    assert "check_wheel.py --installed" in wheels["test-command"][0]
+    assert "\nARG CPUSERVE_LEVELS=all\nRUN" in (ROOT / "Dockerfile.cpu").read_text()
+    assert "\nexport CPUSERVE_LEVELS=all" in (ROOT / ".ci/run").read_text()
+    checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    for job in checks["jobs"].values():
+        if any("pip install" in step.get("run", "") for step in job["steps"]):
+            assert job["env"]["CPUSERVE_LEVELS"] == "all"
 
 
 def test_wheels_are_built_for_every_python_that_the_package_accepts(release):

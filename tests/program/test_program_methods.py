@@ -3,11 +3,12 @@
 import pytest
 
 from cpuserve import _C
+from tests.helpers.levels import LEVELS
 
 
 @pytest.fixture
 def program():
-    made = _C.Program("scalar", 8, 4)
+    made = _C.Program(LEVELS[0], 8, 4)
     made.value("x", 64, "f32")
     made.value("y", 64, "f32")
     return made

@@ -9,13 +9,14 @@ import pytest
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.loads import bytes_in_use
 from cpuserve.program.lower import Lowering
+from tests.helpers.levels import LEVELS
 from tests.helpers.tiny import tiny_config
 
 
 def lowered(family):
     program = build_program(spec_from_config(tiny_config(family)))
     sizes = {"max_tokens": 8, "max_seqs": 1, "max_position": 64, "kv_type": "bf16"}
-    return Lowering(program, lambda _: "dense_f32", isa="scalar", **sizes).run()
+    return Lowering(program, lambda _: "dense_f32", isa=LEVELS[0], **sizes).run()
 
 
 def test_as_many_experts_are_in_use_as_random_choices_find():

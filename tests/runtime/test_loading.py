@@ -14,6 +14,7 @@ from cpuserve import _C
 from cpuserve.program.loads import MatrixLoad
 from cpuserve.quant.base import WEIGHTS_AT_ONCE, BuiltTensor, QuantTensor
 from cpuserve.runtime.native import BATCH_BYTES, BATCHES_AHEAD, fill_vectors, pack_matrices
+from tests.helpers.levels import LEVELS
 from tests.helpers.patience import PATIENCE_S, wait_until
 
 
@@ -110,7 +111,7 @@ def test_rows_that_are_built_are_not_read_ahead():
 def test_matrices_that_are_packed_together_have_the_bytes_of_each_alone(ranks):
     rng = np.random.default_rng(0)
     team = _C.Team(3, [], ranks=list(ranks))
-    program = _C.Program("scalar", 4, 1)
+    program = _C.Program(LEVELS[0], 4, 1)
     shapes = [(64, 32), (16, 96), (200, 64), (8, 32)]
     ids = [program.matrix(f"{n}", "dense_f32", n, k, [n], False) for n, k in shapes]
     gated = program.matrix("gated", "dense_f32", 96, 32, [48, 48], True)
@@ -149,7 +150,7 @@ def test_a_matrix_of_many_blocks_has_the_bytes_of_its_panels(gated):
         panels = panels.reshape(2, 33, 16, 4 * k).swapaxes(0, 1).reshape(panels.shape)
 
     def arena(team, sources):
-        program = _C.Program("scalar", 4, 1)
+        program = _C.Program(LEVELS[0], 4, 1)
         ids = [
             program.matrix(f"{i}", "dense_f32", sum(map(len, parts)), k, [*map(len, parts)], glu)
             for i, (parts, _, glu) in enumerate(sources)
@@ -175,7 +176,7 @@ def test_a_matrix_of_many_blocks_has_the_bytes_of_its_panels(gated):
 
 def test_without_a_packed_file_no_digest_is_computed():
     team = _C.Team(1, [])
-    program = _C.Program("scalar", 4, 1)
+    program = _C.Program(LEVELS[0], 4, 1)
     number = program.matrix("m", "dense_f32", 16, 32, [16], False)
     executor = _C.Executor(team, program, 1, "f32", 1)
     rows = np.ones((16, 128), np.uint8)
@@ -195,7 +196,7 @@ def test_all_that_comes_next_is_read_whatever_the_read_ahead_of_the_disk(tmp_pat
         file.write(os.urandom(size))
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    program = _C.Program("scalar", 4, 1)
+    program = _C.Program(LEVELS[0], 4, 1)
     number = program.matrix("m", "dense_f32", 16, 32, [16], False)
     executor = _C.Executor(_C.Team(1, []), program, 1, "f32", 1)
     with path.open("rb") as file:
@@ -220,7 +221,7 @@ def cached_bytes(mapped):
 
 def test_one_wrong_matrix_of_many_is_named_before_any_is_packed():
     team = _C.Team(1, [])
-    program = _C.Program("scalar", 4, 1)
+    program = _C.Program(LEVELS[0], 4, 1)
     ids = [program.matrix(name, "dense_f32", 16, 32, [16], False) for name in ("good", "bad")]
     executor = _C.Executor(team, program, 1, "f32", 1)
     rows = np.ones((16, 128), np.uint8)

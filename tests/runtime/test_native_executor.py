@@ -30,14 +30,15 @@ def test_logits_match_numpy(model, isa, kind):
     assert np.abs(got - want).max() < tolerance * np.abs(want).max()
 
 
+@pytest.mark.skipif(len(LEVELS) == 1, reason="this build has one level for this CPU")
 def test_forced_level_is_the_one_that_ran(model):
     """Levels round differently, so equal bits would mean that one table served both."""
-    scalar, best = (
+    lowest, best = (
         Native(model, isa=isa).run(lambda m: prompt_logits(m, PROMPT[:40]))
         for isa in (LEVELS[0], LEVELS[-1])
     )
-    assert not np.array_equal(scalar, best)
-    assert np.allclose(scalar, best, atol=1e-4)
+    assert not np.array_equal(lowest, best)
+    assert np.allclose(lowest, best, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16"])

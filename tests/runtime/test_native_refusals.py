@@ -9,6 +9,7 @@ from native_model import Chunk, Native, blocks_for, greedy, words
 from native_runs import good_words, mask_of
 
 from cpuserve import _C
+from tests.helpers.levels import LEVELS
 
 model = native_runs.model  # the fixture
 
@@ -156,7 +157,7 @@ def test_blocks_that_are_not_there_and_bytes_of_another_size_are_refused(model):
 
 
 def test_ops_that_do_not_fit_their_values_are_refused():
-    p = _C.Program("scalar", 4, 1)
+    p = _C.Program(LEVELS[0], 4, 1)
     x, h, b = p.value("x", 32, "f32"), p.value("h", 48, "f32"), p.value("b", 32, "bf16")
     w, g = p.matrix("w", "dense_f32", 48, 32, [48], False), p.vector("g", 32)
     assert p.matrix("glu", "dense_f32", 48, 32, [24, 24], True) == 1
@@ -270,5 +271,5 @@ def test_ops_that_do_not_fit_their_values_are_refused():
 
 
 def test_a_level_that_cannot_run_is_refused():
-    with pytest.raises(ValueError, match="unknown; available levels: scalar"):
+    with pytest.raises(ValueError, match=f"unknown; available levels: {LEVELS[0]}"):
         _C.Program("sse9", 4, 1)

@@ -120,7 +120,7 @@ def test_rows_that_have_to_be_built_are_packed(tmp_path):
 
 
 def test_nothing_multiplies_a_table():
-    program = _C.Program("scalar", 4, 1)
+    program = _C.Program(LEVELS[0], 4, 1)
     x, out = (program.value(name, 32, "f32") for name in ("x", "out"))
     table = program.table("table", "dense_f32", 64, 32)
     program.embed(x, table, 1.0)
