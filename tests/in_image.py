@@ -229,6 +229,15 @@ def leave_network() -> None:
     run("ip", "link", "set", "lo", "up")
 
 
+def check_levels(machine: dict[str, object]) -> None:
+    """SystemExit if the image lacks the kernels of an ISA level of its architecture."""
+    arm = machine["arch"] == "aarch64"
+    levels = {path.stem for path in (ROOT / "csrc/kernels/isa").glob("*.cpp")}
+    ours = {name for name in levels if name == "scalar" or name.startswith("neon") == arm}
+    if missing := ours - set(machine["built_levels"]):
+        raise SystemExit(f"the image has no kernels for {', '.join(sorted(missing))}")
+
+
 def serves(image: Image, models: Path) -> None:
     """It answers within the limits, and SIGTERM does not cut an answer short."""
     patience = ("--drain-timeout", "300")  # the machine may be busy
@@ -241,7 +250,9 @@ def serves(image: Image, models: Path) -> None:
         text = answer["choices"][0]["message"]["content"]
         if "Paris" not in text:
             raise SystemExit(f"a wrong answer: {text}")
-        threads = len(ask(f"{url}/v1/cpu")["live"]["threads_on"])
+        cpu = ask(f"{url}/v1/cpu")
+        check_levels(cpu["machine"])
+        threads = len(cpu["live"]["threads_on"])
         if threads != LIMITS.cpus:
             raise SystemExit(f"{threads} threads compute on {LIMITS.cpus} CPU")
         memory = container.memory

@@ -77,7 +77,8 @@ def render(prepared: Prepared) -> str:
 
 def _isa_level(prepared: Prepared) -> str:
     able = prepared.platform.capabilities(prepared.host)
-    return f"{able.isa_level}: {able.isa_level_means}"
+    built = ", ".join(prepared.host.built_levels) or "none"
+    return f"{able.isa_level}: {able.isa_level_means}; this build has {built}"
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:

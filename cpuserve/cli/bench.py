@@ -43,9 +43,9 @@ def roofline(args: argparse.Namespace) -> int:
     """Measure the memory bandwidth and dot-product rates of the machine, without a model."""
     platform = CpuPlatform()
     host = platform.host()
-    levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
-    isa = args.isa or default_level(host) or (levels[-1] if levels else "none")
-    if levels and isa not in host.isa_levels:
+    levels = host.isa_levels
+    isa = args.isa or default_level(host) or "none"
+    if levels and isa not in levels:
         msg = f"flag --isa={isa}: not a level of this CPU; choose one of {', '.join(levels)}"
         raise ConfigError(msg)
     threads, cpus = measured_cpus(host)

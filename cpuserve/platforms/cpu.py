@@ -73,6 +73,8 @@ class CpuPlatform:
         host = msgspec.structs.replace(
             host,
             isa_levels=tuple(native.isa_levels()) if native else (),
+            built_levels=tuple(native.compiled_isa_levels()) if native else (),
+            cpu_levels=tuple(native.cpu_isa_levels()) if native else (),
             native_error=error,
             cpu_vendor=features["vendor"] if features else "",
             tiles_refused=bool(features and features["tiles_refused"]),

@@ -8,9 +8,9 @@ from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
-from cpuserve.platforms.handicaps import TORCH_REMEDY
+from cpuserve.platforms.handicaps import BUILD_HERE, TORCH_REMEDY, no_level
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.isa_level import LEVEL_MEANINGS, default_level
+from cpuserve.platforms.isa_level import LEVEL_MEANINGS, default_level, missing_level
 
 
 class Execution(NamedTuple):
@@ -109,37 +109,36 @@ def _isa(options: EngineOptions, ledger: Ledger, host: Host) -> str | None:
     if asked != "auto":
         if asked in host.isa_levels:
             return asked
-        known = "not a level of this CPU" if asked in LEVEL_MEANINGS else "unknown level"
         here = ", ".join(host.isa_levels) or f"none ({_no_native(host)})"
+        known = "not a level of this CPU" if asked in LEVEL_MEANINGS else "unknown level"
+        if asked in host.cpu_levels:
+            known, here = "not in this build", f"{here}; {BUILD_HERE}"
         msg = f"{ledger.asked('isa')}: {known}; levels of this CPU, lowest first: {here}"
         raise ConfigError(msg)
-    level = default_level(host)
-    if level is not None:
-        return level
-    forced = options.executor == "native" and "scalar" in host.isa_levels
-    return "scalar" if forced else None
+    return default_level(host)
 
 
 def _isa_why(options: EngineOptions, host: Host, isa: str) -> str:
     if isa == host.isa_levels[-1]:
+        lacking = missing_level(host)
+        if lacking:
+            return f"the highest level of this build; this CPU could run {lacking}"
         return "the highest level that this CPU runs"
     if (options.isa or "auto").lower() != "auto":
         return f"as requested; this CPU runs up to {host.isa_levels[-1]}"
-    if isa == "scalar":
-        return "because --executor native was requested"
     return f"this CPU multiplies bf16 more slowly at {host.isa_levels[-1]}"
 
 
 def _no_native(host: Host) -> str:
     if host.native_error:
         return host.native_error
-    return "this CPU runs no ISA level of the kernels (x86 needs AVX2 with FMA, Arm needs NEON)"
+    return no_level(host)
 
 
 def _no_executor(ledger: Ledger, host: Host, asked: str, isa: str | None) -> str:
     if asked == "torch" or isa is not None:
         return f"{ledger.asked('executor')}: torch is not installed; install it: {TORCH_REMEDY}"
-    remedy = "reinstall cpuserve on this machine" if host.native_error else "use a newer CPU"
+    remedy = "reinstall cpuserve on this machine" if host.native_error else BUILD_HERE
     return (
         f"no executor can run a model here: {_no_native(host)}, and torch, which is slow, is not "
         f"installed; {remedy}, or install torch: {TORCH_REMEDY}"

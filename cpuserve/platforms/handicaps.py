@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cpuserve.platforms.host import Host
+from cpuserve.platforms.isa_level import default_level, missing_level
 
 TORCH_REMEDY = "pip install 'cpuserve[torch]'"
+# For an installation from source: this compiles the levels that the CPU of the machine runs.
+BUILD_HERE = (
+    "in the source of cpuserve, run: "
+    "CPUSERVE_LEVELS=native pip install --force-reinstall --no-deps ."
+)
 
 
 class Handicap(NamedTuple):
@@ -30,11 +36,11 @@ def handicaps(host: Host) -> Iterator[Handicap]:
     if host.native_error:
         remedy = "reinstall cpuserve on this machine (pip install --force-reinstall cpuserve)"
         yield Handicap(host.native_error, remedy)
-    elif not [level for level in host.isa_levels if level != "scalar"]:
-        remedy = "use a CPU with AVX2 or NEON"
-        remedy += "; torch is several times slower" if host.torch else f", or torch: {TORCH_REMEDY}"
-        what = "this CPU supports none of the ISA levels that the kernels are compiled for"
-        yield Handicap(what, remedy)
+    elif missing_level(host) or not host.isa_levels:
+        yield Handicap(_lacking(host), BUILD_HERE)
+    elif default_level(host) == "scalar":
+        what = "this CPU has neither AVX2 nor NEON, so models run without vector instructions"
+        yield Handicap(what, "use a CPU with AVX2 (since 2013), which is many times faster")
     if host.tiles_refused:
         yield Handicap(
             "the CPU has AMX, but the system does not let this process use it, which makes prompts "
@@ -47,3 +53,17 @@ def handicaps(host: Host) -> Iterator[Handicap]:
             "CPU counts as a core of its own",
             "mount /sys, or bind one CPU of each core with CPUSERVE_OMP_THREADS_BIND",
         )
+
+
+def no_level(host: Host) -> str:
+    """Return the text that says that the extension has no ISA level for this CPU."""
+    built = ", ".join(host.built_levels) or "none"
+    return f"this build has no ISA level that this CPU runs (it has: {built})"
+
+
+def _lacking(host: Host) -> str:
+    """Return the text about the ISA level that this build lacks."""
+    if not host.isa_levels:
+        return no_level(host)
+    built = ", ".join(host.built_levels)
+    return f"this CPU could run the ISA level {missing_level(host)}, but this build has: {built}"

@@ -94,6 +94,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
       divided by the speed with n threads, where n is the CPU quota rounded down; 0 = not measured.
     isa_levels: the ISA levels that the native extension runs here, lowest first.
       If it cannot run at all, they are empty and `native_error` says why.
+    built_levels: the ISA levels that the extension was built with, lowest first.
+    cpu_levels: the ISA levels that this CPU could run, lowest first.
     cpu_vendor: the vendor that CPUID reports ("GenuineIntel");
       "" = unknown, or the CPU has no CPUID.
     tiles_refused: whether the CPU has AMX, but the system does not let this process use it.
@@ -122,6 +124,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     thread_gain: float = 0.0
     isa_levels: tuple[str, ...] = ()
+    built_levels: tuple[str, ...] = ()
+    cpu_levels: tuple[str, ...] = ()
     native_error: str = ""
     cpu_vendor: str = ""
     tiles_refused: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cpuserve.platforms.host import Host
 
 # Every ISA level, sorted within an architecture, lowest first. Each text says what the level
@@ -9,7 +11,8 @@ from cpuserve.platforms.host import Host
 # are ratios of products per cycle: one VNNI instruction does the work of three older ones,
 # BF16 multiplies twice as many values as fp32, and AMX eight times as many as AVX-512.
 LEVEL_MEANINGS = {
-    "scalar": "no vector kernels: for tests only",
+    # On a Zen 5, SmolLM2-135M decodes a token in 0.27 s of CPU time, and in 0.0085 s at avx2.
+    "scalar": "no vector instructions: 30 times slower than AVX2, prompts 100 times",
     "avx2": "AVX2, no AVX-512: prompts run at about half the rate or less",
     "avx_vnni": "AVX2 with VNNI, no AVX-512: prompts run at about half the rate, of quantized "
     "models too",
@@ -28,7 +31,7 @@ LEVEL_MEANINGS = {
 # The ISA levels with instructions for dot products of bf16.
 BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
 NO_LEVEL = (
-    "no ISA level of the kernels runs here: the slow torch executor runs models if torch is "
+    "no ISA level of this build runs here: the slow torch executor runs models if torch is "
     "installed"
 )
 SLOW_BF16 = (
@@ -38,14 +41,23 @@ SLOW_BF16 = (
 
 
 def default_level(host: Host) -> str | None:
-    """Return the ISA level that runs models fastest on `host`; None if it has only "scalar"."""
-    fast = [level for level in host.isa_levels if level != "scalar"]
+    """Return the ISA level that runs models fastest on `host`; None if it runs no level."""
+    return _fastest(host.isa_levels, host.cpu_vendor)
+
+
+def missing_level(host: Host) -> str | None:
+    """Return the ISA level that would run models faster on `host`, but that this build lacks."""
+    best = _fastest(host.cpu_levels, host.cpu_vendor)
+    return None if best is None or best in host.built_levels else best
+
+
+def _fastest(levels: Sequence[str], vendor: str) -> str | None:
     # A core of Granite Rapids starts one VDPBF16PS (64 operations) in about two cycles,
     # and two fp32 products (32 operations each) in every cycle: 106 and 190 GFLOPS.
     # AMD cores start as many VDPBF16PS as fp32 products, so bf16 is twice as fast on them.
-    if fast[-1:] == ["avx512_bf16"] and host.cpu_vendor == "GenuineIntel":
+    if levels[-1:] == ("avx512_bf16",) and vendor == "GenuineIntel" and "avx512_vnni" in levels:
         return "avx512_vnni"
-    return fast[-1] if fast else None
+    return levels[-1] if levels else None
 
 
 def isa_level_of(host: Host) -> tuple[str, str]:

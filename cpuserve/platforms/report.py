@@ -35,7 +35,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. CPU lists are strings ("0-3,8"); memory is in bytes.
 
     isa_level: the ISA level that models run at.
-    levels: the ISA levels that this machine can run, lowest first.
+    levels: the ISA levels of this build that this machine can run, lowest first.
+    built_levels: the ISA levels that this build has.
     features: instruction sets, as lscpu prints them.
     cores: the number of physical cores with a usable CPU.
     load: the load average of the last minute.
@@ -47,6 +48,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     isa_level: str
     isa_level_means: str
     levels: tuple[str, ...]
+    built_levels: tuple[str, ...]
     features: tuple[str, ...]
     cores: int
     cpus_online: int
@@ -140,6 +142,7 @@ def describe(host: Host, capabilities: Capabilities) -> MachineReport:
         isa_level=capabilities.isa_level,
         isa_level_means=capabilities.isa_level_means,
         levels=host.isa_levels,
+        built_levels=host.built_levels,
         features=tuple(flag for flag in host.cpu_flags if flag.startswith(FEATURES)),
         cores=len(cores),
         cpus_online=len(host.cpus),
@@ -283,7 +286,8 @@ def render_machine(machine: MachineReport) -> Iterator[tuple[str, str]]:
         f"{offline}{governor}, load {machine.load:.1f}",
     )
     yield "ISA level", f"{machine.isa_level}: {machine.isa_level_means}"
-    yield "levels", ", ".join(machine.levels) or "none"
+    built = ", ".join(machine.built_levels) or "none"
+    yield "levels", f"{', '.join(machine.levels) or 'none'}; this build has {built}"
     yield "features", " ".join(machine.features) or "not listed"
     free, total = format_bytes(machine.memory_free), format_bytes(machine.memory_total)
     yield "memory", f"{free} free of {total}"

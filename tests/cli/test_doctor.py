@@ -44,7 +44,9 @@ def test_a_healthy_machine_has_no_problems():
     ("name", "needle"),
     [
         ("no_extension", "does not load"),
-        ("old_cpu_with_torch", "none of the ISA levels"),
+        ("old_cpu_with_torch", "neither AVX2 nor NEON"),
+        ("build_of_another_cpu", "no ISA level that this CPU runs (it has: avx512, avx512_vnni)"),
+        ("build_for_avx2", "could run the ISA level avx512_bf16, but this build has: avx2"),
         ("container_1_5_cpu_1gib", "the CPU quota is 1.5 of 64 cores: cpuserve will use 1"),
         ("container_1_5_cpu_1gib", "the container has 1.00 GiB"),
         ("cpuset_4_11_of_16", "may use 8 of 16 CPUs"),

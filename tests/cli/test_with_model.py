@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from cpuserve import _C
 from cpuserve.bench.server import serve_command
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
@@ -199,8 +200,8 @@ def test_the_banner_names_what_a_person_wants_to_know(model):
         config.isa,
         "attention ",
         "bfloat16 (",
-        "ISA level {0.isa_level}: {0.isa_level_means} ".format(
-            prepared.platform.capabilities(prepared.host)
+        "ISA level {0.isa_level}: {0.isa_level_means}; this build has {1} ".format(
+            prepared.platform.capabilities(prepared.host), ", ".join(_C.compiled_isa_levels())
         ),
         f"{config.kv_blocks} blocks",
         f"{config.threads} on CPU",

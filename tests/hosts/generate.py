@@ -60,10 +60,19 @@ def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX
         huge_pages=HugePages("madvise"),
         kernel="6.1.0",
         isa_levels=levels,
+        built_levels=more.pop("built", built_of(levels)),
+        cpu_levels=more.pop("could", levels),
         torch=more.pop("torch", False),
         transformers=more.pop("transformers", False),
         **more,
     )
+
+
+def built_of(levels):
+    """The levels of a package for any CPU of the architecture."""
+    if not levels:
+        return ()
+    return ARM if levels[-1].startswith("neon") else (*X86_BF16[:2], "avx_vnni", *X86_AMX[2:])
 
 
 def distances(node, package):
@@ -194,8 +203,17 @@ HOSTS = {
         torch=True,
         transformers=True,
     ),
-    "old_cpu_without_torch": host(
-        "Intel(R) Xeon(R) CPU X5650", cores(6), 24, levels=("scalar",), flags=("sse4_2",)
+    "build_of_another_cpu": host(
+        "Intel(R) Core(TM) i5-7200U",
+        cores(2, smt=2),
+        8,
+        levels=(),
+        built=("avx512", "avx512_vnni"),
+        could=X86_AVX2,
+        flags=AVX2,
+    ),
+    "build_for_avx2": host(
+        "AMD EPYC", cores(4), 16, levels=("avx2",), built=("avx2",), could=X86_BF16
     ),
     "no_extension": host(
         "AMD EPYC",

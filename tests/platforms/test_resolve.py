@@ -26,7 +26,7 @@ from tests.helpers.hosts import (
 )
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-REFUSED = {"old_cpu_without_torch"}
+REFUSED = {"build_of_another_cpu"}
 
 
 @pytest.mark.parametrize("name", [n for n in host_names() if n not in REFUSED])
@@ -215,15 +215,30 @@ def test_intel_cores_without_amx_widen_bf16_because_they_multiply_it_slowly(
 
 
 def test_without_a_kernel_level_torch_is_the_floor_and_says_so():
-    resolved = resolve("old_cpu_with_torch")
+    resolved = resolve("no_extension")
     assert resolved.config.executor == "torch"
     assert "slower" in why(resolved, "executor")
-    assert resolve("old_cpu_with_torch", isa="scalar").config.executor == "native"
+
+
+def test_a_cpu_without_avx2_runs_the_kernels_without_vectors_although_torch_is_there():
+    resolved = resolve("old_cpu_with_torch")
+    assert (resolved.config.executor, resolved.config.isa) == ("native", "scalar")
+    assert why(resolved, "isa") == "the highest level that this CPU runs"
+    assert resolve("old_cpu_with_torch", executor="torch").config.executor == "torch"
+
+
+def test_a_build_with_too_few_levels_says_which_is_missing_and_which_are_built():
+    resolved = resolve("build_for_avx2")
+    assert (resolved.config.executor, resolved.config.isa) == ("native", "avx2")
+    assert why(resolved, "isa").endswith("this CPU could run avx512_bf16")
+    with pytest.raises(ConfigError, match=r"not in this build; levels .*: avx2; .*native pip"):
+        resolve("build_for_avx2", isa="avx512")
 
 
 def test_without_kernels_and_torch_both_remedies_are_named():
-    with pytest.raises(ConfigError, match=r"newer CPU, .*: pip install 'cpuserve\[torch\]'"):
-        resolve("old_cpu_without_torch")
+    built = r"\(it has: avx512, avx512_vnni\).*CPUSERVE_LEVELS=native pip install .*\[torch\]"
+    with pytest.raises(ConfigError, match=built):
+        resolve("build_of_another_cpu")
     with pytest.raises(ConfigError, match=r"cpuserve\._C.*reinstall cpuserve .*: pip install"):
         resolve(msgspec.structs.replace(load_host("no_extension"), torch=False))
 
@@ -302,7 +317,7 @@ def test_activations_of_a_small_quantized_model_have_16_bits(weights, asked, bit
     [
         ("vm_2core_zen5", LLAMA_1B),
         ("vm_2core_zen5", dataclasses.replace(LLAMA_1B, matrix_weights=1000)),
-        ("old_cpu_with_torch", SMOLLM2),
+        ("no_extension", SMOLLM2),
     ],
     ids=["dense", "small dense", "torch"],
 )
@@ -578,7 +593,7 @@ def test_threads_know_their_core_complex():
 
 def test_the_torch_floor_is_not_split():
     with pytest.raises(ConfigError, match=r"tensor.parallel.size.*cannot split.*use 1"):
-        resolve("old_cpu_with_torch", tensor_parallel_size=2)
+        resolve("no_extension", tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(

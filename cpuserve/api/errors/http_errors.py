@@ -35,32 +35,60 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Unauthorized(RequestError, status=401):
+class Unauthorized(RequestError):
     """The API key is missing or wrong (401)."""
 
+    status = 401
+    kind = "AuthenticationError"
+    code = "invalid_api_key"
 
-class Forbidden(RequestError, status=403):
+
+class Forbidden(RequestError):
     """The Host header has a name that this server does not accept, or a key another owner (403)."""
 
+    status = 403
+    kind = "PermissionDeniedError"
+    code = "host_not_allowed"
 
-class MethodNotAllowed(RequestError, status=405):
+
+class MethodNotAllowed(RequestError):
     """The path exists, but not with this HTTP method (405)."""
 
+    status = 405
+    kind = "MethodNotAllowedError"
+    code = "method_not_supported"
 
-class RequestTimeout(RequestError, status=408):
+
+class RequestTimeout(RequestError):
     """The client did not send its body in time (408); the connection is closed."""
 
+    status = 408
+    kind = "RequestTimeoutError"
+    code = "request_timeout"
 
-class PayloadTooLarge(RequestError, status=413):
+
+class PayloadTooLarge(RequestError):
     """The body exceeds the size limit (413); the connection is closed."""
 
+    status = 413
+    kind = "PayloadTooLargeError"
+    code = "request_too_large"
 
-class UnsupportedMediaType(RequestError, status=415):
+
+class UnsupportedMediaType(RequestError):
     """The body is not declared as JSON (415)."""
 
+    status = 415
+    kind = "UnsupportedMediaTypeError"
+    code = "unsupported_media_type"
 
-class HeadersTooLarge(RequestError, status=431):
+
+class HeadersTooLarge(RequestError):
     """The request has too many or too long header fields (431); the connection is closed."""
+
+    status = 431
+    kind = "RequestHeaderFieldsTooLargeError"
+    code = "headers_too_large"
 
 
 class ServerBusy(ServiceUnavailable):
