@@ -636,6 +636,18 @@ FAULTS = [
     ),
     # --- API, sampling, tokenizer -------------------------------------------------------------
     Fault(
+        "cpuserve/sampling/slot.py",
+        "return self.prompt_ids if self._looks_back else []",
+        "return []",
+        "tests/runtime/test_sampler_chain.py",
+    ),
+    Fault(
+        "cpuserve/sampling/fields.py",
+        "(not rule.needs or getattr(params, rule.needs))",
+        "not rule.needs",
+        "tests/serving/test_sampling_fields.py",
+    ),
+    Fault(
         "cpuserve/sampling/params.py",
         "            or self.min_tokens\n            or self.penalizes",
         "            or self.penalizes",
