@@ -49,6 +49,8 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of the record."""
+        if getattr(record, "as_it_is", False):
+            return record.message
         text = record.message.rstrip()
         text = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
         record.message = _UNPRINTABLE.sub(_escaped, text)
@@ -78,7 +80,8 @@ class Limited(logging.StreamHandler):  # type: ignore[type-arg]
     """Leaves out records of a place in the code that writes too many, and logs their number.
 
     Records with a `limit` attribute (see limited_as) count for the place with that name. Lines
-    that the user has requested are not limited: records at level debug, and uvicorn's access log.
+    that the user has requested are not limited: records at level debug, UNLIMITED ones, and
+    uvicorn's access log.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,6 +97,9 @@ class Limited(logging.StreamHandler):  # type: ignore[type-arg]
         now = self._clock()
         self._report(now - QUIET_S)
         place = getattr(record, "limit", f"{record.filename}:{record.lineno}")
+        if place is None:
+            super().emit(record)
+            return
         bucket = self._buckets.setdefault(place, _Bucket(BURST, now))
         period = TRACE_PERIOD_S if record.exc_info else PERIOD_S
         bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled) / period)
@@ -134,7 +140,12 @@ def get_logger(component: str) -> logging.Logger:
     return logging.getLogger(f"cpuserve.{component}")
 
 
-def limited_as(kind: str) -> dict[str, str]:
+# The `extra` of log records that are never left out, and of those that are a whole line themselves.
+UNLIMITED: dict[str, object] = {"limit": None}
+AS_IT_IS: dict[str, object] = {"as_it_is": True}
+
+
+def limited_as(kind: str) -> dict[str, object]:
     """Return the `extra` of log records that share one limit on their rate; see Limited."""
     return {"limit": kind}
 

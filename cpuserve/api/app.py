@@ -14,6 +14,7 @@ from cpuserve.api.anthropic import router as messages
 from cpuserve.api.anthropic.batches import router as message_batches
 from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.http_errors import install_error_handlers
+from cpuserve.api.errors.log import AccessLog
 from cpuserve.api.http.allowed_hosts import AllowedHosts, host_names
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
 from cpuserve.api.http.drain import ConnectionClose
@@ -99,6 +100,7 @@ def create_app(
     cors: Cors | None = None,
     admin_routes: bool = False,
     webui: bool = True,
+    access: AccessLog | None = None,
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
@@ -109,6 +111,7 @@ def create_app(
     cors: the CORS rules; None = web pages of other origins cannot read responses.
     admin_routes: serve the routes that change the state of the server.
     webui: serve the chat page to browsers.
+    access: which requests are logged; None = those that fail.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
@@ -141,7 +144,8 @@ def create_app(
     if cors is not None:
         _add_cors(app, cors)
     app.add_middleware(RequestLine)
-    app.add_middleware(RequestIds, counts=ResponseCounts(state.http, app.state.paths))
+    counts = ResponseCounts(state.http, app.state.paths)
+    app.add_middleware(RequestIds, counts=counts, access=access or AccessLog())
     app.add_middleware(ConnectionClose, state=state)
     return app
 
@@ -173,6 +177,7 @@ def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
         cors=cors,
         admin_routes=options.admin_routes,
         webui=options.webui,
+        access=AccessLog(options.access_log, options.access_log_format == "json"),
     )
 
 

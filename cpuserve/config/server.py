@@ -217,6 +217,23 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="LEVEL",
         ),
     ] = "info"
+    access_log: Annotated[
+        str,
+        _option(
+            "Which requests get a line in the log: errors (requests that fail or lose their "
+            "client), all (with /health and /metrics; no line is left out), off.",
+            choices=("errors", "all", "off"),
+            metavar="WHICH",
+        ),
+    ] = "errors"
+    access_log_format: Annotated[
+        str,
+        _option(
+            "Format of the lines about requests: text or json.",
+            choices=("text", "json"),
+            metavar="FORMAT",
+        ),
+    ] = "text"
     max_num_queued_reqs: Annotated[
         int,
         _option(

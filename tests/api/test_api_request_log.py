@@ -34,8 +34,10 @@ GENERATING = {
 PATHS = sorted({*Api().app.state.paths} - {"/"})
 LINE = re.compile(
     r"request (?P<id>[\w.-]+) from (?P<caller>[\w.-]+): "
-    r"(?P<method>\w+) (?P<path>\S+)( model (?P<model>'[^']*'))?: "
+    r"(?P<method>\w+) (?P<path>\S+)( model (?P<model>'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"))?: "
     r"(?P<outcome>[^,]+)(, (?P<prompt>\d+) \+ (?P<done>\d+) tokens)?, \d+\.\d{3} s"
+    r"( \((cached \d+, )?(thought \d+, )?(queue \d+\.\d{3} s, first token \d+\.\d{3} s, )?"
+    r"end (?P<end>[a-z_ ]+)(, adapter '[^']*')?\))?"
 )
 
 

@@ -66,6 +66,8 @@ BAD = {
     "port": ["-1", "65536", "http", "80.5"],
     "uds": [""],
     "api_key": ["", "a,,b", "schlüssel"],
+    "access_log": ["some", "1"],
+    "access_log_format": ["xml"],
     "log_level": ["loud"],
     "disable_log_stats": ["maybe"],
     "kv_cache_space": ["abc", "-1", "101%", "4TB", ""],

@@ -1,24 +1,27 @@
-"""Log one line for each request that fails, and for each client that disconnects.
+"""The access log: one line for each request, or for each that fails or loses its client.
 
-A line never contains text of a prompt. The only client texts in it are the model name
-and the path, both shortened.
+A line never contains text of a prompt. The only client texts in it are the request id, the model
+name and the path: the id has few characters, the name is quoted, and the path is percent-encoded.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from cpuserve.errors import RequestError
-from cpuserve.log import get_logger, limited_as
+from cpuserve.log import AS_IT_IS, UNLIMITED, get_logger, limited_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from cpuserve.serving.calls.events import TokenUsage
+    from cpuserve.serving.generation.report import GenerationReport
 
 log = get_logger("requests")
 
@@ -26,6 +29,8 @@ log = get_logger("requests")
 RECORD = "cpuserve.record"
 
 _MAX_SHOWN = 100
+# Characters of a path that are shown as they are: not the space, which would end it in a line.
+_PATH_CHARS = "/{}:@!$&'()*+,;=~"
 # The first bytes of a TLS connection: a handshake record of version 3.x.
 _TLS = b"\x16\x03"
 _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/nginx.conf)"
@@ -38,7 +43,7 @@ class RequestRecord:
     status: the HTTP status of the response, 0 before it starts.
     error: the error of a request that failed; a stream may fail after it has sent status 200.
     failure: (status, code) of that error.
-    usage: a function that returns the token counts so far.
+    report: a function that returns the tokens and times of the generation so far.
     """
 
     request_id: str = ""
@@ -47,39 +52,115 @@ class RequestRecord:
     error: BaseException | None = None
     failure: tuple[int, str] | None = None
     gone: bool = False
-    usage: Callable[[], TokenUsage] | None = None
+    report: Callable[[], GenerationReport] | None = None
     begun: float = field(default_factory=time.monotonic)
 
-    def write(self, method: str, route: str, caller: str) -> None:
-        """Log a request that failed or lost its client; a successful request is not logged.
+    @property
+    def failed(self) -> bool:
+        """Whether the request failed, or its client disconnected."""
+        return self.status >= 400 or self.failure is not None or self.gone
 
+    @property
+    def outcome(self) -> str:
+        """The status with the code of the error, or what ended the response."""
+        if self.status >= 400:
+            return f"{self.status} {self.failure[1] if self.failure else ''}".rstrip()
+        if self.failure is not None:
+            return f"{self.failure[0]} {self.failure[1]} during the response"
+        if self.gone:
+            return f"client disconnected {'during' if self.status else 'before'} the response"
+        return str(self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLog:
+    """Which requests get a line, and how it is written.
+
+    which: "errors" = requests that fail or lose their client; "all"; "off".
+      Lines of "all" are never left out; see cpuserve.log.Limited.
+    as_json: whether a line is a JSON object.
+    """
+
+    which: str = "errors"
+    as_json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.which == "all":
+            log.setLevel(logging.INFO)  # whatever --log-level says
+
+    def write(self, record: RequestRecord, method: str, path: str, caller: str) -> None:
+        """Write the line of a request that has ended, unless it gets none.
+
+        path: the template of its route, or the path itself if there is no such route.
         caller: "key-1" for the first API key of the server, or the client's address.
         """
-        if self.status >= 400:
-            outcome = f"{self.status} {self.failure[1] if self.failure else ''}".rstrip()
-        elif self.failure is not None:
-            outcome = f"{self.failure[0]} {self.failure[1]} during the response"
-        elif self.gone:
-            outcome = f"client disconnected {'during' if self.status else 'before'} the response"
-        else:
+        if self.which == "off" or (self.which == "errors" and not record.failed):
             return
-        facts = [outcome]
-        if self.usage is not None:
-            counted = self.usage()
-            facts.append(f"{counted.prompt} + {counted.completion} tokens")
-        facts.append(f"{time.monotonic() - self.begun:.3f} s")
-        model = "" if self.model is None else f" model {self.model[:_MAX_SHOWN]!r}"
-        where = f"{method[:_MAX_SHOWN]} {route[:_MAX_SHOWN]}{model}"
-        _write(
-            max(self.status, self.failure[0] if self.failure else 0),
-            f"request {self.request_id} from {caller}: {where}: {', '.join(facts)}",
-        )
+        status = max(record.status, record.failure[0] if record.failure else 0)
+        method, path = quote(method[:_MAX_SHOWN]), quote(path[:_MAX_SHOWN], _PATH_CHARS)
+        show = _json if self.as_json else _text
+        self._send(status, show(record, method, path, caller))
+
+    def _send(self, status: int, line: str) -> None:
+        extra = UNLIMITED if self.which == "all" else _limit(status)
+        log.log(_level(status), "%s", line, extra={**extra, **(AS_IT_IS if self.as_json else {})})
 
 
-def _write(status: int, line: str) -> None:
-    level = logging.WARNING if status >= 500 else logging.INFO
+def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
+    facts, details = [record.outcome], []
+    if record.report is not None:
+        found = record.report()
+        facts.append(f"{found.usage.prompt} + {found.usage.completion} tokens")
+        details += [f"cached {found.usage.cached}"] if found.usage.cached else []
+        details += [f"thought {found.usage.reasoning}"] if found.usage.reasoning else []
+        details += [] if found.queue_s is None else [f"queue {found.queue_s:.3f} s"]
+        details += [] if found.first_s is None else [f"first token {found.first_s:.3f} s"]
+        details += [f"end {' '.join(found.reasons)}"] if found.reasons else []
+        details += [f"adapter {found.adapter[:_MAX_SHOWN]!r}"] if found.adapter else []
+    facts.append(f"{time.monotonic() - record.begun:.3f} s")
+    model = "" if record.model is None else f" model {record.model[:_MAX_SHOWN]!r}"
+    more = f" ({', '.join(details)})" if details else ""
+    return (
+        f"request {record.request_id} from {caller}: {method} {path}{model}: "
+        f"{', '.join(facts)}{more}"
+    )
+
+
+def _json(record: RequestRecord, method: str, path: str, caller: str) -> str:
+    line: dict[str, object] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "id": record.request_id,
+        "caller": caller,
+        "method": method,
+        "route": path,
+        "model": None if record.model is None else record.model[:_MAX_SHOWN],
+        "status": record.status,
+        "outcome": record.outcome,
+        "total_s": round(time.monotonic() - record.begun, 6),
+    }
+    if record.report is not None:
+        found = record.report()
+        line |= {
+            "model": line["model"] or found.model,
+            "adapter": found.adapter and found.adapter[:_MAX_SHOWN],
+            "prompt_tokens": found.usage.prompt,
+            "cached_tokens": found.usage.cached,
+            "completion_tokens": found.usage.completion,
+            "reasoning_tokens": found.usage.reasoning,
+            "queue_s": found.queue_s and round(found.queue_s, 6),
+            "first_token_s": found.first_s and round(found.first_s, 6),
+            "end": list(found.reasons),
+        }
+    return json.dumps(line)
+
+
+def _limit(status: int) -> dict[str, object]:
     # Each class of statuses has its own log limit, so that many 4xx lines do not hide 5xx lines.
-    log.log(level, "%s", line, extra=limited_as(f"requests {status // 100}xx"))
+    return limited_as(f"requests {status // 100}xx")
+
+
+def _level(status: int) -> int:
+    return logging.WARNING if status >= 500 else logging.INFO
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
@@ -93,11 +174,13 @@ def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
 def log_unready(method: str, path: str) -> None:
     """Log that a request was refused because the server was not ready."""
     shown = f"{method[:_MAX_SHOWN]} {path[:_MAX_SHOWN]}"
-    _write(503, f"request {shown}: 503 service_unavailable, the server is not ready")
+    line = f"request {shown}: 503 service_unavailable, the server is not ready"
+    log.log(_level(503), "%s", line, extra=_limit(503))
 
 
 def log_refused(client: tuple[str, int] | None, error: RequestError, data: bytes) -> None:
     """Log that a connection was refused because `data` is not a valid HTTP request."""
     place = f" from {client[0]}:{client[1]}" if client else ""
     hint = _TLS_HINT if data.startswith(_TLS) else ""
-    _write(error.status, f"invalid HTTP request{place}: {error.status} {error.code}{hint}")
+    line = f"invalid HTTP request{place}: {error.status} {error.code}{hint}"
+    log.log(_level(error.status), "%s", line, extra=_limit(error.status))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.dialects import dialect_of
 from cpuserve.api.errors.http_errors import DIALECT, REQUEST_ID, HeadersTooLarge, error_response
-from cpuserve.api.errors.log import RECORD, RequestRecord
+from cpuserve.api.errors.log import RECORD, AccessLog, RequestRecord
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
 
@@ -59,12 +59,13 @@ class RequestIds:
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
     One wrapper of `send` adds the headers and counts the response, because each chunk
-    of a stream passes every wrapper. At its end, a request that has failed is logged.
+    of a stream passes every wrapper. At its end, the access log gets the request.
     """
 
-    def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:
+    def __init__(self, app: ASGIApp, counts: ResponseCounts, access: AccessLog) -> None:
         self._app = app
         self._counts = counts
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app with a request id, and count and log its response."""
@@ -104,7 +105,8 @@ class RequestIds:
 
     def _log(self, scope: Scope, record: RequestRecord) -> None:
         path = scope["path"]
-        if record.status == 503 and path in PUBLIC_PATHS:
+        if self._access.which != "all" and record.status == 503 and path in PUBLIC_PATHS:
             return  # load balancers poll this path, and the log has the reason already
         route = self._counts.route(scope)
-        record.write(scope["method"], path if route == "none" else route, scope[CALLER])
+        shown = path if route == "none" else route
+        self._access.write(record, scope["method"], shown, scope[CALLER])

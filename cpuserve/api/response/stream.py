@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from cpuserve.api.response.direct_body import DirectBody
-    from cpuserve.serving.calls.events import TokenUsage
+    from cpuserve.serving.generation.report import GenerationReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +60,28 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _count_by(usage: Callable[[], TokenUsage] | None, scope: Scope) -> None:
+def _report_by(report: Callable[[], GenerationReport] | None, scope: Scope) -> None:
     if RECORD in scope:
-        scope[RECORD].usage = usage
+        scope[RECORD].report = report
 
 
 class JsonResult(Response):
     """Sends the JSON bytes that a coroutine returns; a disconnect cancels the coroutine."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], TokenUsage] | None = None
+        self,
+        work: Callable[[], Awaitable[bytes]],
+        report: Callable[[], GenerationReport] | None = None,
     ) -> None:
-        """`usage`: a function that returns the token counts so far, for the log."""
+        """`report`: a function that returns the tokens and times so far, for the log."""
         super().__init__()
         self._work = work
-        self._usage = usage
+        self._report = report
         self.further_headers: Callable[[], dict[str, str]] = dict
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or raise the error of the coroutine."""
-        _count_by(self._usage, scope)
+        _report_by(self._report, scope)
         await until_gone(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +99,7 @@ class EventStream(Response):
     An error after the headers is sent as the event that `failed` returns for it. The generator is
     closed when the client disconnects.
 
-    usage: a function that returns the token counts so far, for the log.
+    report: a function that returns the tokens and times so far, for the log.
     """
 
     def __init__(
@@ -106,10 +108,10 @@ class EventStream(Response):
         silent_s: float,
         form: StreamFormat,
         failed: Callable[[BaseException], bytes],
-        usage: Callable[[], TokenUsage] | None = None,
+        report: Callable[[], GenerationReport] | None = None,
     ) -> None:
         super().__init__()
-        self._usage = usage
+        self._report = report
         self.further_headers: Callable[[], dict[str, str]] = dict
         self._form = form
         self._failed = failed
@@ -120,7 +122,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, or raise an error that occurs before the headers are sent."""
-        _count_by(self._usage, scope)
+        _report_by(self._report, scope)
         writer = _Writer(send, scope.get(DIRECT_BODY), self._form.media_type, self.further_headers)
         await until_gone(receive, self._run(writer, scope))
 

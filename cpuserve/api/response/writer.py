@@ -19,6 +19,7 @@ from cpuserve.serving.calls.events import (
     WholeResponse,
     num_entries,
 )
+from cpuserve.serving.generation.report import report_of
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ def respond(
     writer: must be a StreamWriter if the call can request a stream.
     ended: called after the writer has encoded the whole response, before its end is sent.
     """
+    report = partial(report_of, generation)
     if generation.call.stream:
         streams = cast("StreamWriter", writer)
         frames, silent_s = _frames(generation, streams, ended), generation.context.limits.silent_s
-        made = EventStream(frames, silent_s, streams.form, streams.failed, generation.usage)
+        made = EventStream(frames, silent_s, streams.form, streams.failed, report)
         made.further_headers = partial(cache_headers, generation)
         return made
 
@@ -68,7 +70,7 @@ def respond(
             ended()
         return written
 
-    result = JsonResult(body, generation.usage)
+    result = JsonResult(body, report)
     result.further_headers = partial(cache_headers, generation)
     return result
 

@@ -15,6 +15,7 @@ from cpuserve.serving.calls.events import PromptProgress, TokenUsage
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
+    from cpuserve.metrics.server import Sequence as Meter
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.calls.line_limits import LineRules
@@ -47,6 +48,7 @@ class SequenceRequest:
     lines: the rules for ending the response at a line; None = no rules.
     ended: time.monotonic() at the end of the sequence (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
+    meter: its times, while it runs and afterwards; None before.
     recent: the record of the prompt, which gets the response at its end; None = no record.
     response_ids: all tokens of the response, when it has ended.
     """
@@ -72,6 +74,7 @@ class SequenceRequest:
     ended: float = 0.0
     lines: LineRules | None = None
     recent: RecentPrompt | None = None
+    meter: Meter | None = None
     response_ids: Sequence[int] = ()
 
     def count(self, tokens: int, reasoning: int) -> None:

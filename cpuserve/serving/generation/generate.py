@@ -454,10 +454,10 @@ def cache_miss(sequence: SequenceRequest) -> dict[str, object] | None:
 
 async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
-    metrics = context.metrics
-    params = sequence.params
-    num_prompt, adapter = len(sequence.prompt.ids), params.adapter or ""
-    meter = metrics.start(num_prompt, params.max_tokens or 0, sequence.n, params.caller, adapter)
+    metrics, params, num_prompt = context.metrics, sequence.params, len(sequence.prompt.ids)
+    who = params.caller, params.adapter or ""
+    meter = metrics.start(num_prompt, params.max_tokens or 0, sequence.n, *who)
+    sequence.meter = meter
     reason = "abort"
     run = None
     pace = EventPace(sequence.interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.stream import JsonResult
 from cpuserve.api.route import post, prepared
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.generation.report import report_of
 from cpuserve.serving.threads import run_sized
 
 router = APIRouter()
@@ -105,4 +107,4 @@ async def compact_response(received: RequestContext, asked: CompactRequest) -> R
             CompactedResponse(received.id, received.created, [*kept, made], usage)
         )
 
-    return JsonResult(body, generation.usage)
+    return JsonResult(body, partial(report_of, generation))

@@ -1,0 +1,181 @@
+"""--access-log: the line of each request, which no client can forge and no flood can hide."""
+
+import asyncio
+import io
+import json
+import logging
+import random
+import re
+
+import pytest
+
+from cpuserve.api.errors.log import AccessLog
+from cpuserve.log import Limited, OneLine
+from tests.api.fakes import Api
+from tests.api.test_api_request_log import GENERATING, LINE, SECRET
+from tests.helpers.depth import deep_but
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO|WARNING) ")
+
+
+@pytest.fixture
+def written():
+    """written() returns the lines since its last call, as they are on standard error."""
+    stream, logger = io.StringIO(), logging.getLogger("cpuserve.requests")
+    handler = Limited(stream)
+    handler.setFormatter(OneLine())
+    level = logger.level
+    logger.setLevel("INFO")
+    logger.addHandler(handler)
+
+    def lines():
+        found = stream.getvalue()
+        stream.seek(0)
+        stream.truncate()
+        assert SECRET not in found, "the prompt is in the log"
+        assert not found or found.endswith("\n")
+        return found.split("\n")[:-1]
+
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def read(line):
+    """Return the facts of a line in text; it must be one from its beginning to its end."""
+    stamp = STAMP.match(line)
+    assert stamp, line
+    found = LINE.fullmatch(line, stamp.end())
+    assert found, line
+    return found
+
+
+def tokens_of(path, body):
+    """Return the tokens of the prompt and of the response, as the response tells them."""
+    if path.startswith("/api/"):
+        return body["prompt_eval_count"], body["eval_count"]
+    usage = body["usage"]
+    if "input_tokens" in usage:
+        return usage["input_tokens"], usage["output_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_response_is_one_line_with_its_tokens(written, path):
+    body = {**GENERATING[path], "stream": False}
+    answer = Api(access=AccessLog("all")).post(path, **body)
+    (line,) = written()
+    found = read(line)
+    assert (found["path"], found["outcome"]) == (path, "200")
+    assert (int(found["prompt"]), int(found["done"])) == tokens_of(path, answer.json())
+    answer = Api(access=AccessLog("all", as_json=True)).post(path, **body)
+    (line,) = written()
+    told = json.loads(line)
+    assert (told["route"], told["status"], told["outcome"]) == (path, 200, "200")
+    assert (told["prompt_tokens"], told["completion_tokens"]) == tokens_of(path, answer.json())
+    assert 0 <= told["queue_s"] <= told["first_token_s"] <= told["total_s"]
+    assert told["end"] in (["stop"], ["length"])
+    assert told["model"] == "tiny"
+    assert told["id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_stream_is_one_line(written, path):
+    body = {**GENERATING[path], "stream": True}
+    assert Api(access=AccessLog("all")).post(path, **body).status_code == 200
+    (line,) = written()
+    assert int(read(line)["done"]) > 0
+
+
+def test_which_requests_have_a_line(written):
+    paths = {"/health": 200, "/metrics": 200, "/v1/models": 200, "/nowhere": 404}
+    for which, expected in {"errors": ["/nowhere"], "all": [*paths], "off": []}.items():
+        api = Api(access=AccessLog(which))
+        for path, status in paths.items():
+            assert api.get(path).status_code == status
+        assert [read(line)["path"] for line in written()] == expected
+
+
+def test_lines_about_all_requests_do_not_depend_on_the_level(written):
+    logging.getLogger("cpuserve.requests").setLevel("ERROR")
+    Api(access=AccessLog("all")).get("/health")
+    assert len(written()) == 1
+
+
+PIECES = (
+    "\n", "\r\n", "\u2028", "\x1b[2K", "\u202e", "'", '"', "\\", ": 200, 1 + 2 tokens, 0.001 s",
+    "request a from key-1: GET /health: 200, 0.001 s", "{", '","status":500,"x":"', " ", "%0a", "é",
+    "2026-01-01 00:00:00 INFO ", "\x00", "a" * 300,
+)  # fmt: skip
+
+
+def hostile(seed):
+    rng = random.Random(seed)
+    return "".join(rng.choices(PIECES, k=rng.randint(1, 5)))
+
+
+async def answer(app, method, path, headers, body=b""):
+    """Send a request with any bytes in its head, which clients in Python would refuse to send."""
+    scope = {
+        "type": "http", "http_version": "1.1", "scheme": "http", "method": method, "path": path,
+        "raw_path": path.encode("utf-8", "replace"), "query_string": b"", "headers": headers,
+        "client": ("10.0.0.7", 1), "server": ("127.0.0.1", 8000),
+    }  # fmt: skip
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+    sent = []
+
+    async def receive():
+        return events.pop() if events else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("count", deep_but([200], [200, 10_000]))
+@pytest.mark.parametrize("as_json", [False, True])
+def test_hostile_ids_names_and_paths_forge_no_line(written, as_json, count):
+    app = Api(access=AccessLog("all", as_json=as_json)).app
+
+    async def main():
+        for seed in range(count):
+            text = hostile(seed)
+            named = b"application/json"
+            head = [(b"content-type", named), (b"x-request-id", text.encode()), (b"host", b"a")]
+            model = json.dumps({"model": text, "prompt": "a"}).encode()
+            path = "/v1/completions" if seed % 2 else f"/{text}"
+            status = await answer(app, "POST", path, head, model if seed % 2 else b"{}")
+            (line,) = written()
+            if not as_json:
+                assert read(line)["outcome"].startswith(str(status)), line
+                continue
+            told = json.loads(line)
+            assert line.isascii()
+            assert told["status"] == status
+            assert re.fullmatch(r"[\w.:-]+", told["id"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", deep_but([500], [500, 20_000]))
+def test_no_line_is_left_out(written, count):
+    app = Api(access=AccessLog("all", as_json=True)).app
+    head = [(b"content-type", b"application/json"), (b"host", b"a")]
+
+    async def one(number):
+        body = json.dumps({"prompt": [7] * (1 + number % 5), "max_tokens": 2}).encode()
+        named = [*head, (b"x-request-id", str(number).encode())]
+        return await answer(app, "POST", "/v1/completions", named, body)
+
+    async def main():
+        for begin in range(0, count, 100):
+            await asyncio.gather(*map(one, range(begin, begin + 100)))
+
+    asyncio.run(main())
+    told = {found["id"]: found for found in map(json.loads, written())}
+    assert len(told) == count
+    for number in range(count):
+        assert told[str(number)]["status"] == 200
+        assert told[str(number)]["prompt_tokens"] == 1 + number % 5
