@@ -130,6 +130,8 @@ LEARNED = {
                "':' ~ loop.index0 ~ '<|tool_call_argument_begin|>'", "<|tool_call_end|>",
                "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"), "named_json"),
     "Functionary": (marked("<function=", "'>'", "</function>"), "named_json"),
+    "a text after the last call": (
+        marked("<function=", "'>'", "</function>", close="<|tool_response|>"), "named_json"),
     "LFM2": (python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"), "pythonic"),
     "OLMo 3": (python("<function_calls>\\n", "\\n", "\\n</function_calls>"), "pythonic"),
     "Llama 4": (python("[", ", ", "]"), "pythonic"),
