@@ -215,6 +215,7 @@ export class MachineView {
           ? `Dashed: ${roofline.toFixed(1)} GB/s, measured on this machine. Prompts are bound by arithmetic and stay below.`
           : "The roofline has not been measured yet.",
       ),
+      h("p", { class: "legend" }, toldLimits(this.report?.live.limits ?? [])),
     );
   }
 
@@ -342,3 +343,17 @@ function tile(label, value, unit) {
 
 /** @param {number} value */
 const short = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
+
+/**
+ * Returns the limits of the decode rate as text, with a mark where arithmetic becomes the limit.
+ * @param {{requests: number, tokens_per_s: number, by: string}[]} limits
+ */
+function toldLimits(limits) {
+  const first = limits.find((limit) => limit.by === "arithmetic");
+  const texts = limits.map((limit) => {
+    const who = limit.requests === 1 ? "one request" : `${limit.requests} requests`;
+    const mark = limit === first ? " (by arithmetic from here on)" : "";
+    return `${Math.round(limit.tokens_per_s)} for ${who}${mark}`;
+  });
+  return texts.length ? `Tokens a second together, at most: ${texts.join(", ")}.` : "";
+}

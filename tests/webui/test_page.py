@@ -337,6 +337,29 @@ def test_the_machine_tab_is_live_under_load(page):
     page.run("location.hash = '#chat'")
 
 
+def test_the_machine_view_says_where_arithmetic_becomes_the_limit(page):
+    page.run(
+        """void import('/webui/machine.js').then(({MachineView}) => {
+          const view = new MachineView(document.createElement('div'));
+          document.body.append(view.element);
+          view.report = {live: {limits: [
+            {requests: 1, tokens_per_s: 40.4, by: 'memory'},
+            {requests: 8, tokens_per_s: 160, by: 'arithmetic'},
+            {requests: 32, tokens_per_s: 160, by: 'arithmetic'},
+          ]}};
+          view.past = [{time: 1, models: [], cpus: []}];
+          view.drawBandwidth(view.past[0]);
+          window.limits = view.parts.bandwidth.textContent;
+          view.element.remove();
+        })"""
+    )
+    page.until("window.limits !== undefined")
+    text = (
+        "at most: 40 for one request, 160 for 8 requests (by arithmetic from here on), 160 for 32"
+    )
+    assert text in page.run("window.limits")
+
+
 @pytest.mark.deep
 def test_a_phone_shows_everything_without_scrolling_sideways(page):
     page.emulate(size=(390, 800))
