@@ -63,6 +63,26 @@ class SourceChanged(ModelError):
     """A file of a model that is no longer the file that the model was first loaded from."""
 
 
+# For each HTTP status of errors: the kind (the type in the API of OpenAI) and the usual code.
+KINDS = {
+    400: ("BadRequestError", "invalid_value"),
+    401: ("AuthenticationError", "invalid_api_key"),
+    403: ("PermissionDeniedError", "host_not_allowed"),
+    404: ("NotFoundError", "not_found"),
+    405: ("MethodNotAllowedError", "method_not_supported"),
+    408: ("RequestTimeoutError", "request_timeout"),
+    409: ("ConflictError", "conversation_locked"),
+    413: ("PayloadTooLargeError", "request_too_large"),
+    415: ("UnsupportedMediaTypeError", "unsupported_media_type"),
+    429: ("TooManyRequests", "rate_limit_exceeded"),
+    431: ("RequestHeaderFieldsTooLargeError", "headers_too_large"),
+    500: ("InternalServerError", "server_error"),
+    503: ("ServiceUnavailableError", "service_unavailable"),
+    504: ("DeadlineExceeded", "timeout"),
+    507: ("InsufficientStorageError", "insufficient_storage"),
+}
+
+
 class RequestError(CpuserveError):
     """A request that cannot be served, with the fields of errors in the API of OpenAI.
 
@@ -76,8 +96,14 @@ class RequestError(CpuserveError):
     """
 
     status = 500
-    kind = "InternalServerError"
-    code = "server_error"
+    kind, code = KINDS[500]
+
+    def __init_subclass__(cls, *, status: int | None = None) -> None:
+        """Give a class of errors its HTTP status, and the kind and the code of this status."""
+        super().__init_subclass__()
+        if status is not None:
+            cls.status = status
+            cls.kind, cls.code = KINDS[status]
 
     def __init__(
         self,
@@ -117,12 +143,8 @@ def status_of(error: BaseException) -> int:
     return error.status if isinstance(error, RequestError) else 500
 
 
-class InvalidRequest(RequestError):
+class InvalidRequest(RequestError, status=400):
     """The request itself is wrong (400)."""
-
-    status = 400
-    kind = "BadRequestError"
-    code = "invalid_value"
 
 
 # The advice in messages about texts that are too long, if requests may ask for a cut.
@@ -151,44 +173,29 @@ class PromptTooLong(InvalidRequest):
         super().use_words(words)
 
 
-class NotFound(RequestError):
+class NotFound(RequestError, status=404):
     """The model or route does not exist (404)."""
 
-    status = 404
-    kind = "NotFoundError"
-    code = "not_found"
 
-
-class TooManyRequests(RequestError):
+class TooManyRequests(RequestError, status=429):
     """The queue is full (429)."""
-
-    status = 429
-    kind = "TooManyRequests"
-    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class DeadlineExceeded(RequestError):
+class DeadlineExceeded(RequestError, status=504):
     """The request was aborted because it did not finish within its timeout (504)."""
-
-    status = 504
-    kind = "DeadlineExceeded"
-    code = "timeout"
 
 
 # Retry-After of a 503 in seconds: loading takes seconds, a download takes minutes.
 RETRY_AFTER_S = 5
 
 
-class ServiceUnavailable(RequestError):
+class ServiceUnavailable(RequestError, status=503):
     """The model is loading, the engine is dead or the server is stopping (503 with Retry-After)."""
 
-    status = 503
-    kind = "ServiceUnavailableError"
-    code = "service_unavailable"
     retry_after_s: float = RETRY_AFTER_S
 
 
@@ -196,16 +203,12 @@ class NotServing(ServiceUnavailable):
     """No engine of the model serves now: it loads or restarts, or the server is stopping (503)."""
 
 
-class EngineDead(RequestError):
+class EngineDead(RequestError, status=503):
     """The engine process has ended (503); the message says how it ended.
 
     ran: whether the engine ended while it ran this request, so that the request may be the cause;
       False = no engine has seen the request.
     """
-
-    status = 503
-    kind = "ServiceUnavailableError"
-    code = "service_unavailable"
 
     def __init__(self, message: str, *, ran: bool = False) -> None:
         super().__init__(message)

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
-
-import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.llm_arguments import (
     Messages,
     PromptInput,
-    Tokenization,
     as_list,
     check_text_only,
-    conversations_of,
-    one_each,
-    priorities_of,
-    text_and_ids,
     tokenization_of,
-    with_salts,
 )
-from cpuserve.llm_pooling import PoolingMethods, items_of
 from cpuserve.log import get_logger
-from cpuserve.offline.adapters import AdapterMethods, OneAdapter, name_of
-from cpuserve.offline.control import ControlMethods
-from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, by_context, progress
+from cpuserve.offline.adapters import OneAdapter
+from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, progress
 from cpuserve.offline.queue import ManyAdapters, ManyParams, QueueMethods
 from cpuserve.offline.refused import engine_options, why_refused
 from cpuserve.offline.tokenizer import OfflineTokenizer
@@ -35,14 +25,8 @@ from cpuserve.outputs import (
     DecisionOutput,
     RequestOutput,
     beam_output,
-    completion_of,
-    position_logprobs,
-    stats_of,
 )
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.calls.bad_words import with_own_bad_word_ids
-from cpuserve.serving.calls.call import GenerateCall
-from cpuserve.serving.calls.sampler_ids import with_own_sampler_ids
 from cpuserve.serving.decisions.questions import (
     Content,
     checked,
@@ -50,27 +34,22 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
-from cpuserve.serving.generation.batch import BatchItem, chat_items, decision_items, run_batch
+from cpuserve.serving.generation.batch import decision_items
 from cpuserve.serving.generation.beam_batch import search_batch
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
-from cpuserve.serving.prompts.encode import cut_of
-from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
+from cpuserve.serving.tools.learn import NO_TEMPLATE
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.engine.client import EngineClient
     from cpuserve.engine.inline import InlineClient
     from cpuserve.metrics.server import ServerMetrics
     from cpuserve.sampling.beams import BeamSearchParams
-    from cpuserve.serving.calls.events import Choice
-    from cpuserve.tokenizer.chat import ChatTemplate
-    from cpuserve.tokenizer.cut import Cut
 
 log = get_logger("llm")
 
 
-class LLM(AdapterMethods, ControlMethods, QueueMethods, PoolingMethods):
+class LLM(QueueMethods):
     """A model in this process; generate() and chat() return when all requests have finished.
 
     Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted
@@ -301,195 +280,6 @@ class LLM(AdapterMethods, ControlMethods, QueueMethods, PoolingMethods):
         cached = sum(max(0, item.cached_tokens - item.prompt.shared) for item in run)
         return DecisionOutput(found, diagnostics, computed, cached)
 
-    # --- jobs -----------------------------------------------------------------------------------
-
-    def _prompt_job(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: ManyParams,
-        lora_request: ManyAdapters,
-        priority: int | Sequence[int] | None,
-        how: Tokenization,
-    ) -> Job:
-        """Return the job of prompts that are completed; see `generate`."""
-        self._check_kind("generate")
-        listed = as_list(prompts)
-        adapters = self._adapters_of(lora_request, len(listed))
-        params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
-        requests = [self._request(prompt, how=how) for prompt in listed]
-        for request, own, adapter in zip(requests, params, adapters, strict=True):
-            if own.thinking_token_budget not in (None, -1):
-                msg = "thinking_token_budget is only possible in chat()"
-                raise InvalidRequest(msg, param="thinking_token_budget")
-            self._truncate(request, own, how)
-            request.lora_request = adapter
-        priorities = priorities_of(priority, len(requests))
-        return Job(requests, items_of(requests, params, priorities), params, self._context)
-
-    def _chat_job(
-        self,
-        messages: Messages | Sequence[Messages],
-        sampling_params: ManyParams,
-        lora_request: ManyAdapters,
-        priority: int | Sequence[int] | None,
-        options: ChatOptions,
-        how: Tokenization,
-    ) -> Job:
-        """Return the job of conversations that get a response; see `chat`."""
-        self._check_kind("generate")
-        conversations = conversations_of(messages)
-        count = len(conversations)
-        adapters = self._adapters_of(lora_request, count)
-        params = self._params(sampling_params, count, adapters)
-        context = self._chat_context(options.chat_template)
-        calls = [
-            options.call(conversation, own, how)
-            for conversation, own in zip(conversations, params, strict=True)
-        ]
-        items = chat_items(context, calls, params)
-        for item, own in zip(items, priorities_of(priority, count), strict=True):
-            for sequence in item.sequences:
-                sequence.priority = own
-        requests = [self._of_ids(item.prompt.ids) for item in items]
-        for request, adapter in zip(requests, adapters, strict=True):
-            request.lora_request = adapter
-        return Job(requests, items, params, context)
-
-    def _finish(self, jobs: Sequence[Job], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Run jobs that generate tokens; return all requests with their outputs."""
-        for own in by_context(jobs):
-            requests = [request for job in own for request in job.requests]
-            params = [each for job in own for each in job.params]
-            items = [item for job in own for item in job.items]
-            self._run(items, use_tqdm, own[0].context, self._keeper(requests, params))
-            for request, item in zip(requests, items, strict=True):
-                request.outputs.sort(key=lambda completion: completion.index)
-                request.num_cached_tokens, request.finished = item.cached_tokens, True
-                request.metrics = stats_of(item.records[0])
-        return [request for job in jobs for request in job.requests]
-
-    def _keeper(
-        self, requests: Sequence[RequestOutput], params: Sequence[SamplingParams]
-    ) -> Callable[[int, Choice], None]:
-        def keep(position: int, choice: Choice) -> None:
-            self._keep(requests[position], choice, params[position])
-
-        return keep
-
-    def _run(
-        self,
-        items: list[BatchItem],
-        use_tqdm: UseTqdm,
-        context: ModelContext,
-        keep: Callable[[int, Choice], None] | None = None,
-    ) -> None:
-        """Run all items until their sequences have ended; raises RequestError and EngineDead.
-
-        keep(position of the item, choice) is called when a sequence has ended, while others run.
-        """
-        self._check_awake()
-        with progress(sum(len(item.sequences) for item in items), use_tqdm) as advance:
-
-            def ended(position: int, choice: Choice) -> None:
-                if keep is not None:
-                    keep(position, choice)
-                advance(1)
-
-            run_batch(self._client, context, items, ended)
-
-    def _keep(self, request: RequestOutput, choice: Choice, params: SamplingParams) -> None:
-        """Add the result of a sequence to its request."""
-        completion = completion_of(choice, params, self._tokenizer)
-        completion.lora_request = request.lora_request
-        request.outputs.append(completion)
-        if choice.scores is not None:
-            request.prompt_logprobs = [
-                None if row is None else position_logprobs(row, self._tokenizer)
-                for row in choice.scores
-            ]
-
-    def _request(
-        self,
-        prompt: PromptInput,
-        before: str = "",
-        how: Tokenization | None = None,
-        cut: Cut | None = None,
-    ) -> RequestOutput:
-        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt.
-
-        cut: the tokens that are kept; of a text, special tokens are kept as well.
-        """
-        how = how or Tokenization()
-        text, ids = text_and_ids(prompt)
-        most, left = cut or (None, False)
-        if ids is None:
-            whole = before + (text or "")
-            whole = whole.lower() if how.lower else whole
-            ids = self._tokenizer.encode(whole, how.special, most=most, left=left)
-        elif cut is not None:
-            ids = cut.apply(ids)
-        self._num_requests += 1
-        return RequestOutput(str(self._num_requests - 1), text, ids)
-
-    def _truncate(self, request: RequestOutput, params: SamplingParams, how: Tokenization) -> None:
-        """Cut a prompt with more tokens than the parameters or tokenization_kwargs say."""
-        asked = params.truncate_prompt_tokens if how.truncate is None else how.truncate
-        call = GenerateCall(
-            truncate_prompt_tokens=asked, truncation_side=how.side, max_tokens=params.max_tokens
-        )
-        if (cut := cut_of(self._context, call)) is not None:
-            request.prompt_token_ids = cut.apply(request.prompt_token_ids)
-
-    def _of_ids(self, ids: list[int]) -> RequestOutput:
-        """Return an empty RequestOutput for the token ids of a rendered conversation."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return self._request({"prompt": text, "prompt_token_ids": ids})
-
-    def _params(
-        self, given: ManyParams, count: int, adapters: Sequence[OneAdapter | None]
-    ) -> list[SamplingParams]:
-        """Return the sampling parameters of each prompt; None: the model's defaults."""
-        default = self.get_default_sampling_params() if given is None else given
-        params = one_each(default, count, "sampling_params")
-        params = [with_own_bad_word_ids(own, self._tokenizer) for own in params]
-        vocab = self._context.bounds.vocab
-        params = [with_own_sampler_ids(own, self._tokenizer, vocab) for own in params]
-        return [
-            own if adapter is None else msgspec.structs.replace(own, adapter=name_of(adapter))
-            for own, adapter in zip(params, adapters, strict=True)
-        ]
-
-    def _chat_context(self, source: str | None) -> ModelContext:
-        """Return the ModelContext for a chat template (None: the model's own template).
-
-        The first call for a template learns the format of its thoughts and tool calls.
-        If there is no template, or a broken one, rendering a conversation raises the error.
-        """
-        from cpuserve.tokenizer.chat import ChatTemplate
-        from cpuserve.tokenizer.load import template_source
-
-        found = self._chats.get(source)
-        if found is None:
-            template = self._template
-            if source is not None:
-                given, parses = template_source(source), template.parses_messages
-                template = ChatTemplate(given, self._tokenizer, parses_messages=parses)
-            parsers = parsers_of(self.config)
-            learned = NO_TEMPLATE if template.fault() else learn_format(template, *parsers)
-            found = self._chats[source] = self._context_of(template, learned)
-        return found
-
-    def _context_of(self, template: ChatTemplate, learned: LearnedFormat) -> ModelContext:
-        """Return the context of the serving pipeline for the engine of this process."""
-        # Without the weak proxy, reference cycles would keep the engine's memory after `del`.
-        client = cast("EngineClient", weakref.proxy(self._client))
-        names, most = self.config.served_model_names, self.config.max_model_len
-        context = ModelContext(
-            client, self._metrics, tuple(names), most, pooling=self.config.pooling
-        )
-        context.set_ready(self._tokenizer, template, learned)
-        return context
-
     def _new_metrics(self) -> ServerMetrics:
         from cpuserve.metrics.server import ServerMetrics
 
@@ -502,27 +292,12 @@ class LLM(AdapterMethods, ControlMethods, QueueMethods, PoolingMethods):
             drafts=config.speculation is not None,
         )
 
-    def _start_engine(self) -> InlineClient:
-        from cpuserve.engine.inline import InlineClient
-
-        client = InlineClient(self.config)
-        client.start()
-        return client
-
-    def _contexts(self) -> Iterator[ModelContext]:
-        yield self._context
-        yield from self._chats.values()
-
     # --- other methods --------------------------------------------------------------------------
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The model's tokenizer, with the methods of transformers that programs call."""
         names = self.config.model, self.config.max_model_len
         return OfflineTokenizer(self._tokenizer, self._template, *names)
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the default sampling parameters of vLLM, with the values that the model sets."""
-        return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Free weights, KV cache and threads; later calls raise an error."""

@@ -268,8 +268,6 @@ async def prepared(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> Generation:
     """Return a Generation for a body without running it; for errors, see `generate`."""
-    await received.choose(asked.model)
-    check_fields(asked)
     call, caller = await call_of(received, asked, to_call), received.caller
     if received.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
@@ -282,8 +280,6 @@ async def prompt_length(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> int:
     """Return the number of prompt tokens of a body; for errors, see `generate`."""
-    await received.choose(asked.model)
-    check_fields(asked)
     call = await call_of(received, asked, to_call)
     return len(await prompt_ids(received.context, call, received.body_bytes))
 
@@ -291,5 +287,10 @@ async def prompt_length(
 async def call_of(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> GenerateCall:
-    """Return the call of a body; a thread converts a large one. For errors, see `generate`."""
+    """Find the model, and return the call of a body; a thread converts a large one.
+
+    For errors, see `generate`.
+    """
+    await received.choose(asked.model)
+    check_fields(asked)
     return await run_sized(received.body_bytes // _BYTES_PER_US, lambda: to_call(asked))

@@ -26,6 +26,8 @@ class ControlMethods:
     _client: InlineClient
     _adapters: dict[str, str]
     _asleep: bool
+    _context: ModelContext
+    _chats: dict[str | None, ModelContext]
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -106,12 +108,15 @@ class ControlMethods:
             msg = "the model sleeps: call wake_up()"
             raise EngineDead(msg)
 
-    # --- methods that LLM implements ------------------------------------------------------------
-
     def _start_engine(self) -> InlineClient:
         """Return a client of a new engine that is ready."""
-        raise NotImplementedError
+        from cpuserve.engine.inline import InlineClient
+
+        client = InlineClient(self.config)
+        client.start()
+        return client
 
     def _contexts(self) -> Iterator[ModelContext]:
         """Yield all contexts of the model."""
-        raise NotImplementedError
+        yield self._context
+        yield from self._chats.values()

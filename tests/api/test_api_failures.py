@@ -5,6 +5,7 @@ import logging
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from cpuserve import errors
 from cpuserve.api.http import api_keys
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
@@ -125,3 +126,13 @@ def test_a_failure_while_a_key_is_checked_is_a_500_too(caplog, monkeypatch):
     assert response.status_code == 500
     assert "secret" not in error_of(response)["message"]
     assert len(failures(caplog)) == 1
+
+
+def test_every_class_of_errors_has_the_kind_of_its_status():
+    """Otherwise a client that compares `type` would see two names for one status."""
+    left, seen = [errors.RequestError], {}
+    while left:
+        each = left.pop()
+        left += each.__subclasses__()
+        seen[each.status] = seen.get(each.status, set()) | {each.kind}
+    assert seen == {status: {kind} for status, (kind, _) in errors.KINDS.items()}

@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
-from cpuserve.llm_pooling import items_of
 from cpuserve.loader import lora
 from cpuserve.loader.load import read_config
 from cpuserve.loader.lora import AdapterReader
 from cpuserve.loader.tasks import task_adapters
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.offline.pooling import items_of
 from cpuserve.serving.calls.events import floats_of
 from tests.helpers import jina_v3 as v3
 from tests.helpers.adapter import merged

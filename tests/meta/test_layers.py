@@ -26,7 +26,6 @@ RANK = {
     "testing": 15,
     "cli": 15,
     "llm": 14, "api": 14,
-    "llm_pooling": 13,
     "offline": 12,
     "outputs": 11, "prepare": 11, "llm_arguments": 11,
     "serving": 10,

@@ -8,9 +8,20 @@ from types import UnionType
 import msgspec
 import pytest
 
+from cpuserve.api.anthropic.schema import MessagesRequest
+from cpuserve.api.llamacpp.completion.schema import LlamaOptions
+from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.schema import GenerationRequest
+from cpuserve.api.tgi.schema import TgiParameters
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.fields import CHAINED, LIMITED, REFUSED, SamplerFields, SamplingFields
+from cpuserve.sampling.fields import (
+    CHAINED,
+    LIMITED,
+    REFUSED,
+    SamplerFields,
+    SamplingFields,
+    names_in,
+)
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall
 
@@ -30,13 +41,26 @@ def not_none(kind):
     return {*typing.get_args(kind)} - {type(None)} if is_union else {kind}
 
 
-@pytest.mark.parametrize("body", [GenerateCall, GenerationRequest])
-def test_a_sampling_field_has_its_type_in_bodies_and_calls(body):
-    own, theirs = types_of(SamplingFields), types_of(body)
-    shared = own.keys() & theirs.keys() - OTHER_TYPES
-    assert shared > {"temperature", "top_k", "typical_p", "ignore_eos", "bad_words"}
+BODIES = [
+    (GenerateCall, "vllm"),
+    (GenerationRequest, "vllm"),
+    (LlamaOptions, "llama.cpp"),
+    (OllamaOptions, "ollama"),
+    (TgiParameters, "tgi"),
+    (MessagesRequest, "anthropic"),
+]
+
+
+@pytest.mark.parametrize(("body", "dialect"), BODIES, ids=[body.__name__ for body, _ in BODIES])
+def test_a_sampling_field_has_its_type_in_bodies_and_calls(body, dialect):
+    own, names = types_of(SamplingFields), names_in(dialect)
+    # Fields that the dialect refuses are Any.
+    theirs = {name: kind for name, kind in types_of(body).items() if kind is not typing.Any}
+    assert {*names.values()} <= theirs.keys()
+    shared = {name for name in own if names.get(name, name) in theirs} - OTHER_TYPES
+    assert shared >= {"temperature", "top_k", "top_p", "max_tokens"}
     for name in shared:
-        assert not_none(own[name]) == not_none(theirs[name]), name
+        assert not_none(own[name]) == not_none(theirs[names.get(name, name)]), name
 
 
 def neighbours(name, rule):

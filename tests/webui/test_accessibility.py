@@ -5,7 +5,7 @@ The checks are those of Lighthouse, made with the browser: contrast, names and r
 
 import pytest
 
-from tests.webui.visit import BUSY, IDLE, LAST, LONG, browser, last_text, page, say, server
+from tests.webui.visit import BUSY, IDLE, LAST, LONG, browser, last_text, page, say, server, shows
 
 __all__ = ["browser", "page", "server"]  # fixtures
 
@@ -150,7 +150,7 @@ def test_a_keyboard_is_enough_to_send_stop_edit_and_change_settings(page):
     page.press("/")
     page.type("[[say First.]]")
     page.press("Enter")
-    page.until(f"{LAST}?.innerText.includes('First.') && {IDLE}")
+    shows(page, "First.")
     page.type(LONG)
     page.press("Enter")
     page.until(f"{BUSY} && {LAST}.innerText.includes('word20')")
@@ -163,7 +163,7 @@ def test_a_keyboard_is_enough_to_send_stop_edit_and_change_settings(page):
     page.run("document.activeElement.select()")
     page.type("[[say Edited.]]")
     page.press("Enter")
-    page.until(f"{LAST}?.innerText.includes('Edited.') && {IDLE}")
+    shows(page, "Edited.")
     tab_to(page, "open-settings", SHIFT)
     page.press("Enter")
     page.until("document.activeElement.id === 'settings'")

@@ -13,20 +13,26 @@ import pytest
 
 from tests.clients.scripted import scripted_server
 from tests.webui.visit import (
+    ALL,
     BUSY,
     CHAT,
     IDLE,
     LAST,
+    LOADED,
     LONG,
     before_scripts,
     browser,
     chats,
+    choose_model,
+    count_of,
     last_text,
     open_again,
     open_page,
     page,
     say,
     server,
+    set_field,
+    shows,
     write,
 )
 
@@ -82,7 +88,7 @@ def test_an_edited_message_begins_a_branch(page, server):
     page.run("document.activeElement.select()")
     page.type("[[say Second.]]")
     page.press("Enter")
-    page.until(f"{LAST}?.innerText.includes('Second.') && {IDLE}")
+    shows(page, "Second.")
     assert [m["content"] for m in chats(page, server)[-1]["messages"]] == ["[[say Second.]]"]
     page.click(".message.user .branches [aria-label='Previous branch']")
     page.until(f"{LAST}?.innerText.includes('First.')")
@@ -93,19 +99,11 @@ def test_the_system_prompt_and_sampling_are_sent(page, server):
     page.click("#open-settings")
     page.click("#system")
     page.type("Be brief.")
-    page.run(
-        """(() => {
-          const set = (label, value) => {
-            const fields = [...document.querySelectorAll('.field')];
-            const field = fields.find(f => f.innerText.startsWith(label));
-            const input = field.querySelector('input, textarea');
-            input.value = value;
-            input.dispatchEvent(new Event('change'));
-          };
-          set('Temperature', '0.5'); set('Top-k', '7'); set('Max tokens', '50'); set('Seed', '3');
-          set('Stop strings', 'END'); set('More fields', '{"presence_penalty": 0.5}');
-        })()"""
-    )
+    for label, value in [
+        *(("Temperature", "0.5"), ("Top-k", "7"), ("Max tokens", "50"), ("Seed", "3")),
+        *(("Stop strings", "END"), ("More fields", '{"presence_penalty": 0.5}')),
+    ]:
+        set_field(page, label, value)
     say(page, "[[say Yes.]]")
     sent = chats(page, server)[-1]
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -115,10 +113,7 @@ def test_the_system_prompt_and_sampling_are_sent(page, server):
 
 @pytest.mark.deep
 def test_another_model_is_chosen(page, server):
-    page.run(
-        "document.querySelector('#model').value = 'other';"
-        "document.querySelector('#model').dispatchEvent(new Event('change'))"
-    )
+    choose_model(page, "other")
     say(page, "[[say Yes.]]")
     assert chats(page, server)[-1]["model"] == "other"
 
@@ -138,7 +133,7 @@ def test_a_built_in_tool_runs_and_its_result_is_shown(page, server):
     page.click("#open-settings")
     page.click(".check input", 1)
     write(page, '[[call calculate {"expression": "2 * (3 + 4)^2"}]] [[say It is 98.]]')
-    page.until(f"{LAST}?.innerText.includes('It is 98.') && {IDLE}")
+    shows(page, "It is 98.")
     title = page.run("document.querySelector('.message.tool header').innerText")
     assert title.split()[:2] == ["calculate", "returned"]
     assert page.run("document.querySelector('.message.tool > .prose').innerText") == "98"
@@ -152,22 +147,14 @@ def test_a_built_in_tool_runs_and_its_result_is_shown(page, server):
 def test_the_user_writes_the_result_of_an_own_tool(page, server):
     tools = json.dumps([{"name": "weather", "parameters": {"type": "object"}}])
     page.click("#open-settings")
-    page.run(
-        f"""(() => {{
-          const fields = [...document.querySelectorAll('.field')];
-          const field = fields.find(f => f.innerText.startsWith('Your tools'));
-          const input = field.querySelector('textarea');
-          input.value = {json.dumps(tools)};
-          input.dispatchEvent(new Event('change'));
-        }})()"""
-    )
+    set_field(page, "Your tools", tools)
     write(page, '[[call weather {"city": "Rome"}]] [[say It is sunny.]]')
     page.until("document.querySelector('.result textarea') !== null")
     assert '"city": "Rome"' in page.run("document.querySelector('.call').innerText")
     page.click(".result textarea")
     page.type("sunny")
     page.click(".result .primary")
-    page.until(f"{LAST}?.innerText.includes('It is sunny.') && {IDLE}")
+    shows(page, "It is sunny.")
     assert chats(page, server)[-1]["messages"][2]["content"] == "sunny"
 
 
@@ -232,7 +219,7 @@ def test_a_file_that_cannot_be_read_is_named(page, tmp_path):
     file.write_bytes(b"\x7fELF\0\0\xff")
     page.choose_files("#attach-file", file)
     page.until("document.querySelector('#notice').innerText.includes('program.bin')")
-    assert page.run("document.querySelectorAll('.chip').length") == 0
+    assert count_of(page, ".chip") == 0
 
 
 @pytest.mark.deep
@@ -240,10 +227,8 @@ def test_conversations_are_kept_found_and_deleted(page, server):
     say(page, "[[say About zebras.]] zebra")
     page.click("#new")
     say(page, "[[say About yaks.]] yak")
-    page.until(
-        "import('/webui/history.js').then(h => h.loadAll()).then(all =>"
-        " ['yak', 'zebra'].every(word => all.some(c => c.title.endsWith(word))))"
-    )
+    found = "['yak', 'zebra'].every(word => all.some(c => c.title.endsWith(word)))"
+    page.until(f"{ALL}.then(all => {found})")
     open_again(page, server.url)
     page.until("document.querySelectorAll('.conversations li').length >= 2")
     page.click("#search")
@@ -296,7 +281,7 @@ def test_the_page_asks_for_the_key(browser):
         browser.click("#key")
         browser.type("secret")
         browser.press("Enter")
-        browser.until("document.querySelector('#model').options.length > 0")
+        browser.until(LOADED)
         say(browser, "[[say Welcome.]]")
         assert last_text(browser) == "Welcome."
 
@@ -314,7 +299,7 @@ def test_a_restart_of_the_server_is_survived(browser):
     browser.until("document.querySelector('.trouble .wrong')?.innerText.includes('reached')")
     with scripted_server(pace_s=0.0, port=port):
         browser.click(".trouble button")
-        browser.until(f"{LAST}?.innerText.includes('word399') && {IDLE}")
+        shows(browser, "word399")
 
 
 @pytest.mark.deep

@@ -8,51 +8,30 @@ from tests.clients.scripted import scripted_server
 from tests.webui.chromium import LAN_NAME
 from tests.webui.test_page import png
 from tests.webui.visit import (
-    IDLE,
     LAST,
+    LOADED,
     before_scripts,
     browser,
     chats,
+    choose,
+    choose_model,
     conversation_id,
+    count_of,
     last_text,
+    messages_of,
     open_again,
     open_page,
     page,
     say,
     server,
+    set_field,
+    shows,
     stored,
     write,
 )
 
 __all__ = ["browser", "page", "server"]  # fixtures
 
-# How the page before this one stored conversations, and exported them.
-MAKE = """
-const message = (n, i, parent, text) => ({id: `m${n}x${i}`, parent, text, images: [], files: [],
-  thought: '', calls: [], created: 1.7e12 + i, role: i % 2 ? 'assistant' : 'user',
-  ...(i % 2 ? {finish: 'stop', model: 'scripted'} : {})});
-const conversation = (n, size) => {
-  const messages = {};
-  let parent = null;
-  for (let i = 0; i < size; i += 1) {
-    const text = `Text ${n} ${i}: **bold**, \\`code\\`.\\n\\n- one\\n- two\\n\\n$$\\\\frac{a}{b}$$`;
-    const one = message(n, i, parent, text);
-    messages[one.id] = one;
-    parent = one.id;
-  }
-  const updated = 1.7e12 + n * 1000;
-  return {id: `c${n}`, title: `Conversation ${n}`, updated, system: '', messages, head: parent};
-};
-const file = (conversations) =>
-  JSON.stringify({format: 'cpuserve-conversations', version: 1, conversations});
-const choose = (text) => {
-  const input = document.querySelector('#import-file');
-  const data = new DataTransfer();
-  data.items.add(new File([text], 'conversations.json', {type: 'application/json'}));
-  input.files = data.files;
-  input.dispatchEvent(new Event('change'));
-};
-"""
 COUNTED = """(() => {
   window.transactions = 0;
   const real = IDBDatabase.prototype.transaction;
@@ -61,11 +40,6 @@ COUNTED = """(() => {
     return real.apply(this, given);
   };
 })()"""
-
-
-def choose(page, conversations):
-    """Import the conversations of a JavaScript expression."""
-    page.run(f"(() => {{ {MAKE} choose(file({conversations})); }})()")
 
 
 @pytest.mark.deep
@@ -185,7 +159,7 @@ def test_a_long_conversation_is_drawn_where_it_is_seen(page, server):
     page.click("#c-c1 .open")
     page.until("document.querySelectorAll('.message').length === 500")
     page.until(f"{LAST}.querySelector('.figures') !== null")
-    assert page.run("document.querySelectorAll('.message .prose p').length") < 200
+    assert count_of(page, ".message .prose p") < 200
     # A branch in it draws its own messages only.
     page.run(
         "window.added = 0; new MutationObserver((all) => all.forEach((one) => {"
@@ -193,12 +167,12 @@ def test_a_long_conversation_is_drawn_where_it_is_seen(page, server):
         ".observe(document.querySelector('#messages'), {childList: true})"
     )
     page.run(f"{LAST}.querySelector('[aria-label=Regenerate]').click()")
-    page.until(f"{LAST}.innerText.includes('Hello.') && {IDLE}")
+    shows(page, "Hello.")
     assert page.run("window.added") < 5
     # The first messages are drawn when they come near.
     page.run("document.querySelector('#scroller').scrollTop = 0")
     page.until("document.querySelector('.message.assistant strong') !== null")
-    assert page.run("document.querySelectorAll('.message.far').length") > 300
+    assert count_of(page, ".message.far") > 300
 
 
 def test_an_import_stores_and_lists_all_conversations_at_once(browser, server):
@@ -288,7 +262,7 @@ def test_the_page_works_where_the_browser_blocks_storage(browser, server):
     with before_scripts(browser, BLOCKED):
         browser.console.clear()
         browser.open(server.url + "/")
-        browser.until("document.querySelector('#model').options.length > 0")
+        browser.until(LOADED)
     say(browser, "[[say Works.]]")
     assert last_text(browser) == "Works."
     assert "does not keep" in browser.run("document.querySelector('#status').innerText")
@@ -326,7 +300,7 @@ def test_escape_closes_the_key_dialog_until_the_user_wants_it(browser):
         browser.click("#key")
         browser.type("secret")
         browser.press("Enter")
-        browser.until("document.querySelector('#model').options.length > 0")
+        browser.until(LOADED)
         browser.until("document.querySelector('#status').hidden")
         browser.run("location.hash = '#chat'")
 
@@ -336,10 +310,7 @@ def test_a_model_that_is_gone_does_not_stay_selected(browser):
     with scripted_server(names=("stays", "goes")) as server:
         port = server.port
         open_page(browser, server.url)
-        browser.run(
-            "document.querySelector('#model').value = 'goes';"
-            "document.querySelector('#model').dispatchEvent(new Event('change'))"
-        )
+        choose_model(browser, "goes")
         say(browser, "[[say Before.]]")
         assert chats(browser, server)[-1]["model"] == "goes"
     with scripted_server(names=("stays",), port=port) as server:
@@ -347,7 +318,7 @@ def test_a_model_that_is_gone_does_not_stay_selected(browser):
         browser.until("document.querySelector('#model').value === 'stays'")
         assert "no model goes" in browser.run("document.querySelector('#notice').innerText")
         write(browser, "[[say After.]]")
-        browser.until(f"{LAST}?.innerText.includes('After.') && {IDLE}")
+        shows(browser, "After.")
         sent = [x.body["model"] for x in server.exchanges if x.path.endswith("chat/completions")]
         assert sent == ["stays"]
     with scripted_server(names=("another",), port=port) as server:
@@ -356,26 +327,14 @@ def test_a_model_that_is_gone_does_not_stay_selected(browser):
         browser.until("document.querySelector('.trouble .wrong') !== null")
         browser.until("document.querySelector('#model').value === 'another'")
         browser.click(".trouble button")
-        browser.until(f"{LAST}?.innerText.includes('Late.') && {IDLE}")
-
-
-def set_tools(page, tools):
-    page.run(
-        f"""(() => {{
-          const fields = [...document.querySelectorAll('.field')];
-          const field = fields.find(f => f.innerText.startsWith('Your tools'));
-          const input = field.querySelector('textarea');
-          input.value = {json.dumps(json.dumps(tools))};
-          input.dispatchEvent(new Event('change'));
-        }})()"""
-    )
+        shows(browser, "Late.")
 
 
 @pytest.mark.deep
 def test_only_the_users_own_tools_ask_the_user(page, server):
     page.click("#open-settings")
     page.click(".check input", 1)
-    set_tools(page, [{"name": "weather"}, {"name": "news"}])
+    set_field(page, "Your tools", json.dumps([{"name": "weather"}, {"name": "news"}]))
     calls = 'calculate {"expression": "6 * 7"} ;; weather {"city": "Rome"} ;; news {}'
     write(page, f"[[calls {calls}]] [[say Done.]]")
     page.until("document.querySelectorAll('.result textarea').length === 2")
@@ -385,16 +344,13 @@ def test_only_the_users_own_tools_ask_the_user(page, server):
     page.until("document.querySelectorAll('.result textarea').length === 1")
     # What the user has entered survives a reload.
     one = conversation_id(page)
-    page.until(
-        "import('/webui/history.js').then(h => h.loadAll()).then(all => Object.values("
-        f"all.find(c => c.id === {json.dumps(one)}).messages).at(-1).results !== undefined)"
-    )
+    page.until(f"{messages_of(one)}.then(all => all.at(-1).results !== undefined)")
     open_again(page, server.url)
     page.until("document.querySelectorAll('.result textarea').length === 1")
     page.click(".result textarea")
     page.type("sunny")
     page.click(".result .primary")
-    page.until(f"{LAST}?.innerText.includes('Done.') && {IDLE}")
+    shows(page, "Done.")
     results = [m["content"] for m in chats(page, server)[-1]["messages"] if m["role"] == "tool"]
     assert results == ["42", "sunny", "no news"]
 
@@ -403,7 +359,7 @@ def test_only_the_users_own_tools_ask_the_user(page, server):
 def test_an_own_tool_with_the_name_of_a_built_in_one_is_the_users(page, server):
     page.click("#open-settings")
     page.click(".check input", 1)
-    set_tools(page, [{"name": "calculate"}])
+    set_field(page, "Your tools", json.dumps([{"name": "calculate"}]))
     write(page, '[[call calculate {"expression": "6 * 7"}]] [[say Done.]]')
     page.until("document.querySelectorAll('.result textarea').length === 1")
     assert [t["function"]["name"] for t in chats(page, server)[-1]["tools"]] == ["calculate"]
@@ -418,4 +374,4 @@ def test_a_model_that_reads_text_only_is_not_offered_pictures(page, tmp_path):
     notes.write_text("Notes.", encoding="utf-8")
     page.choose_files("#attach-file", picture, notes)
     page.until("document.querySelector('#notice').innerText.includes('reads no pictures')")
-    assert page.run("document.querySelectorAll('.chip').length") == 1
+    assert count_of(page, ".chip") == 1

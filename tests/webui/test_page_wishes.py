@@ -7,21 +7,26 @@ import pytest
 
 from cpuserve.engine.ipc import Output
 from tests.clients.scripted import scripted_server
-from tests.webui.test_page_places import choose
 from tests.webui.visit import (
+    ALL,
     BUSY,
-    IDLE,
     LAST,
     LONG,
     browser,
     chats,
+    choose,
+    choose_model,
     conversation_id,
+    count_of,
     last_text,
+    more,
     open_again,
     open_page,
     page,
     say,
     server,
+    set_field,
+    shows,
     stored,
     write,
 )
@@ -29,13 +34,6 @@ from tests.webui.visit import (
 __all__ = ["browser", "page", "server"]  # fixtures
 
 DAY_MS = 86_400_000
-
-
-def more(page, conversation, action):
-    """Click one of the actions of a conversation's row."""
-    page.click(f"#c-{conversation} .more")
-    names = page.run("[...document.querySelectorAll('.row-actions button')].map(b => b.innerText)")
-    page.click(".row-actions button", names.index(action))
 
 
 def group_of(page, conversation):
@@ -62,8 +60,7 @@ def test_a_conversation_can_be_renamed_and_pinned(page, server):
     more(page, one, "Pin")
     page.until("document.querySelector('.conversations h2').innerText === 'Pinned'")
     assert group_of(page, one) == "Pinned"
-    kept = f".then(all => all.find(c => c.id === {json.dumps(one)}).pinned)"
-    page.until("import('/webui/history.js').then(history => history.loadAll())" + kept)
+    page.until(f"{ALL}.then(all => all.find(c => c.id === {json.dumps(one)}).pinned)")
     open_again(page, server.url)
     page.until(f"document.querySelector('#c-{one}') !== null")
     assert page.run(title) == "Plans for the summer"
@@ -132,7 +129,7 @@ def test_the_progress_of_a_long_prompt_is_shown(browser):
         assert "of" in browser.run(f"{LAST}.querySelector('.progress').innerText")
         step.set()
         go.set()
-        browser.until(f"{LAST}?.innerText.includes('Read.') && {IDLE}")
+        shows(browser, "Read.")
         assert browser.run(f"{LAST}.querySelector('.progress').hidden")
 
 
@@ -166,7 +163,7 @@ def test_a_reader_who_has_scrolled_up_can_go_back_to_the_newest_text(page):
     assert page.run("document.querySelector('#newest').hidden")
     page.run("document.querySelector('#scroller').scrollTop = 0")
     page.until("!document.querySelector('#newest').hidden")
-    page.until(f"{LAST}.innerText.includes('word399') && {IDLE}")
+    shows(page, "word399")
     assert page.run("document.querySelector('#scroller').scrollTop") < 50  # the text did not jump
     page.click("#newest")
     page.until(f"{at_end} < 2")
@@ -177,19 +174,6 @@ def test_a_reader_who_has_scrolled_up_can_go_back_to_the_newest_text(page):
     page.press("Escape")
     say(page, "[[say Last.]]" + " again" * 300)
     page.until(f"{at_end} < 2")
-
-
-def set_field(page, label, value):
-    page.run(
-        f"""(() => {{
-          const fields = [...document.querySelectorAll('.field')];
-          const field = fields.find(f => f.innerText.startsWith({json.dumps(label)}));
-          const input = field.querySelector('input, textarea, select');
-          input.value = {json.dumps(value)};
-          input.dispatchEvent(new Event('input'));
-          input.dispatchEvent(new Event('change'));
-        }})()"""
-    )
 
 
 @pytest.mark.deep
@@ -204,10 +188,7 @@ def test_each_conversation_has_its_own_model_system_prompt_and_sampling(page, se
     set_field(page, "System prompt", "Be long.")
     set_field(page, "Temperature", "1.5")
     set_field(page, "Stop strings", "END")
-    page.run(
-        "document.querySelector('#model').value = 'other';"
-        "document.querySelector('#model').dispatchEvent(new Event('change'))"
-    )
+    choose_model(page, "other")
     say(page, "[[say Two.]]")
     sent = chats(page, server)[-1]
     assert (sent["model"], sent["temperature"], sent["stop"]) == ("other", 1.5, ["END"])
@@ -237,7 +218,7 @@ def test_a_response_can_be_edited_and_continued(page, server):
     page.click("[aria-label='Edit the response']", 1)
     page.run("document.activeElement.value = 'Ne'")
     page.click(".edit button", 1)
-    page.until(f"{LAST}.innerText.includes('Next.') && {IDLE}")
+    shows(page, "Next.")
     sent = chats(page, server)[-1]
     assert sent["continue_final_message"] is True
     assert sent["messages"][-1] == {"role": "assistant", "content": "Ne"}
@@ -271,11 +252,11 @@ def test_drafts_belong_to_their_conversations_and_survive_a_reload(page, server,
     page.until("document.querySelectorAll('.chip').length === 1")
     page.click("#new")
     assert page.run("document.querySelector('#input').value") == ""
-    assert page.run("document.querySelectorAll('.chip').length") == 0
+    assert count_of(page, ".chip") == 0
     page.type("for a new one")
     page.click(f"#c-{one} .open")
     assert page.run("document.querySelector('#input').value") == "for the first"
-    assert page.run("document.querySelectorAll('.chip').length") == 1
+    assert count_of(page, ".chip") == 1
     open_again(page, server.url)
     page.until("document.querySelector('#input').value === 'for the first'")
     page.click("#new")

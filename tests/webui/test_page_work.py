@@ -1,7 +1,5 @@
 """The chat page loses no work: reloads, several tabs, deletions, failures, other conversations."""
 
-import json
-
 import pytest
 
 from tests.clients.scripted import scripted_server
@@ -10,16 +8,19 @@ from tests.webui.visit import (
     CHAT,
     IDLE,
     LAST,
-    LONG,
+    begin_long,
     browser,
     chats,
     conversation_id,
+    count_of,
     last_text,
+    messages_of,
     open_again,
     open_page,
     page,
     say,
     server,
+    shows,
     stored,
     write,
 )
@@ -35,19 +36,6 @@ def replies(page, conversation):
     return [m for m in one["messages"].values() if m["role"] == "assistant"]
 
 
-def messages_of(conversation):
-    """Return an expression for the stored messages of a conversation: a promise of a list."""
-    return (
-        "import('/webui/history.js').then(history => history.loadAll()).then(all =>"
-        f" Object.values(all.find(one => one.id === {json.dumps(conversation)}).messages))"
-    )
-
-
-def begin_long(page):
-    write(page, LONG)
-    page.until(f"{BUSY} && {LAST}.innerText.includes('word60')")
-
-
 def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page, server):
     begin_long(page)
     one = conversation_id(page)
@@ -57,7 +45,7 @@ def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page
     assert "word60" in last_text(page)
     assert "word399" not in last_text(page)
     page.click(".trouble button")
-    page.until(f"{LAST}.innerText.includes('word399') && {IDLE}")
+    shows(page, "word399")
     words = last_text(page).split()
     assert words == [f"word{i}" for i in range(400)]
     assert page.run(f"{LAST}.querySelector('.trouble')") is None
@@ -82,7 +70,7 @@ def test_a_stopped_response_can_be_continued(page, server):
     page.until(f"{IDLE} && {LAST}.querySelector('.trouble') !== null")
     assert "Stopped" in page.run(f"{LAST}.querySelector('.trouble').innerText")
     page.click(".trouble button")
-    page.until(f"{LAST}.innerText.includes('word399') && {IDLE}")
+    shows(page, "word399")
     assert last_text(page).split() == [f"word{i}" for i in range(400)]
     assert chats(page, server)[-1]["continue_final_message"] is True
 
@@ -93,7 +81,7 @@ def test_a_response_goes_on_while_another_conversation_is_shown(page, server):
     page.click("#new")
     say(page, "[[say Short.]]")
     page.until(f"document.querySelector('#c-{one} .mark.unread') !== null")
-    assert page.run("document.querySelectorAll('.message').length") == 2
+    assert count_of(page, ".message") == 2
     page.click(f"#c-{one} .open")
     page.until(f"{LAST}?.innerText.includes('word399')")
     assert page.run(f"{LAST}.querySelector('.trouble')") is None

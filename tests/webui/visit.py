@@ -1,6 +1,7 @@
 """What a person does on the chat page, and fixtures with the page of a scripted server."""
 
 import base64
+import json
 import struct
 from contextlib import contextmanager
 
@@ -14,7 +15,38 @@ LONG = "[[say " + " ".join(f"word{i}" for i in range(400)) + "]]"
 CHAT = "/v1/chat/completions"
 BUSY = "document.querySelector('.running') !== null"
 IDLE = "document.querySelector('.running') === null"
+ALL = "import('/webui/history.js').then(history => history.loadAll())"
+LOADED = "document.querySelector('#model').options.length > 0"
 LAST = "[...document.querySelectorAll('.message.assistant')].at(-1)"
+
+
+# How the page before this one stored conversations, and exported them.
+MAKE = """
+const message = (n, i, parent, text) => ({id: `m${n}x${i}`, parent, text, images: [], files: [],
+  thought: '', calls: [], created: 1.7e12 + i, role: i % 2 ? 'assistant' : 'user',
+  ...(i % 2 ? {finish: 'stop', model: 'scripted'} : {})});
+const conversation = (n, size) => {
+  const messages = {};
+  let parent = null;
+  for (let i = 0; i < size; i += 1) {
+    const text = `Text ${n} ${i}: **bold**, \\`code\\`.\\n\\n- one\\n- two\\n\\n$$\\\\frac{a}{b}$$`;
+    const one = message(n, i, parent, text);
+    messages[one.id] = one;
+    parent = one.id;
+  }
+  const updated = 1.7e12 + n * 1000;
+  return {id: `c${n}`, title: `Conversation ${n}`, updated, system: '', messages, head: parent};
+};
+const file = (conversations) =>
+  JSON.stringify({format: 'cpuserve-conversations', version: 1, conversations});
+const choose = (text) => {
+  const input = document.querySelector('#import-file');
+  const data = new DataTransfer();
+  data.items.add(new File([text], 'conversations.json', {type: 'application/json'}));
+  input.files = data.files;
+  input.dispatchEvent(new Event('change'));
+};
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +86,7 @@ def open_page(browser, url, *, clear=True):
         browser.open(url + "/webui/icon.svg")
         browser.run("localStorage.clear(); sessionStorage.clear()")
     browser.open(url + "/?" + base64.urlsafe_b64encode(struct.pack("d", id(url))).decode())
-    browser.until("document.querySelector('#model').options.length > 0")
+    browser.until(LOADED)
 
 
 @contextmanager
@@ -74,7 +106,7 @@ def open_again(page, url):
 
 def stored(page):
     """Return the conversations that the browser has stored."""
-    return page.run("import('/webui/history.js').then(history => history.loadAll())")
+    return page.run(ALL)
 
 
 def conversation_id(page):
@@ -108,3 +140,59 @@ def chats(page, server):
 
     wait_until(lambda: len(answered()) >= asked)
     return [x.body for x in answered() if x.status == 200]
+
+
+def begin_long(page):
+    """Send a message with a long response, and wait for its beginning."""
+    write(page, LONG)
+    page.until(f"{BUSY} && {LAST}.innerText.includes('word60')")
+
+
+def choose(page, conversations):
+    """Import the conversations of a JavaScript expression."""
+    page.run(f"(() => {{ {MAKE} choose(file({conversations})); }})()")
+
+
+def messages_of(conversation):
+    """Return an expression for the stored messages of a conversation: a promise of a list."""
+    found = f"all.find(one => one.id === {json.dumps(conversation)})"
+    return f"{ALL}.then(all => Object.values({found}.messages))"
+
+
+def shows(page, text):
+    """Wait until the last response has a text and has ended."""
+    page.until(f"{LAST}?.innerText.includes({json.dumps(text)}) && {IDLE}")
+
+
+def count_of(page, selector):
+    """Return the number of elements that a selector finds."""
+    return page.run(f"document.querySelectorAll({json.dumps(selector)}).length")
+
+
+def choose_model(page, name):
+    """Select a model as the user does."""
+    page.run(
+        f"document.querySelector('#model').value = {json.dumps(name)};"
+        "document.querySelector('#model').dispatchEvent(new Event('change'))"
+    )
+
+
+def set_field(page, label, value):
+    """Change a field of the settings, which its label begins with."""
+    page.run(
+        f"""(() => {{
+          const fields = [...document.querySelectorAll('.field')];
+          const field = fields.find(f => f.innerText.startsWith({json.dumps(label)}));
+          const input = field.querySelector('input, textarea, select');
+          input.value = {json.dumps(value)};
+          input.dispatchEvent(new Event('input'));
+          input.dispatchEvent(new Event('change'));
+        }})()"""
+    )
+
+
+def more(page, conversation, action):
+    """Click one of the actions of a conversation's row."""
+    page.click(f"#c-{conversation} .more")
+    names = page.run("[...document.querySelectorAll('.row-actions button')].map(b => b.innerText)")
+    page.click(".row-actions button", names.index(action))

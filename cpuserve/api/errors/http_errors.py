@@ -35,60 +35,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, status=401):
     """The API key is missing or wrong (401)."""
 
-    status = 401
-    kind = "AuthenticationError"
-    code = "invalid_api_key"
 
-
-class Forbidden(RequestError):
+class Forbidden(RequestError, status=403):
     """The Host header has a name that this server does not accept, or a key another owner (403)."""
 
-    status = 403
-    kind = "PermissionDeniedError"
-    code = "host_not_allowed"
 
-
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, status=405):
     """The path exists, but not with this HTTP method (405)."""
 
-    status = 405
-    kind = "MethodNotAllowedError"
-    code = "method_not_supported"
 
-
-class RequestTimeout(RequestError):
+class RequestTimeout(RequestError, status=408):
     """The client did not send its body in time (408); the connection is closed."""
 
-    status = 408
-    kind = "RequestTimeoutError"
-    code = "request_timeout"
 
-
-class PayloadTooLarge(RequestError):
+class PayloadTooLarge(RequestError, status=413):
     """The body exceeds the size limit (413); the connection is closed."""
 
-    status = 413
-    kind = "PayloadTooLargeError"
-    code = "request_too_large"
 
-
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, status=415):
     """The body is not declared as JSON (415)."""
 
-    status = 415
-    kind = "UnsupportedMediaTypeError"
-    code = "unsupported_media_type"
 
-
-class HeadersTooLarge(RequestError):
+class HeadersTooLarge(RequestError, status=431):
     """The request has too many or too long header fields (431); the connection is closed."""
-
-    status = 431
-    kind = "RequestHeaderFieldsTooLargeError"
-    code = "headers_too_large"
 
 
 class ServerBusy(ServiceUnavailable):

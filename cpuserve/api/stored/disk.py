@@ -22,12 +22,8 @@ _REPAIRS = {
 }
 
 
-class DiskError(RequestError):
+class DiskError(RequestError, status=507):
     """The server cannot write to a disk now (507); nothing of the request was stored."""
-
-    status = 507
-    kind = "InsufficientStorageError"
-    code = "insufficient_storage"
 
 
 def disk_error(error: BaseException, place: str = "a directory of the server") -> DiskError | None:

@@ -41,7 +41,6 @@ from cpuserve.serving.generation.sequence import SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.chat_prompt import chat_prompt
 from cpuserve.serving.prompts.encode import most_counted
-from cpuserve.serving.prompts.known_tokens import decoder, explain, remember
 from cpuserve.serving.prompts.prompts import prompts_of
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
@@ -127,8 +126,9 @@ async def _prepared(
     more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
     sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
-    recent = await explain(context, call, prompts[0]) if len(prompts) == 1 else None
-    sequences[0].recent = recent
+    if len(prompts) == 1 and context.recent is not None:
+        recent = await context.recent.record(call, prompts[0], context.decoder)
+        sequences[0].recent = recent
     call.drop_inputs()
     num_ids -= prompts[0].shared * (len(prompts) - 1)
     return Generation(context, call, sequences, num_ids, tools, kept, num_bytes)
@@ -278,7 +278,7 @@ class Generation:
         recent = self.sequences[0].recent
         if recent is None:
             return None
-        found = difference(earlier, recent, decoder(self.context))
+        found = difference(earlier, recent, self.context.decoder)
         return as_shown(found, recent.caller, earlier.response_id)
 
     def cache_miss(self) -> dict[str, object] | None:
@@ -509,8 +509,9 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
         metrics.finish(meter, reason)
         if run is not None and sequence.first_output:
             sequence.response_ids = run.response_ids
-            if sequence.recent is not None:
-                remember(context, sequence.recent, run.response_ids, params.stop_token_ids)
+            if sequence.recent is not None and context.recent is not None:
+                ends = {*context.bounds.eos_ids, *params.stop_token_ids}
+                context.recent.remember(sequence.recent, run.response_ids, ends)
 
 
 # An item is the events of one output, the failure of a sequence, or None at a sequence's end.

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.config.engine import EMBEDDINGS
@@ -16,7 +17,7 @@ from cpuserve.serving.models.backlog import Backlog
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.limits import ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
-from cpuserve.serving.models.recent_prompts import RecentPrompts
+from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
@@ -236,6 +237,11 @@ class ModelContext:
             mask = self.get_chat_template().mask
             self.pairs = PairEncoder.of(self.get_tokenizer(), self.client.info, mask)
         return self.pairs
+
+    @property
+    def decoder(self) -> Decode:
+        """A function that decodes tokens to text, with the texts of special tokens."""
+        return partial(self.get_tokenizer().decode, skip_special_tokens=False)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer; call check_available first."""

@@ -11,12 +11,22 @@ or with the id of the earlier response, if other clients cannot guess these ids 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.sampling.params import scale_key
+from cpuserve.serving.threads import run_sized
+
+if TYPE_CHECKING:
+    from cpuserve.serving.calls.call import GenerateCall, Prompt
 
 MAX_PROMPTS = 256
 MAX_PROMPTS_OF_CALLER = 32
@@ -40,6 +50,12 @@ _KEYED = "key-"
 # applications send one session id for all their users, and clients choose their request ids.
 _RANDOM = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ID_BYTES = array("i").itemsize
+# How many tokens of a prompt are compared per microsecond with all earlier prompts of its caller.
+_COMPARED_PER_US = 8
+# Session ids with more characters are ignored: ids stay in memory,
+# and the memory limit of RecentPrompts does not include them.
+_LONGEST_SESSION = 1024
+_json = msgspec.json.Encoder(enc_hook=str).encode
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -146,6 +162,42 @@ class RecentPrompts:
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    async def record(
+        self, call: GenerateCall, prompt: Prompt, decode: Decode
+    ) -> RecentPrompt | None:
+        """Return the record of a prompt, compared with the earlier prompts of its caller.
+
+        None: the prompt has no text. decode: returns the text of token ids.
+        """
+        text = prompt.text if prompt.rendered is None else prompt.rendered
+        if text is None:
+            return None
+        session = call.session or ""
+        made = RecentPrompt(
+            call.caller,
+            scope_of(call),
+            text,
+            bytes_of(prompt.ids),
+            _shape(call),
+            prompt.opening,
+            prompt.thinks,
+            prompt.continues,
+            len(prompt.ids),
+            session=session if len(session) <= _LONGEST_SESSION else "",
+        )
+        size = len(prompt.ids) // _COMPARED_PER_US
+        others = self.of(made.caller, made.scope)  # this may change while the thread below runs
+        await run_sized(size, lambda: compare(made, others, decode))
+        return made
+
+    def remember(self, made: RecentPrompt, ids: Sequence[int], ends: Collection[int]) -> None:
+        """Remember a prompt with its response. ids: all tokens of the response, which ends end."""
+        response = list(ids)
+        if response and response[-1] in ends:
+            response.pop()  # it is not in the KV cache, and templates may write another end
+        made.ids += bytes_of(response)
+        self.add(made)
 
     def add(self, prompt: RecentPrompt) -> None:
         """Remember a prompt with its response, and forget the oldest ones beyond the limits."""
@@ -269,3 +321,26 @@ def bytes_of(ids: Sequence[int]) -> bytes:
 def ids_of(stored: bytes) -> list[int]:
     """Return the token ids that bytes_of has stored."""
     return array("i", stored).tolist()
+
+
+def scope_of(call: GenerateCall) -> tuple[str, str]:
+    """Return the scope of a call's prompts (RecentPrompt.scope)."""
+    return (call.adapter or "") + scale_key(call.adapter_scale), call.cache_salt or ""
+
+
+def _shape(call: GenerateCall) -> PromptShape:
+    messages = call.messages
+    if messages is None:
+        return PromptShape(chat=False)
+    first = 0
+    while first < len(messages) and messages[first].get("role") in ("system", "developer"):
+        first += 1
+    settings = [call.chat_template_kwargs, call.reasoning_effort, call.tool_choice == "none"]
+    return PromptShape(_digest(messages[:first]), _digest(call.tools), _digest(settings))
+
+
+def _digest(value: Sequence[object] | None) -> bytes:
+    try:
+        return hashlib.blake2b(_json(value), digest_size=16).digest()
+    except (ValueError, RecursionError):  # an unused field may have half of a surrogate pair
+        return b""

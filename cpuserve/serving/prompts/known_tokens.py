@@ -9,44 +9,23 @@ gets the generated tokens.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from cpuserve.sampling.params import scale_key
-from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Text, Thought
-from cpuserve.serving.models.recent_prompts import (
-    PromptShape,
-    RecentPrompt,
-    bytes_of,
-    compare,
-    ids_of,
-)
+from cpuserve.serving.models.recent_prompts import RecentPrompt, ids_of, scope_of
 from cpuserve.serving.prompts.encode import cut_of, encode
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.machine import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.serving.models.recent_prompts import Decode
 
-_json = msgspec.json.Encoder(enc_hook=str).encode
-# How many tokens of a prompt are compared per microsecond with all earlier prompts of its caller.
-_COMPARED_PER_US = 8
 # A template may write a response with more characters than the model generated.
 # The search for the end of the response stops after _TIMES_LONGER times
 # as many characters plus _CHARS_LONGER, because a client could send millions of them.
 _TIMES_LONGER, _CHARS_LONGER = 4, 1024
-# Session ids with more characters are ignored: ids stay in memory,
-# and the memory limit of RecentPrompts does not include them.
-_LONGEST_SESSION = 1024
 # Below this temperature the engine chooses the most likely token (is_greedy in sample.h).
 _GREEDY = 1e-5
 
@@ -88,53 +67,6 @@ def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
     return call.seed is not None or temperature < _GREEDY or most == 1
 
 
-async def explain(context: ModelContext, call: GenerateCall, prompt: Prompt) -> RecentPrompt | None:
-    """Return the record of a prompt, compared with the earlier prompts of its caller."""
-    recent, text = context.recent, prompt.text if prompt.rendered is None else prompt.rendered
-    if recent is None or text is None:
-        return None
-    session = call.session or ""
-    made = RecentPrompt(
-        call.caller,
-        _scope(call),
-        text,
-        bytes_of(prompt.ids),
-        _shape(call),
-        prompt.opening,
-        prompt.thinks,
-        prompt.continues,
-        len(prompt.ids),
-        session=session if len(session) <= _LONGEST_SESSION else "",
-    )
-    size = len(prompt.ids) // _COMPARED_PER_US
-    others = recent.of(made.caller, made.scope)  # `recent` may change while the thread below runs
-    await run_sized(size, lambda: compare(made, others, decoder(context)))
-    return made
-
-
-def decoder(context: ModelContext) -> Decode:
-    """Return a function that decodes tokens to text, with the texts of special tokens."""
-    return partial(context.get_tokenizer().decode, skip_special_tokens=False)
-
-
-def remember(
-    context: ModelContext, made: RecentPrompt, ids: Sequence[int], stop_ids: Sequence[int]
-) -> None:
-    """Remember a prompt with its response. ids: all tokens of the response."""
-    if context.recent is None:
-        return
-    response = list(ids)
-    ends = {*context.bounds.eos_ids, *stop_ids}
-    if response and response[-1] in ends:
-        response.pop()  # the end token is not in the KV cache, and templates may write another end
-    made.ids += bytes_of(response)
-    context.recent.add(made)
-
-
-def _scope(call: GenerateCall) -> tuple[str, str]:
-    return (call.adapter or "") + scale_key(call.adapter_scale), call.cache_salt or ""
-
-
 async def _known(
     context: ModelContext, call: GenerateCall, text: str
 ) -> tuple[list[int], int] | None:
@@ -143,7 +75,7 @@ async def _known(
     In `text`, a special token follows these characters, so that no token spans their end.
     """
     assert context.recent is not None
-    earlier = context.recent.beginning(call.caller, _scope(call), text)
+    earlier = context.recent.beginning(call.caller, scope_of(call), text)
     if earlier is None:
         return None
     size = _TIMES_LONGER * len(earlier.response)
@@ -158,7 +90,7 @@ def _continued(
     specials = tuple(filter(None, map(tokenizer.token_text, tokenizer.special_ids)))
     marks = set(map(tokenizer.token_text, context.shown_ids))
     masks = tokenizer.masks
-    written = earlier.opening + masks.mask_decoded(earlier.response, decoder(context))
+    written = earlier.opening + masks.mask_decoded(earlier.response, context.decoder)
     end = begin + len(written)
     if not (text.startswith(written, begin) and text.startswith(specials, end)):
         most = end + (_TIMES_LONGER - 1) * len(written) + _CHARS_LONGER
@@ -201,21 +133,3 @@ def _arguments(written: str) -> str:
         return repr(json.loads(written, object_pairs_hook=tuple))  # repr, as 1 == True in Python
     except (ValueError, RecursionError):
         return written
-
-
-def _shape(call: GenerateCall) -> PromptShape:
-    messages = call.messages
-    if messages is None:
-        return PromptShape(chat=False)
-    first = 0
-    while first < len(messages) and messages[first].get("role") in ("system", "developer"):
-        first += 1
-    settings = [call.chat_template_kwargs, call.reasoning_effort, call.tool_choice == "none"]
-    return PromptShape(_digest(messages[:first]), _digest(call.tools), _digest(settings))
-
-
-def _digest(value: Sequence[object] | None) -> bytes:
-    try:
-        return hashlib.blake2b(_json(value), digest_size=16).digest()
-    except (ValueError, RecursionError):  # an unused field may have half of a surrogate pair
-        return b""

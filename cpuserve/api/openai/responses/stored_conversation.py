@@ -15,12 +15,8 @@ if TYPE_CHECKING:
     from cpuserve.api.stored.store import Store
 
 
-class ConversationLocked(RequestError):
+class ConversationLocked(RequestError, status=409):
     """Another request is extending the conversation (409), so OpenAI clients retry later."""
-
-    status = 409
-    kind = "ConflictError"
-    code = "conversation_locked"
 
 
 class ConversationBody(msgspec.Struct):

@@ -12,6 +12,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.llm_arguments import PromptInput, Tokenization, as_list, one_each, tokenization_of
 from cpuserve.offline.adapters import OneAdapter, name_of
 from cpuserve.offline.jobs import UseTqdm
+from cpuserve.offline.requests import RequestMethods
 from cpuserve.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -45,12 +46,7 @@ from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
-    from cpuserve.config.engine import EngineConfig
-    from cpuserve.engine.inline import InlineClient
-    from cpuserve.serving.calls.events import Choice
-    from cpuserve.serving.models.context import ModelContext
-    from cpuserve.tokenizer.cut import Cut
-    from cpuserve.tokenizer.tokenizer import Tokenizer
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +168,8 @@ ScoreInput = str | Mapping[str, Any]
 TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
 
 
-class PoolingMethods:
+class PoolingMethods(RequestMethods):
     """The methods of LLM that return vectors, labels or scores."""
-
-    config: EngineConfig
-    _client: InlineClient
-    _context: ModelContext
-    _tokenizer: Tokenizer
 
     def embed(
         self,
@@ -458,34 +449,6 @@ class PoolingMethods:
             does = "makes sparse embeddings: call encode()"
         msg = f"{self.config.model} {does}. The option `pooling` decides which"
         raise InvalidRequest(msg, param="model")
-
-    # --- methods that LLM implements ------------------------------------------------------------
-
-    def _request(
-        self,
-        prompt: PromptInput,
-        before: str = "",
-        how: Tokenization | None = None,
-        cut: Cut | None = None,
-    ) -> RequestOutput:
-        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt."""
-        raise NotImplementedError
-
-    def _adapters_of(
-        self, given: OneAdapter | Sequence[OneAdapter | None] | None, count: int
-    ) -> list[OneAdapter | None]:
-        """Return the adapter of each prompt."""
-        raise NotImplementedError
-
-    def _run(
-        self,
-        items: list[BatchItem],
-        use_tqdm: UseTqdm,
-        context: ModelContext,
-        keep: Callable[[int, Choice], None] | None = None,
-    ) -> None:
-        """Run all items until their sequences have ended."""
-        raise NotImplementedError
 
 
 def items_of(
