@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Response
 
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import DECISIONS, with_refused
-from cpuserve.api.route import generate, post
-from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.api.vectors.route import Made, Table
 from cpuserve.serving.calls.events import WholeResponse
 from cpuserve.serving.decisions.questions import (
     MAX_QUESTIONS,
@@ -23,10 +21,10 @@ from cpuserve.serving.decisions.questions import (
     questions_of,
 )
 from cpuserve.serving.decisions.results import LabelDiagnostics, Result, results_of
-from cpuserve.serving.generation.generate import Generation
 from cpuserve.serving.prompts.decision_prompts import decision_call
 
-router = APIRouter()
+table = Table(words={"messages": "state", "n": "questions"})
+router = table.router
 _JSON = ("string", "number", "boolean", "object", "array", "null")
 _CONTENT = {"anyOf": [{"type": kind} for kind in _JSON]}
 # `questions` stays raw JSON, so that a repeated question name can be detected; this is its schema.
@@ -91,56 +89,27 @@ class SystemOneAnswer(msgspec.Struct):
     diagnostics: dict[str, LabelDiagnostics]
 
 
-def systemone_call(request: SystemOneRequest) -> GenerateCall:
-    """Return the GenerateCall; InvalidRequest for an invalid question or another invalid field."""
-    return decision_call(
-        content_text(request.state).strip(),
-        checked(questions_of(request.questions)),
-        instructions=content_text(request.instructions).strip(),
-        chat_template_kwargs=request.chat_template_kwargs,
-        model=request.model,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-        timeout=request.timeout,
+@table.row("/v1/systemone", SystemOneRequest, SystemOneAnswer, "decision-", "state")
+def decide(asked: SystemOneRequest, received: RequestContext) -> Made:
+    """Return the probability of each option of each question about a state."""
+    questions = checked(questions_of(asked.questions))
+    call = decision_call(
+        content_text(asked.state).strip(),
+        questions,
+        instructions=content_text(asked.instructions).strip(),
+        chat_template_kwargs=asked.chat_template_kwargs,
+        model=asked.model,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        timeout=asked.timeout,
     )
 
+    def value(response: WholeResponse) -> SystemOneAnswer:
+        first = [(each.prompt.labels, each.logprobs[0]) for each in response.choices]
+        found, diagnostics = results_of(questions, first)
+        name, used = received.served.name, response.usage
+        usage = DecisionUsage(used.prompt, used.completion, used.cached)
+        kind = "structured_decision"
+        return SystemOneAnswer(received.id, kind, received.created, name, found, usage, diagnostics)
 
-@post(
-    router,
-    "/v1/systemone",
-    schema=SystemOneRequest,
-    response=SystemOneAnswer,
-    id_prefix="decision-",
-    words=lambda _: {"prompt": "state", "messages": "state", "n": "questions"},
-)
-async def decide(received: RequestContext, asked: SystemOneRequest) -> Response:
-    """Return the probability of each option of each question about a state."""
-    return await generate(received, asked, systemone_call, DecisionWriter)
-
-
-class DecisionWriter:
-    """Writes the response to a request to /v1/systemone."""
-
-    def __init__(
-        self, received: RequestContext, _asked: SystemOneRequest, generation: Generation
-    ) -> None:
-        assert generation.call.decisions is not None
-        self._received = received
-        self._questions = generation.call.decisions.questions
-
-    def whole(self, response: WholeResponse) -> bytes:
-        """Return the whole response as JSON."""
-        received, used = self._received, response.usage
-        found, diagnostics = results_of(
-            self._questions, [(each.prompt.labels, each.logprobs[0]) for each in response.choices]
-        )
-        whole = SystemOneAnswer(
-            received.id,
-            "structured_decision",
-            received.created,
-            received.served.name,
-            found,
-            DecisionUsage(used.prompt, used.completion, used.cached),
-            diagnostics,
-        )
-        return msgspec.json.encode(whole)
+    return call, value
