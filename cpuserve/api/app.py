@@ -30,13 +30,11 @@ from cpuserve.api.llamacpp.completion import router as completion
 from cpuserve.api.ollama import create, manage, pull
 from cpuserve.api.ollama import models as ollama_models
 from cpuserve.api.ollama import router as ollama
+from cpuserve.api.openai import batches, conversations, files
 from cpuserve.api.openai import models as openai_models
-from cpuserve.api.openai.batches import router as batches
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.completions import tokens
-from cpuserve.api.openai.conversations import router as conversations
-from cpuserve.api.openai.files import router as files
 from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 from cpuserve.api.response.openapi import install_schema

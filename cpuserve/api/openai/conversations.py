@@ -5,15 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openai.conversations.schema import (
-    AddItems,
-    ConversationItem,
-    CreateConversation,
-    DeletedConversation,
-    UpdateConversation,
-)
 from cpuserve.api.openai.responses.conversation import calls_of, check_items
 from cpuserve.api.openai.responses.history import decoded, own_items
 from cpuserve.api.openai.responses.schema import check_metadata
@@ -42,6 +36,40 @@ _ITEM = f"{_ONE}/items/{{item_id}}"
 # The maximum number of items in one request, as in the OpenAI API.
 _MOST_ITEMS = 20
 _LOCKED = (ConversationLocked.status,)
+
+
+class CreateConversation(msgspec.Struct):
+    """The body of POST /v1/conversations. items: the first items of the conversation."""
+
+    items: list[dict[str, Any]] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class UpdateConversation(msgspec.Struct):
+    """The body of POST /v1/conversations/ID: metadata that replaces the old metadata."""
+
+    metadata: dict[str, str] | None = None
+
+
+class AddItems(msgspec.Struct):
+    """The body of POST /v1/conversations/ID/items."""
+
+    items: list[dict[str, Any]] | None = None
+
+
+class DeletedConversation(msgspec.Struct):
+    """The response to DELETE /v1/conversations/ID."""
+
+    id: str
+    object: str = "conversation.deleted"
+    deleted: bool = True
+
+
+class ConversationItem(msgspec.Struct):
+    """An item of a conversation; members besides these depend on its type."""
+
+    id: str
+    type: str
 
 
 @post(

@@ -1,1 +1,0 @@
-"""/v1/batches: create, read, list and cancel batches of requests in uploaded files."""

@@ -1,1 +1,0 @@
-"""POST, GET and DELETE /v1/conversations."""
