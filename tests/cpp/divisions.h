@@ -31,6 +31,7 @@ void check_divisions(const Weights& w, int64_t rows, std::initializer_list<int64
   WorkSizes small{};
   small.strip_bytes = 8 << 10;
   small.rows = 24;
+  small.near_bytes = 2 << 10;
   small.ahead_bytes = 0;
   WorkSizes large{};
   large.strip_bytes = 4 << 20;

@@ -82,6 +82,7 @@ struct Channel {
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr bool kSharesHeaders = false, kWidens = false;
+  static constexpr bool kUnpacks = false;
   // K blocks stay in L1. The loop of a tile has little more than products,
   // so reading rows and weights from L2 would limit its speed,
   // especially while the next K block is prefetched from memory.

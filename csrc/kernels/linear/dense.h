@@ -134,6 +134,7 @@ struct Dense {
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = true, kLineUnits = true;
+  static constexpr bool kUnpacks = false;
   // Rows are widened 32 elements (16 units of K) at a time; their padding ends at such a multiple.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;

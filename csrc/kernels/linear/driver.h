@@ -31,6 +31,8 @@
 //     static constexpr int kTurns           with at most kTurns / 2 tiles a panel in a block,
 //                                           share_units prefetches the panels in turn
 //                                           (kTurns is not used with kLineUnits)
+//     static constexpr bool kUnpacks        products of many rows unpack the codes first: the kind
+//                                           has the members that linear/unpacked.h lists
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -320,8 +322,16 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
-// Returns the number of units of a K block, if K has `units` units. There are as few K blocks
-// as possible, all of about the same size. in_l1: K blocks fit L1, if WorkSizes::near_blocks is 1.
+// Returns the number of units of a K block, if K has `units` units and `most` units fit the cache.
+// There are as few K blocks as possible, all of about the same size.
+template <class Kind>
+CPUSERVE_INLINE int64_t even_units(int64_t units, int64_t most) {
+  const int64_t blocks = most < 1 ? units : (units + most - 1) / most;
+  return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
+}
+
+// Returns the number of units of a K block of a strip, if K has `units` units.
+// in_l1: K blocks fit L1, if WorkSizes::near_blocks is 1.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
@@ -330,9 +340,7 @@ CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool 
   const int32_t bytes = small ? near : sizes.strip_bytes;
   const int64_t fit = bytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t widened = near / (Kind::kHalfRows * kPair);
-  const int64_t most = Kind::kWidens && widened < fit ? widened : fit;
-  const int64_t blocks = most < 1 ? units : (units + most - 1) / most;
-  return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
+  return even_units<Kind>(units, Kind::kWidens && widened < fit ? widened : fit);
 }
 
 // Returns the largest number of int8 or float rows that are computed in one pass over the weights.
@@ -342,16 +350,12 @@ CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
 }
 
-// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a row block
-// are multiplied by it. For few rows (if one pass over the weights would be slower),
-// K blocks stay in L1, because few rows have few products for each byte that is read.
-template <class Kind>
-CPUSERVE_INLINE void blocked(const LinearArgs& a) {
+// Calls run(b) for the K blocks of every strip of every row block, with `step` units in a K block.
+// The K blocks of a strip follow one another.
+template <class Kind, class Run>
+CPUSERVE_INLINE void over_blocks(const LinearArgs& a, int64_t step, const Run& run) {
   const PackedWeight& w = *a.w;
-  const bool plain = plain_f32(a.ep);
   const int64_t units = Kind::units(w.k), bytes = unit_bytes<Kind>(w);
-  const bool few = a.m * a.terms <= Kind::kStreamRows;
-  const int64_t step = block_units<Kind>(units, a.sizes, Kind::kNearBlocks || few);
   const int64_t rows = a.sizes.rows < 2 * kLeastBlockRows ? 2 * kLeastBlockRows : a.sizes.rows;
   const int64_t height = rows / a.terms, total = panels_of(w);
   const int64_t blocks = (a.m + height - 1) / height;
@@ -374,10 +378,23 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
                        ? strip + static_cast<size_t>(b.panels) * w.panel_bytes - b.u0 * bytes
                        : nullptr;
         }
-        run_block<Kind>(a, b, plain);
+        run(b);
       }
     }
   }
+}
+
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a row block
+// are multiplied by it. For few rows (if one pass over the weights would be slower),
+// K blocks stay in L1, because few rows have few products for each byte that is read.
+template <class Kind>
+CPUSERVE_INLINE void blocked(const LinearArgs& a) {
+  const bool plain = plain_f32(a.ep), few = a.m * a.terms <= Kind::kStreamRows;
+  const int64_t units = Kind::units(a.w->k);
+  const int64_t step = block_units<Kind>(units, a.sizes, Kind::kNearBlocks || few);
+  over_blocks<Kind>(
+      a,
+      step, [&](const Block& b) __attribute__((always_inline)) { run_block<Kind>(a, b, plain); });
 }
 
 // Returns the number of elements of K in `block` units, if K has `units` units.
@@ -385,17 +402,33 @@ inline int64_t elements_of(int64_t k, int64_t units, int64_t block) {
   const int64_t all = block * ((k + units - 1) / units);
   return all < k ? all : k;
 }
+
+// Returns the number of units of a K block of unpacked codes (bytes), which stays in L1.
+template <class Kind>
+CPUSERVE_INLINE int64_t unpacked_units(int64_t units, const WorkSizes& sizes) {
+  return even_units<Kind>(units, sizes.near_bytes / (Kind::kUnitCodes * kPanel));
+}
+
 template <class Kind>
 int64_t linear_block_k(int64_t k, const WorkSizes& sizes) noexcept {
   const int64_t units = Kind::units(k);
-  return elements_of(k, units, block_units<Kind>(units, sizes, Kind::kNearBlocks));
+  const int64_t block = [&] {
+    if constexpr (Kind::kUnpacks) return unpacked_units<Kind>(units, sizes);
+    return block_units<Kind>(units, sizes, Kind::kNearBlocks);
+  }();
+  return elements_of(k, units, block);
 }
+
+// Computes a linear for many rows with codes that are unpacked first (linear/unpacked.h).
+template <class Kind>
+CPUSERVE_INLINE void unpacked(const LinearArgs& a);
 
 template <class Kind>
 void run_linear(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if (a.m * a.terms <= pass_rows<Kind>(a.sizes)) {
-    stream<Kind>(a);
+  if (a.m * a.terms <= pass_rows<Kind>(a.sizes)) return stream<Kind>(a);
+  if constexpr (Kind::kUnpacks) {
+    unpacked<Kind>(a);
   } else {
     blocked<Kind>(a);
   }

@@ -255,7 +255,7 @@ struct Grouped {
   static constexpr ActFormat kAct = W::kAct;
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
-  static constexpr bool kSizesCutPasses = false, kLineUnits = false;
+  static constexpr bool kSizesCutPasses = false, kLineUnits = false, kUnpacks = false;
   // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but as long
   // to multiply. So prefetching panels in turn (share_units) pays off up to more rows of a linear.
   // If dot products are emulated, multiplying takes much longer than reading. On Cascade Lake

@@ -41,9 +41,13 @@ struct LinearTile {
   int64_t fetch_every, fetch_panels;
   UnitShare share;
   bool fetch_near = false;  // a pass or a tile with kLineUnits prefetches: true to L1, false to L2
-  float* c;                 // the sums, with sums_stride<kNear>() floats from row to row
-  bool resume;              // whether c has the sums of the units before u0
-  bool last;                // whether u1 is the end of K
+  // For tiles on unpacked codes (linear/unpacked.h): the codes of units [u0, u1) in the first
+  // panel, and the sums that the products of the rows start from.
+  const uint8_t* codes = nullptr;
+  const int16_t* starts = nullptr;
+  float* c;     // the sums, with sums_stride<kNear>() floats from row to row
+  bool resume;  // whether c has the sums of the units before u0
+  bool last;    // whether u1 is the end of K
 };
 
 // Computes the addresses to prefetch, for the tiles of kinds without kLineUnits.
@@ -155,6 +159,8 @@ CPUSERVE_INLINE typename W::Sum add_product(typename W::Sum sum, Q weights, Q ro
   sum = W::dot(sum, weights, row);
   return kEmulatesDots && kSums > kUnordered ? in_order(sum) : sum;
 }
+
+constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
 // Prefetches a cache line to L1 (if `near`) or to L2.
 CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {

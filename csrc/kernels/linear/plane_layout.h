@@ -79,9 +79,14 @@ template <class G>
 struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
   using Block = G;
   static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
-  static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
+  static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh, kPackedLines = kLines;
+  static constexpr int kLargest = largest_code<G>();
+  static constexpr bool kUnpacked = false, kCentred = false;
+  // Unpacking takes more than a mask and a shift: products of many rows unpack the codes first.
+  static constexpr bool kCostly = G::kHigh != 0 || G::kTable;
+  using Starts = PairSums;
   // The code of a weight of 0, in the operands of the dot product.
-  static constexpr int kZero = largest_code<G>() == 255 ? kDot8Zero : G::kZero;
+  static constexpr int kZero = kLargest == 255 ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
   static constexpr int kHalves = G::kFactors == Factors::exponent ? 16
@@ -249,6 +254,39 @@ struct Planes : CodesOf<G::kTable, largest_code<G>()>::Type {
     }
   }
 };
+
+// The codes of W, unpacked: a line for each quad of a group, apart from the headers of units.
+// Sums of kSub codes start from the numbers that put_starts() stores (linear/unpacked.h), if they
+// then fit.
+template <class W>
+struct UnpackedPlanes : W {
+  static constexpr bool kUnpacked = true;
+  static constexpr int kLines = 8;
+  // The largest magnitude of code - kZero.
+  static constexpr int kMost =
+      W::kLargest - W::kZero > W::kZero ? W::kLargest - W::kZero : W::kZero;
+  static constexpr bool kCentred = PairSums::kHas && W::kZero != 0 && W::kLargest < 128 &&
+                                   4 * quads_of_small_sum(kMost) >= W::kSub;
+  static constexpr int kSumQuads = kCentred ? W::kSub / 4 : W::kSumQuads;
+  // A call of a tile prefetches at most half of the next K block, because there are two tiles.
+  static constexpr int kFetchLines = (W::kFetchLines + 1) / 2;
+  template <int i>
+  CPUSERVE_INLINE Q quad(const uint8_t* line) {
+    return load_quads(line + i * 64);
+  }
+};
+
+// Writes quads [i, 8) of the group at `line` as bytes.
+template <class W, int i = 0>
+CPUSERVE_INLINE void unpack_quads(const uint8_t* line, uint8_t* to) {
+  if constexpr (i < 8) {
+    for (int v = 0; v < kVecs; v++) {
+      const int column = v * kLanes * 4;
+      store_quads(to + i * 64 + column, W::template quad<i>(line + column));
+    }
+    unpack_quads<W, i + 1>(line, to);
+  }
+}
 
 }  // namespace
 }  // namespace CPUSERVE_NS

@@ -6,8 +6,8 @@
 // A unit of 256 weights is added to an fp32 sum in one step: its small scales and small minima,
 // and the sums of the codes of a row, are integers, so the sum over all 256 weights is an integer.
 #pragma once
-#include "kernels/linear/driver.h"
 #include "kernels/linear/plane_layout.h"
+#include "kernels/linear/unpacked.h"
 
 namespace CPUSERVE_NS {
 namespace {
@@ -20,11 +20,14 @@ struct PlaneAt {
   size_t panel_bytes;
   const uint8_t* ahead;  // in the first panel: the address to prefetch during this group
   int64_t left, groups;  // number of remaining groups of this unit; number of groups of a unit
+  const int16_t* starts = nullptr;  // the starts of the sums of the first row (unpacked codes)
 };
 
 // Returns the bytes from the first columns of a tile to the columns of its vector v, in a line.
+template <class W>
 CPUSERVE_INLINE size_t vector_at(const PlaneAt& at, int v) {
-  return static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
+  const size_t apart = W::kUnpacked ? kCodesBytes : at.panel_bytes;
+  return static_cast<size_t>(v / kVecs) * apart + v % kVecs * kLanes * 4;
 }
 
 // Adds the products of quad i (4 elements of K) of a group for MR rows x NV vectors of columns.
@@ -51,7 +54,7 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   Q wq[NV];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v++) {
-    wq[v] = take(lines + vector_at(at, v), v);
+    wq[v] = take(lines + vector_at<W>(at, v), v);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
@@ -80,14 +83,14 @@ CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt
 // for each quad, or with a loop over the two halves of the group.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
-  if constexpr (kEnd - kQuad == 8 && loops_over_halves(MR * NV)) {
+  if constexpr (kEnd - kQuad == 8 && !W::kUnpacked && loops_over_halves(MR * NV)) {
     PlaneAt half = at;
 #pragma GCC unroll 1
     for (int number = 0; number < 2; number++) {
       opaque(number);  // hides the counter: otherwise gcc unrolls the loop
       Q high[NV];
 #pragma GCC unroll 16
-      for (int v = 0; v < NV; v++) high[v] = W::high_bits(at.lines + vector_at(at, v), number);
+      for (int v = 0; v < NV; v++) high[v] = W::high_bits(at.lines + vector_at<W>(at, v), number);
       half_products<W, NPF, 0>(acc, half, high);
       opaque(half.x += 16);
       opaque(half.lines += W::kHalfBytes);
@@ -101,8 +104,6 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
     plane_products<W, NPF, kQuad + 1, kEnd>(acc, at);
   }
 }
-
-constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
 // Computes the sums of the products of quads [kQuad, kEnd) of a group for MR x NV vectors,
 // W::kSumQuads quads at a time, and calls add(sums) for each of these parts.
@@ -132,6 +133,11 @@ struct PlaneShape {
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // at most 8 groups share a header
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
+  static constexpr int kUnitCodes = W::kUnit;
+  // With int8 dot products, only the kind that takes the most operations to unpack gains
+  // at all numbers of rows: Q6_K, which has two high bits.
+  static constexpr bool kUnpacks =
+      kUnpacksCodes && W::kCostly && (kEmulatesDots || W::Block::kHigh == 2);
   // 0: panels are not prefetched in turn. With units of 256 weights, computing takes so much longer
   // than reading that the order of prefetches makes no difference (q4_k, 9 to 24 rows).
   // With emulated dot products, prefetching panels in turn only costs time (linear/group.h).
@@ -160,28 +166,33 @@ struct PlaneShape {
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
     const uint8_t* unit = t.w + t.u0 * (kSharesHeaders ? t.unit_bytes : kUnitBytes);
     // If groups share a header, t.unit_bytes is the bytes of one group and of its part of a header.
-    const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kLines * 64) : 1;
+    const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kPackedLines * 64) : 1;
     return {t.x + t.u0 * W::kUnit,
             scales + t.u0 * 4,
             sums + t.u0 * W::kSumBytes,
             t.x_stride,
             unit,
-            unit + W::kHeader,
+            W::kUnpacked ? t.codes : unit + W::kHeader,
             t.panel_bytes,
             nullptr,
             groups,
-            groups};
+            groups,
+            t.starts};
   }
   CPUSERVE_INLINE void next_unit(PlaneAt& at) {
     opaque(at.scales += 4);
     opaque(at.sums += W::kSumBytes);
     if constexpr (!kSharesHeaders) {
       opaque(at.unit += kUnitBytes);
-      at.lines = at.unit + W::kHeader;
+      if constexpr (!W::kUnpacked) at.lines = at.unit + W::kHeader;
     } else if (--at.left == 0) {
       at.left = at.groups;
-      at.unit = at.lines;
-      opaque(at.lines += W::kHeader);
+      if constexpr (W::kUnpacked) {
+        opaque(at.unit += W::kHeader + at.groups * W::kPackedLines * 64);
+      } else {
+        at.unit = at.lines;
+        opaque(at.lines += W::kHeader);
+      }
     }
   }
   CPUSERVE_INLINE void next_group(PlaneAt& at) {
@@ -198,13 +209,32 @@ struct PlaneShape {
     const int64_t ahead_step = fetch.step();
     for (int64_t u = t.u0; u < t.u1;) {
       const uint8_t* ahead;
-      for (const int64_t end = fetch.next(u, at.lines, ahead); u < end; u++) {
+      const uint8_t* used = W::kUnpacked ? at.unit : at.lines;
+      for (const int64_t end = fetch.next(u, used, ahead); u < end; u++) {
         at.ahead = ahead;
         run();
         next_unit(at);
         opaque(ahead += ahead_step);
       }
     }
+  }
+
+  // Writes the codes of units [t.u0, t.u1) of the first panel of t as bytes.
+  static __attribute__((noinline)) void unpack(const LinearTile& t, uint8_t* to) {
+    PlaneAt from = at(t);
+    for (int64_t u = t.u0; u < t.u1; u++) {
+      for (int g = 0; g < W::kGroups; g++, to += 8 * 64) {
+        unpack_quads<W>(from.lines, to);
+        next_group(from);
+      }
+      next_unit(from);
+    }
+  }
+
+  // The pairs of numbers that the sums of a row start from, for a unit (linear/unpacked.h).
+  static constexpr int kStarts = W::kCentred ? W::kUnit / W::kSub : 0;
+  static void put_starts(const uint8_t* x, int64_t units, int rows, int16_t* to) {
+    put_row_starts<W>(x, units, rows, to);
   }
 };
 
@@ -213,6 +243,7 @@ struct PlaneShape {
 template <class W>
 struct PlaneGroups : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g32;
+  using Unpacked = PlaneGroups<UnpackedPlanes<W>>;
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
@@ -234,6 +265,7 @@ struct PlaneGroups : PlaneShape<W> {
         t, at, [&]() __attribute__((always_inline)) {
           add_unit<NPF, kKept, kStride>(f, at, c);
           PlaneShape<W>::next_group(at);
+          if constexpr (W::kCentred) opaque(at.starts += MR * 2);
         });
     if constexpr (kKept) {
 #pragma GCC unroll 16
@@ -246,7 +278,7 @@ struct PlaneGroups : PlaneShape<W> {
 
   template <int NPF, bool kKept, int kStride, int MR, int NV>
   CPUSERVE_INLINE void add_unit(F (&f)[MR][NV], const PlaneAt& at, float* c) {
-    constexpr bool kZero = W::kZero != 0, kStart = kZero && W::kStartsFromAny;
+    constexpr bool kZero = W::kZero != 0, kStart = kZero && (W::kStartsFromAny || W::kCentred);
     const auto sum_of = [&](int r) __attribute__((always_inline)) {
       const uint8_t* sum = at.sums + static_cast<size_t>(r) * at.x_stride;
       return iload1(reinterpret_cast<const int32_t*>(sum));
@@ -259,7 +291,9 @@ struct PlaneGroups : PlaneShape<W> {
     plane_sums<W, NPF, 0, 8, MR, NV>(
         at,
         [&](int r) __attribute__((always_inline)) {
-          if constexpr (kStart) {
+          if constexpr (W::kCentred) {
+            return W::Starts::start(at.starts + r * 2);
+          } else if constexpr (kStart) {
             return zero_term(r);
           } else {
             return W::start();
@@ -311,6 +345,7 @@ struct PlaneGroups : PlaneShape<W> {
 template <class W>
 struct PlaneBlocks : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g256;
+  using Unpacked = PlaneBlocks<UnpackedPlanes<W>>;
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
@@ -357,7 +392,9 @@ struct PlaneBlocks : PlaneShape<W> {
                                                                        pairs);
             PlaneShape<W>::next_group(at);
             opaque(pairs += 4);
+            if constexpr (W::kCentred) opaque(at.starts += 4);
           }
+          if constexpr (W::kCentred) at.starts += (MR - 1) * 2 * PlaneShape<W>::kStarts;
           if constexpr (!kKept) {
 #pragma GCC unroll 16
             for (int r = 0; r < MR; r++) {
@@ -405,12 +442,19 @@ struct PlaneBlocks : PlaneShape<W> {
     };
     int left = kEnd - kQuad;  // the compiler knows its value, because plane_sums is unrolled
     plane_sums<W, NPF, kQuad, kEnd, MR, NV>(
-        at, [](int) __attribute__((always_inline)) { return W::start(); },
+        at,
+        [&](int r) __attribute__((always_inline)) {
+          if constexpr (W::kCentred) {
+            return W::Starts::start(at.starts + r * 2 * PlaneShape<W>::kStarts + kSecond * 2);
+          } else {
+            return W::start();
+          }
+        },
         [&](const typename W::Sum(&sums)[MR][NV]) __attribute__((always_inline)) {
           left -= W::kSumQuads;
           update([&](I x, auto factor, int r, int v) __attribute__((always_inline)) {
             x = W::scaled(x, sums[r][v], factor);
-            if constexpr (kSecond && W::kZero != 0) {
+            if constexpr (kSecond && W::kZero != 0 && !W::kCentred) {
               if (left > 0) return x;
               x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
             }

@@ -243,6 +243,7 @@ CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+CPUSERVE_INLINE void store_quads(uint8_t* p, Q x) { _mm256_storeu_si256((__m256i*)p, x.v); }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
@@ -308,7 +309,10 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
 constexpr bool kWordPairs = true;
 constexpr int kGroupVecs = 12, kDot8Zero = 128;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-constexpr bool kWideS = true, kEmulatesDots = false;
+constexpr bool kWideS = true, kEmulatesDots = false, kUnpacksCodes = true;
+struct PairSums {
+  static constexpr bool kHas = false;
+};
 constexpr int kProductsOfQuad = 4;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
@@ -335,7 +339,7 @@ CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s.v, w));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
-constexpr bool kWideS = false, kEmulatesDots = true;
+constexpr bool kWideS = false, kEmulatesDots = true, kUnpacksCodes = true;
 constexpr int kProductsOfQuad = 2;
 struct S {
   __m256i v;
@@ -346,6 +350,33 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(u.v, s.v))};
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
+struct PairSums {
+  static constexpr bool kHas = true;
+  CPUSERVE_INLINE S start(const int16_t* two) {
+    return {_mm256_castps_si256(_mm256_broadcast_ss((const float*)two))};
+  }
+  template <int kPart, int kShift>
+  CPUSERVE_INLINE void minus(const int8_t* x, int16_t* out) {
+    __m256i s[4];
+    for (int i = 0; i < 4; i++) {
+      s[i] = _mm256_maddubs_epi16(_mm256_set1_epi8(1), load_quads((const uint8_t*)x + i * 32).v);
+    }
+    const __m256i ab =
+        _mm256_add_epi16(_mm256_unpacklo_epi32(s[0], s[1]), _mm256_unpackhi_epi32(s[0], s[1]));
+    const __m256i cd =
+        _mm256_add_epi16(_mm256_unpacklo_epi32(s[2], s[3]), _mm256_unpackhi_epi32(s[2], s[3]));
+    const __m256i sums =
+        _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    const __m256i all = minus_shifted<kShift>(Q{sums}).v;
+    if constexpr (kPart == 16) {
+      const __m256i ascending = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+      _mm256_storeu_si256((__m256i*)out, _mm256_permutevar8x32_epi32(all, ascending));
+    } else {
+      _mm_storeu_si128((__m128i*)out, _mm_add_epi16(_mm256_castsi256_si128(all),
+                                                    _mm256_extracti128_si256(all, 1)));
+    }
+  }
+};
 // A factor of 16-bit sums is in both words of a lane, because VPMADDWD multiplies and widens both.
 CPUSERVE_INLINE Q both_words(Q words, int from) {
   const __m256i at = _mm256_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c, 0x01000100,

@@ -252,6 +252,7 @@ CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+CPUSERVE_INLINE void store_quads(uint8_t* p, Q x) { _mm512_storeu_si512(p, x.v); }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
@@ -286,6 +287,10 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
   return {_mm512_shuffle_epi8(entries, index.v)};
 }
+constexpr bool kUnpacksCodes = false;
+struct PairSums {
+  static constexpr bool kHas = false;
+};
 #ifdef __AVX512VNNI__
 // Uses inline assembly, because with the intrinsic gcc 12 keeps the accumulators of a tile
 // in memory (785 instead of 2,050 GOP/s).

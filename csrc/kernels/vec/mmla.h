@@ -30,8 +30,6 @@ CPUSERVE_INLINE F mmla(F acc, Q a, Q b) {
 }
 #endif
 
-CPUSERVE_INLINE void store_quads(uint8_t* p, Q x) { vst1q_u8(p, x.v); }
-
 // first_halves joins the first 8 bytes of a and of b; last_halves joins the last 8 bytes.
 CPUSERVE_INLINE Q first_halves(Q a, Q b) {
   return {vreinterpretq_u8_u64(vzip1q_u64(vreinterpretq_u64_u8(a.v), vreinterpretq_u64_u8(b.v)))};

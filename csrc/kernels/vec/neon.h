@@ -234,6 +234,7 @@ CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
+CPUSERVE_INLINE void store_quads(uint8_t* p, Q x) { vst1q_u8(p, x.v); }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   uint32_t x;
   memcpy(&x, p, 4);
@@ -279,6 +280,10 @@ CPUSERVE_INLINE int8x16_t less128(Q u) {
 }
 CPUSERVE_INLINE int8x16_t as_signed(Q x) { return vreinterpretq_s8_u8(x.v); }
 
+constexpr bool kUnpacksCodes = false;
+struct PairSums {
+  static constexpr bool kHas = false;
+};
 #ifdef __ARM_FEATURE_DOTPROD
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) { return vdotq_s32(acc, a, b); }
 constexpr int kGroupVecs = 16;

@@ -7,7 +7,10 @@ namespace CPUSERVE_NS {
 
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
-constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true;
+constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true, kUnpacksCodes = false;
+struct PairSums {
+  static constexpr bool kHas = false;
+};
 constexpr int kProductsOfQuad = 4;
 // A vector type of the compiler (GCC's vector extensions):
 // each sum or product of four floats is one instruction, so it is cheap to inline.
@@ -284,6 +287,7 @@ CPUSERVE_INLINE Q load_quads(const uint8_t* p) {
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
+CPUSERVE_INLINE void store_quads(uint8_t* p, Q x) { memcpy(p, x.v, sizeof x.v); }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   Q r;
   CPUSERVE_LANES memcpy(r.v[i], p, 4);

@@ -51,7 +51,7 @@
 //   F in_order(F) I in_order(I) S in_order(S): the same value, which the compiler computes before
 //   it
 //     goes on
-//   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
+//   Q load_quads(const uint8_t*) set1_quad(const int8_t*)   void store_quads(uint8_t*, Q)
 //   Q low_nibbles(Q) high_nibbles(Q)  Q either(Q, Q): bitwise or
 //   Q take_bits<from, to, n>(Q): moves bits [from, from + n) of each byte to [to, to + n), and
 //     clears the others
@@ -84,6 +84,13 @@
 //     I add_scaled(I acc, S x, factor): acc + widen(x) factor
 //   constexpr bool kEmulatesDots: dot4, dot8 and sdot take several instructions
 //   constexpr bool kWordPairs: pairs of small sums are scaled by dot_words, not each by imad
+//   constexpr bool kUnpacksCodes: products of many rows unpack codes to bytes first
+//     (linear/unpacked.h), where that is faster
+//   struct PairSums: static constexpr bool kHas; and if it is true (S has sums of 16 bits):
+//     S start(const int16_t* two): sums that begin with two[0] for the first two products of a quad
+//       and with two[1] for the others
+//     void minus<kPart, kShift>(const int8_t* x, int16_t* out): for each kPart (16 or 32) of 128
+//       elements the two numbers that start() takes: -2^kShift times the sums of these elements
 //   constexpr int kLanes, kVecs = kPanel / kLanes
 //   constexpr int kTileRows, kTileVecs: the largest register tile of float sums is kTileRows rows
 //     by kTileVecs vectors: 6 x 4 with AVX-512, 6 x 2 with AVX2, 6 x 4 with NEON
