@@ -12,7 +12,7 @@
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
 #include "kernels/linear/dense.h"
-#include "kernels/linear/planes.h"
+#include "kernels/linear/plane_kernels.h"
 #include "kernels/linear/source.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"

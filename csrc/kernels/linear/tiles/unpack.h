@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
-#include "kernels/linear/planes.h"
+#include "kernels/linear/plane_kernels.h"
 #include "kernels/linear/tiles/job.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
