@@ -47,7 +47,7 @@ def rate_limit(
     read_bytes_per_s: float,
     dot_ops_per_s: Mapping[str, float],
 ) -> RateLimit:
-    """Return the limit for `requests` requests, whose step reads and multiplies `parts`.
+    """Return the limit for `requests` requests; a step reads and multiplies `parts`.
 
     read_bytes_per_s, dot_ops_per_s: the measured rates of all threads; a product is two operations.
     """
