@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls import sampler_ids
-from cpuserve.serving.calls.sampler_ids import prefixes, sequences, with_sampler_ids
-from cpuserve.serving.calls.token_texts import TokenTexts
+from cpuserve.serving.calls.sampler_ids import TokenTexts, prefixes, sequences, with_sampler_ids
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_model
 

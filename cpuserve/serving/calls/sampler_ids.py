@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -18,11 +20,8 @@ from cpuserve.sampling.chain import (
     uses_infill,
 )
 from cpuserve.sampling.fields import SamplerFields
-from cpuserve.serving.calls.token_texts import TokenTexts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -50,6 +49,39 @@ _Breaker = tuple["array[int]", "array[int]"]
 _breakers: WeakKeyDictionary[Tokenizer, dict[str, _Breaker]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Tokenizer, TokenTexts] = WeakKeyDictionary()
 _prefixes: WeakKeyDictionary[Tokenizer, bytes] = WeakKeyDictionary()
+
+
+class TokenTexts:
+    """Finds the tokens that contain or end with some bytes."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """texts: the text of each token, by its id."""
+        self.size = len(texts)
+        self._texts = texts
+        # Where each text begins in all texts together, with one byte between two texts.
+        self._starts = list(accumulate((len(text) + 1 for text in texts), initial=0))
+        # Texts that end with the same bytes are neighbours in this order.
+        self._reversed = sorted((text[::-1], token) for token, text in enumerate(texts) if text)
+
+    def containing(self, part: bytes) -> Iterator[int]:
+        """Yield the tokens that contain `part`, which is not empty, in the order of ids."""
+        # No match reaches from one text into the next if the byte between them is not in `part`.
+        between = next(byte for byte in range(256) if byte not in part)
+        whole = bytes([between]).join(self._texts)
+        found = whole.find(part)
+        while found >= 0:
+            token = bisect_right(self._starts, found) - 1
+            yield token
+            found = whole.find(part, self._starts[token + 1])
+
+    def ending(self, part: bytes) -> Iterator[int]:
+        """Yield the tokens that end with `part`, which is not empty."""
+        wanted = part[::-1]
+        for place in range(bisect_left(self._reversed, (wanted, -1)), len(self._reversed)):
+            text, token = self._reversed[place]
+            if not text.startswith(wanted):
+                return
+            yield token
 
 
 def reads_vocabulary(fields: SamplerFields) -> bool:
