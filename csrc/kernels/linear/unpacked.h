@@ -10,7 +10,7 @@
 // because additions are modulo 2^16. linear/driver.h explains the terms.
 //
 // A kind that does so (kUnpacks) defines, besides the members in linear/driver.h:
-//   Unpacked      the kind whose tiles multiply unpacked codes, at LinearTile::codes
+//   Unpacked      the kind with tiles for unpacked codes, which are at LinearTile::codes
 //   kUnitCodes    the codes of a column in a unit
 //   unpack(t, to) writes the codes of units [t.u0, t.u1) of the panel at t.w
 //   Unpacked::kStarts, Unpacked::put_starts: the pairs of numbers in a unit that the sums of a row
