@@ -201,7 +201,7 @@ def table_for(compiler: str, tables: Path = TABLES) -> Path:
     name, _, version = compiler.partition("-")
     known = {int(path.stem.partition("-")[2]): path for path in tables.glob(f"{name}-*.txt")}
     if not known:
-        sys.exit(f"there is no table of a {name} in {tables}")
+        sys.exit(f"there is no table of a {name} in {tables}: record one with --write")
     return known[max((v for v in known if v <= int(version)), default=min(known))]
 
 
