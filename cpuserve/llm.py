@@ -34,8 +34,7 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
-from cpuserve.serving.generation.batch import decision_items
-from cpuserve.serving.generation.beam_batch import search_batch
+from cpuserve.serving.generation.batch import decision_items, search_batch
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
 from cpuserve.serving.tools.learn import NO_TEMPLATE

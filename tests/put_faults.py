@@ -756,7 +756,7 @@ FAULTS = [
         "tests/api/test_api_responses_errors.py -k bad_request",
     ),
     Fault(
-        "cpuserve/serving/prompts/readable.py",
+        "cpuserve/serving/prompts/chat_prompt.py",
         ' if not start or roles[start - 1] == "assistant" else ()',
         "",
         "tests/api/test_api_conversations.py -k only_the_last_turn",

@@ -1,4 +1,6 @@
-"""The POST routes of all dialects: decode the body, make a GenerateCall, write the response.
+"""The routes of all dialects: decode the body, make a GenerateCall, write the response.
+
+`get`, `delete` and `post_nothing` add routes without a body; `post` adds all others.
 
 A request for text, vectors or scores is checked only here, in this order:
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
+H = TypeVar("H", bound=Callable[..., Any])
 # The priority of requests that wait for all others; a higher number is scheduled later.
 LOWEST_PRIORITY = 2**31 - 1
 # How many bytes of a body are converted to a call in a microsecond, at least.
@@ -125,6 +128,33 @@ def post(
 
     return add
 
+
+def without_body(
+    method: str,
+    router: APIRouter,
+    path: str,
+    response: Any,
+    *,
+    dialect: Dialect = OPENAI,
+    media: str | None = None,
+    also: Sequence[int] = (),
+    operation_id: str | None = None,
+    **query: type[int] | type[str] | type[bool],
+) -> Callable[[H], H]:
+    """Return a decorator that adds a handler of requests without a body to `router`, at `path`.
+
+    also, media, response: arguments of `response_types`, which describes the responses.
+    dialect: the dialect that writes the errors of the route.
+    operation_id: the id in /openapi.json if a handler has several paths; None = from its name.
+    query: the type of each parameter in the query string.
+    """
+    described = response_types(response, dialect.body, media=media, also=also)
+    extra = {**described, **parameters(path, **query)}
+    return router.api_route(path, methods=[method], operation_id=operation_id, openapi_extra=extra)
+
+
+get, delete = partial(without_body, "GET"), partial(without_body, "DELETE")
+post_nothing = partial(without_body, "POST")
 
 # Endpoints by the pooling type of the model (EngineConfig.pooling); "" = all other models.
 ByPooling = Mapping[str, Endpoint[Any]]

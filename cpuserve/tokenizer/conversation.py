@@ -1,7 +1,7 @@
 """The messages of a conversation, and the parts of their contents.
 
 Each dialect makes these messages from its own (`conversation.py` of its package).
-Parts that a model cannot read are replaced or refused in `serving/prompts/readable.py`,
+Parts that a model cannot read are replaced or refused in `serving/prompts/chat_prompt.py`,
 and `arrange.py` writes contents as the template accepts them.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.status.adapter_metrics import AdapterMetrics
+from cpuserve.api.status.metrics import AdapterMetrics
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.support_tables import markdown
 from cpuserve.engine.client import ReplicaStatus

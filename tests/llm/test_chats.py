@@ -36,11 +36,11 @@ class ScriptedClient:
     def shutdown(self):
         pass
 
-    def submit(self, ids, params, sink, priority=0, continues=False):
+    def submit(self, request, sink):
         number = len(self.asked)
-        self.asked.append((list(ids), params))
-        self.continued.append(continues)
-        for output in self.script(self, number, ids, params):
+        self.asked.append((list(request.prompt_ids), request.params))
+        self.continued.append(request.continues)
+        for output in self.script(self, number, request.prompt_ids, request.params):
             output.cached_tokens = 5 + number
             sink.put(output)
         return number

@@ -109,9 +109,9 @@ def test_generate_without_parameters_takes_the_models_defaults(make_llm, monkeyp
     assert llm.get_default_sampling_params() is not defaults
     submit, seen = llm._client.submit, []
 
-    def recording(ids, params, *rest):
-        seen.append(params)
-        return submit(ids, params, *rest)
+    def recording(request, sink):
+        seen.append(request.params)
+        return submit(request, sink)
 
     monkeypatch.setattr(llm._client, "submit", recording)
     llm.generate([5, 6])
@@ -134,9 +134,9 @@ def test_only_the_first_of_n_sequences_scores_the_prompt(make_llm, monkeypatch):
     llm, seen = make_llm(), []
     submit = llm._client.submit
 
-    def recording(ids, params, *rest):
-        seen.append((params.n, params.prompt_logprobs))
-        return submit(ids, params, *rest)
+    def recording(request, sink):
+        seen.append((request.params.n, request.params.prompt_logprobs))
+        return submit(request, sink)
 
     monkeypatch.setattr(llm._client, "submit", recording)
     params = SamplingParams(max_tokens=2, n=3, seed=1, prompt_logprobs=1)

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.prompts.readable import readable
+from cpuserve.serving.prompts.chat_prompt import readable
 from cpuserve.tokenizer.conversation import MediaPart
 
 LINE = "[An image was left out: you can read text only.]"

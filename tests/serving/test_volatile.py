@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.serving.prompts.volatile import with_time_last
+from cpuserve.serving.prompts.chat_prompt import with_time_last
 
 TIME = "Current time is 20:37:19. Today's date is 2024-12-20."
 TURNS = [

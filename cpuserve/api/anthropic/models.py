@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from cpuserve.api.anthropic.errors import ANTHROPIC, MessageError
+from cpuserve.api.anthropic.errors import ANTHROPIC
 from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
 from cpuserve.api.request.headers import has_header
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.route import get
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,13 +108,7 @@ def _each(names: Iterable[str], *, has: bool) -> dict[str, Any]:
     return {name: _support(has=has) for name in names}
 
 
-@router.get(
-    MODELS,
-    openapi_extra={
-        **response_types(ModelPage, MessageError),
-        **parameters("", limit=int, before_id=str, after_id=str),
-    },
-)
+@get(router, MODELS, ModelPage, dialect=ANTHROPIC, limit=int, before_id=str, after_id=str)
 async def list_models(request: Request) -> Response:
     """List served models: at most `limit`, after the id `after_id` or before `before_id`."""
     state = get_state(request)
@@ -124,7 +118,7 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 
-@router.get(_ONE, openapi_extra={**response_types(ModelInfo, MessageError), **parameters(_ONE)})
+@get(router, _ONE, ModelInfo, dialect=ANTHROPIC)
 async def get_model(request: Request) -> Response:
     """Describe one served model name; 404 for a name that is not served."""
     state = get_state(request)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP, LlamaError
 from cpuserve.api.request.body import FREE_BYTES, check_media_type, read_body
 from cpuserve.api.request.body_budget import Reservation
 from cpuserve.api.request.field_errors import wrong_field
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import json_body, response_types
+from cpuserve.api.response.openapi import json_body
 from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import get
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import MAX_ADAPTER_SCALE
 from cpuserve.serving.calls.call import unsupported
@@ -77,7 +78,7 @@ def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[s
     return next(iter(used.items()), ("", 1.0))
 
 
-@router.get("/lora-adapters", openapi_extra=response_types(list[LoraAdapter], LlamaError))
+@get(router, "/lora-adapters", list[LoraAdapter], dialect=LLAMACPP)
 async def lora_adapters(request: Request) -> Response:
     """List the LoRA adapters of the first model, with the scales for requests without `lora`."""
     context = get_state(request).context

@@ -13,6 +13,7 @@ from cpuserve.api.openai.models import ModelList, list_models
 from cpuserve.api.request.state import ServerState, get_state
 from cpuserve.api.response.openapi import EVENTS, response_types
 from cpuserve.api.response.stream import EventStream, StreamFormat
+from cpuserve.api.route import get
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -32,7 +33,7 @@ router.add_api_route(
 )
 
 
-@router.get("/models/sse", openapi_extra=response_types(None, media=EVENTS))
+@get(router, "/models/sse", None, media=EVENTS)
 async def watch_models(request: Request) -> Response:
     """Stream an event for each model that is loaded or unloaded, until the server stops."""
     state = get_state(request)

@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.llamacpp.defaults import DEFAULTS, shown_params
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.route import get
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT
@@ -57,10 +57,7 @@ class Props(msgspec.Struct):
     chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
 
 
-@router.get(
-    "/props",
-    openapi_extra={**response_types(Props, LlamaError), **parameters("", model=str)},
-)
+@get(router, "/props", Props, dialect=LLAMACPP, model=str)
 async def props(request: Request) -> Response:
     """Describe a loaded model, by default the first model. POST /props is not supported."""
     state = get_state(request)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.llamacpp.errors import LLAMACPP
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import get, post_nothing
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.serving.calls.call import unsupported
 
@@ -26,13 +26,7 @@ class Slot(msgspec.Struct):
     speculative: bool = False
 
 
-@router.get(
-    "/slots",
-    openapi_extra={
-        **response_types(list[Slot], LlamaError),
-        **parameters("", model=str, fail_on_no_slot=str),
-    },
-)
+@get(router, "/slots", list[Slot], dialect=LLAMACPP, model=str, fail_on_no_slot=str)
 async def slots(request: Request) -> Response:
     """List the slots of a loaded model; fail_on_no_slot=1: respond with 503 if all are busy."""
     state = get_state(request)
@@ -51,10 +45,7 @@ async def slots(request: Request) -> Response:
     return json_response([Slot(index, length, index < active) for index in range(total)])
 
 
-@router.post(
-    _ONE,
-    openapi_extra={**response_types(None, LlamaError), **parameters(_ONE, action=str)},
-)
+@post_nothing(router, _ONE, None, dialect=LLAMACPP, action=str)
 async def change_slot(request: Request) -> Response:
     """Refuse to save, restore or erase a slot, because slots have no cache of their own."""
     action = request.query_params.get("action")

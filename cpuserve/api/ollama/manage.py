@@ -20,7 +20,7 @@ from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.request.headers import OWNER
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import json_body, parameters, response_types
-from cpuserve.api.route import post
+from cpuserve.api.route import get, post
 from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest, NotFound
 
@@ -95,10 +95,7 @@ async def delete(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.get(
-    _BLOB,
-    openapi_extra={**response_types(None, OllamaError), **parameters(_BLOB)},
-)
+@get(router, _BLOB, None, dialect=OLLAMA)
 async def has_blob(request: Request) -> Response:
     """Respond with 200 if the server has a file with this digest, otherwise with 404."""
     digest = request.path_params["digest"]

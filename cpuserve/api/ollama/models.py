@@ -14,14 +14,13 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.ollama.created.manifest import Manifest
 from cpuserve.api.ollama.created.modelfile import write_modelfile
-from cpuserve.api.ollama.errors import OLLAMA, OllamaError
+from cpuserve.api.ollama.errors import OLLAMA
 from cpuserve.api.ollama.parameters import parameter_lines
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.listed import described, listed, timestamp
-from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import post
+from cpuserve.api.route import get, post
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.loader.file_facts import FileFacts, file_facts
 from cpuserve.log import get_logger
@@ -79,14 +78,14 @@ class OllamaModel(msgspec.Struct):
     tensors: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
-@router.get("/api/tags", openapi_extra=response_types(OllamaModels, OllamaError))
+@get(router, "/api/tags", OllamaModels, dialect=OLLAMA)
 async def tags(request: Request) -> Response:
     """List all served models, whether loaded or not."""
     models = get_state(request).models
     return json_response(OllamaModels([listed(models, name) for name in models.names]))
 
 
-@router.get("/api/ps", openapi_extra=response_types(OllamaModels, OllamaError))
+@get(router, "/api/ps", OllamaModels, dialect=OLLAMA)
 async def loaded(request: Request) -> Response:
     """List the models that are loaded now, without changing how long they stay loaded."""
     models = get_state(request).models
@@ -197,7 +196,7 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
     return source if calls_tools or "tools" not in source.lower() else ""
 
 
-@router.get("/api/version", openapi_extra=response_types(OllamaVersion, OllamaError))
+@get(router, "/api/version", OllamaVersion, dialect=OLLAMA)
 async def show_version() -> Response:
     """Return the version of the Ollama API that this server supports, and its own version."""
     return json_response(OllamaVersion(_OLLAMA, version()))

@@ -14,9 +14,8 @@ from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import OWNER
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import post
+from cpuserve.api.route import get, post, post_nothing
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest
 
@@ -59,10 +58,7 @@ async def create_batch(received: RequestContext, asked: CreateBatch) -> Response
     return json_response(made)
 
 
-@router.get(
-    "/v1/batches",
-    openapi_extra={**response_types(Page), **parameters("", after=str, limit=int)},
-)
+@get(router, "/v1/batches", Page, after=str, limit=int)
 async def list_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
     found = batches_of(get_state(request)).batches(request.scope[OWNER])
@@ -75,14 +71,14 @@ async def list_batches(request: Request) -> Response:
     return json_response(page)
 
 
-@router.get(_ONE, openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
+@get(router, _ONE, BatchObject)
 async def get_batch(request: Request) -> Response:
     """Return a batch: its status, the number of finished lines, and the ids of result files."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
     return json_response(batches.find(request.scope[OWNER], name).batch)
 
 
-@router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
+@post_nothing(router, f"{_ONE}/cancel", BatchObject)
 async def cancel_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of lines that have finished."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]

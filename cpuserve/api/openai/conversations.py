@@ -20,22 +20,14 @@ from cpuserve.api.openai.responses.stored_conversation import (
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import post
+from cpuserve.api.route import delete, get, post
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
     from cpuserve.api.stored.store import StoredItem
-
-router = APIRouter()
-_ONE = "/v1/conversations/{conversation_id}"
-_ITEM = f"{_ONE}/items/{{item_id}}"
-# The maximum number of items in one request, as in the OpenAI API.
-_MOST_ITEMS = 20
-_LOCKED = (ConversationLocked.status,)
 
 
 class CreateConversation(msgspec.Struct):
@@ -72,6 +64,14 @@ class ConversationItem(msgspec.Struct):
     type: str
 
 
+router = APIRouter()
+_ONE = "/v1/conversations/{conversation_id}"
+_ITEM = f"{_ONE}/items/{{item_id}}"
+# The maximum number of items in one request, as in the OpenAI API.
+_MOST_ITEMS = 20
+_LOCKED = (ConversationLocked.status,)
+
+
 @post(
     router,
     "/v1/conversations",
@@ -105,16 +105,13 @@ async def update_conversation(received: RequestContext, asked: UpdateConversatio
     return json_response(found.body)
 
 
-@router.get(_ONE, openapi_extra={**response_types(ConversationBody), **parameters(_ONE)})
+@get(router, _ONE, ConversationBody)
 async def get_conversation(request: Request) -> Response:
     """Return a conversation without its items."""
     return json_response(_named(request).body)
 
 
-@router.delete(
-    _ONE,
-    openapi_extra={**response_types(DeletedConversation, also=_LOCKED), **parameters(_ONE)},
-)
+@delete(router, _ONE, DeletedConversation, also=_LOCKED)
 async def delete_conversation(request: Request) -> Response:
     """Delete a conversation; the responses that extended it remain stored."""
     found = _named(request)
@@ -148,28 +145,19 @@ async def add_items(received: RequestContext, asked: AddItems) -> Response:
     return json_response(page_of({"order": "asc"}, items, _id, _data))
 
 
-@router.get(
-    f"{_ONE}/items",
-    openapi_extra={
-        **response_types(Page),
-        **parameters(_ONE, after=str, limit=int, order=str, include=str),
-    },
-)
+@get(router, f"{_ONE}/items", Page, after=str, limit=int, order=str, include=str)
 async def list_items(request: Request) -> Response:
     """List the items of a conversation."""
     return json_response(page_of(request.query_params, _named(request).items, _id, _data))
 
 
-@router.get(_ITEM, openapi_extra={**response_types(ConversationItem), **parameters(_ITEM)})
+@get(router, _ITEM, ConversationItem)
 async def get_item(request: Request) -> Response:
     """Return one item of a conversation."""
     return Response(_item(request, _named(request)).data, media_type="application/json")
 
 
-@router.delete(
-    _ITEM,
-    openapi_extra={**response_types(ConversationBody, also=_LOCKED), **parameters(_ITEM)},
-)
+@delete(router, _ITEM, ConversationBody, also=_LOCKED)
 async def delete_item(request: Request) -> Response:
     """Delete an item of a conversation, and return the conversation without its items."""
     found = _named(request)

@@ -12,8 +12,9 @@ from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
 from cpuserve.api.request.headers import OWNER
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import delete, get
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest, brief
 
@@ -77,13 +78,7 @@ async def upload_file(request: Request) -> Response:
         raise
 
 
-@router.get(
-    "/v1/files",
-    openapi_extra={
-        **response_types(Page),
-        **parameters("", after=str, limit=int, order=str, purpose=str),
-    },
-)
+@get(router, "/v1/files", Page, after=str, limit=int, order=str, purpose=str)
 async def list_files(request: Request) -> Response:
     """List the files of the caller."""
     found = _batches(request).directory.files(request.scope[OWNER])
@@ -93,22 +88,20 @@ async def list_files(request: Request) -> Response:
     return json_response(page)
 
 
-@router.get(_ONE, openapi_extra={**response_types(FileObject), **parameters(_ONE)})
+@get(router, _ONE, FileObject)
 async def get_file(request: Request) -> Response:
     """Return the description of a file, without its content."""
     return json_response(_named(request))
 
 
-@router.get(
-    f"{_ONE}/content", openapi_extra={**response_types(None, media=_ANY), **parameters(_ONE)}
-)
+@get(router, f"{_ONE}/content", None, media=_ANY)
 async def get_content(request: Request) -> Response:
     """Return the content of a file."""
     path = _batches(request).directory.path_of(_named(request).id)
     return FileResponse(path, media_type=_ANY)
 
 
-@router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})
+@delete(router, _ONE, DeletedFile)
 async def delete_file(request: Request) -> Response:
     """Delete a file, unless a batch that has not ended reads it."""
     batches, found = _batches(request), _named(request)

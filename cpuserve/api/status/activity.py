@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.route import get
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
 from cpuserve.platforms.cpu_times import cpu_times
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 
-@router.get("/v1/activity", openapi_extra=response_types(Activity))
+@get(router, "/v1/activity", Activity)
 async def show_activity(request: Request) -> Response:
     """Report the running and recent sequences of all loaded models, and the times of all CPUs."""
     contexts = get_state(request).models.contexts()

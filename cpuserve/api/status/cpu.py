@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.route import get
 from cpuserve.api.status.cpu_view import CpuReport, CpuView
 from cpuserve.errors import DeadlineExceeded, NotFound
 
@@ -17,7 +17,7 @@ router = APIRouter()
 REPORT_S = 10.0  # seconds within which the engine must finish its step and respond
 
 
-@router.get("/v1/cpu", openapi_extra=response_types(CpuReport, also=[504]))
+@get(router, "/v1/cpu", CpuReport, also=[504])
 async def show_cpu(request: Request) -> Response:
     """Report the machine, the thread placement and the utilization of the last ten seconds.
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.errors.http_errors import error_response
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import get, post_nothing
 from cpuserve.background import troubles
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.models.load_progress import health_body
@@ -23,8 +23,8 @@ class Version(msgspec.Struct):
     version: str
 
 
-@router.get("/health", openapi_extra=response_types(None))
-@router.get("/v1/health", operation_id="health_v1", openapi_extra=response_types(None))
+@get(router, "/health", None)
+@get(router, "/v1/health", None, operation_id="health_v1")
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
@@ -57,14 +57,14 @@ async def health(request: Request) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-@router.get("/ping", openapi_extra=response_types(None))
-@router.post("/ping", operation_id="ping_post", openapi_extra=response_types(None))
+@get(router, "/ping", None)
+@post_nothing(router, "/ping", None, operation_id="ping_post")
 async def ping(request: Request) -> Response:
     """The same as /health, at the path that SageMaker uses."""
     return await health(request)
 
 
-@router.get("/live", openapi_extra=response_types(None))
+@get(router, "/live", None)
 async def live() -> Response:
     """Respond with 200 as long as this process handles HTTP requests.
 
@@ -74,7 +74,7 @@ async def live() -> Response:
     return Response(status_code=200)
 
 
-@router.get("/version", openapi_extra=response_types(Version))
+@get(router, "/version", Version)
 async def show_version() -> Response:
     """Return the version of cpuserve."""
     return json_response(Version(version()))

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.route import get, post_nothing
 from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.version import version
@@ -37,10 +37,7 @@ class Sleeping(msgspec.Struct):
     is_sleeping: bool
 
 
-@router.get(
-    "/server_info",
-    openapi_extra={**response_types(ServerInfo), **parameters("", config_format=str)},
-)
+@get(router, "/server_info", ServerInfo, config_format=str)
 async def server_info(request: Request) -> Response:
     """Return the settings of the engines, and facts about the machine.
 
@@ -63,13 +60,7 @@ async def server_info(request: Request) -> Response:
     return Response(msgspec.json.encode(ServerInfo(shown, system)), media_type="application/json")
 
 
-@router.post(
-    "/reset_prefix_cache",
-    openapi_extra={
-        **response_types(None),
-        **parameters("", reset_running_requests=bool, reset_external=bool),
-    },
-)
+@post_nothing(router, "/reset_prefix_cache", None, reset_running_requests=bool, reset_external=bool)
 async def reset_prefix_cache(request: Request) -> Response:
     """Clear the prefix caches of all models; running requests keep the blocks that they use.
 
@@ -95,7 +86,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/sleep", openapi_extra={**response_types(None), **parameters("", level=int)})
+@post_nothing(router, "/sleep", None, level=int)
 async def sleep(request: Request) -> Response:
     """Unload all models, if no request uses them; the next request loads its model again.
 
@@ -111,7 +102,7 @@ async def sleep(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/wake_up", openapi_extra=response_types(None))
+@post_nothing(router, "/wake_up", None)
 async def wake_up(request: Request) -> Response:
     """Load the first model if it is not loaded, and return when it can serve requests.
 
@@ -123,7 +114,7 @@ async def wake_up(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.get("/is_sleeping", openapi_extra=response_types(Sleeping))
+@get(router, "/is_sleeping", Sleeping)
 async def is_sleeping(request: Request) -> Response:
     """Return whether all models are unloaded."""
     sleeping = Sleeping(get_state(request).models.asleep)

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.route import get
 
 router = APIRouter()
 
@@ -17,7 +17,7 @@ class ServerLoad(msgspec.Struct):
     server_load: int
 
 
-@router.get("/load", openapi_extra=response_types(ServerLoad))
+@get(router, "/load", ServerLoad)
 async def server_load(request: Request) -> Response:
     """Return the number of running and waiting sequences in all models, `n` per request."""
     models = get_state(request).models

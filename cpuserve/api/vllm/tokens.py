@@ -13,8 +13,7 @@ from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields, with_refused
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
-from cpuserve.api.route import post
+from cpuserve.api.route import get, post
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import call_from
 from cpuserve.serving.calls.params import check_token_ids
@@ -163,7 +162,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     return ids
 
 
-@router.get("/tokenizer_info", openapi_extra=response_types(TokenizerInfo))
+@get(router, "/tokenizer_info", TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer of the first model: its special tokens and its chat template."""
     state = get_state(request)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from cpuserve.core.admission import output_limit
+from cpuserve.core.exclusion import stop_ids
 from cpuserve.engine.client import EngineRequest
 from cpuserve.errors import EngineDead
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
+from cpuserve.serving.generation.beam_search import BeamSearch, step_params
 from cpuserve.serving.generation.fan_out import SequenceRequest, sequences_of, shared_beginning
 from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.generation.sequence import SequenceRun
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.metrics.server import Sequence as Record
     from cpuserve.metrics.server import ServerMetrics
+    from cpuserve.sampling.beams import BeamRules
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.calls.events import Event
+    from cpuserve.serving.generation.beam_search import Beam
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.tools.use import ToolUse
-
 
 T = TypeVar("T")
 Ended = Callable[[int, Choice], None]
@@ -218,3 +221,38 @@ class _Batch:
         if output.finish is None:
             self._client.abort([output.id])
         self.go_on(sequence)
+
+
+def search_batch(
+    client: InlineClient,
+    context: ModelContext,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    rules: BeamRules,
+) -> list[list[Beam]]:
+    """Return the best responses to each prompt; a step computes the beams of all prompts.
+
+    params: only max_tokens, ignore_eos and stop_token_ids have an effect; nothing is sampled.
+
+    Raises:
+        InvalidRequest: a prompt is empty, or too long for the context.
+        RequestError, EngineDead: see `run_batch`.
+    """
+    own, ends = step_params(params, rules), stop_ids(params, context.bounds.eos_ids)
+    searches = []
+    for ids in prompts:
+        most = max(1, output_limit(len(ids), params, context.bounds))
+        searches.append((ids, BeamSearch(len(ids), rules, ends, most)))
+    while going := [(ids, search) for ids, search in searches if not search.done]:
+        steps = [
+            [BatchItem.of([*ids, *beam.tokens], own) for beam in search.running]
+            for ids, search in going
+        ]
+        run_batch(client, context, [item for of_prompt in steps for item in of_prompt], _ended)
+        for (_, search), of_prompt in zip(going, steps, strict=True):
+            search.take([item.choices[0].logprobs[0] for item in of_prompt])
+    return [search.best(rules.width) for _, search in searches]
+
+
+def _ended(position: int, choice: object) -> None:
+    """Do nothing, because `run_batch` stores the choices in the items."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.known_tokens import chat_tokens
-from cpuserve.serving.prompts.readable import readable
-from cpuserve.serving.prompts.volatile import with_time_last
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import (
     THINK,
@@ -21,7 +21,16 @@ from cpuserve.serving.tools.thoughts import (
     leaves_thought_open,
 )
 from cpuserve.tokenizer.chat import checked_variables
-from cpuserve.tokenizer.conversation import Content, ConversationMessage, text_of
+from cpuserve.tokenizer.conversation import (
+    Content,
+    ConversationMessage,
+    Kind,
+    MediaPart,
+    join_texts,
+    left_out,
+    readable_kinds,
+    text_of,
+)
 from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
@@ -151,3 +160,117 @@ def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
         content = message_content(call.messages[-1], "messages")
         return leaves_thought_open(text_of(content), tags)
     return begins_thought(text, tags)
+
+
+def readable(
+    messages: list[ConversationMessage], reads: Collection[Kind] = ()
+) -> list[ConversationMessage]:
+    """Return the messages with a line of text in the place of each part that the model cannot read.
+
+    reads: the kinds of parts, besides text, that the model reads.
+
+    Results of tools and earlier turns stay in a conversation,
+    so refusing a part in them would make the whole conversation unusable.
+    A part in the user's last turn is refused, because the model could only guess its content.
+
+    Raises:
+      InvalidRequest: the user's own last turn has a part that the model cannot read.
+    """
+    found, own = messages, None
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        unread = next((part for part in content if _is_unread(part, reads)), None)
+        if unread is None:
+            continue
+        if own is None:
+            own = _own_turn([message.get("role") for message in messages])
+        if index in own:
+            _refuse(unread, reads)
+        if found is messages:
+            found = list(messages)
+        lines = [left_out(p, reads) if _is_unread(p, reads) else p for p in content]
+        found[index] = {**message, "content": join_texts(lines)}
+    return found
+
+
+def _is_unread(part: object, reads: Collection[Kind]) -> TypeGuard[MediaPart]:
+    return isinstance(part, MediaPart) and (part.kind not in reads or bool(part.why))
+
+
+def _refuse(part: MediaPart, reads: Collection[Kind]) -> NoReturn:
+    usual = f"has type {part.type[:40]!r}; this model reads {readable_kinds(reads)}"
+    hint = f": {part.hint}" if part.hint else ""
+    msg = f"{part.where} {part.why or usual + hint}"
+    raise InvalidRequest(msg, role="messages")
+
+
+def _own_turn(roles: Sequence[object]) -> Sequence[int]:
+    """Return the indices of the user's last turn, which the response is for.
+
+    The turn counts as empty after a tool's result, because clients put the tool's output there.
+    A last message of the assistant, which the response continues, does not count.
+    """
+    end = len(roles)
+    if end and roles[-1] == "assistant":
+        end -= 1
+    start = end
+    while start and roles[start - 1] not in ("assistant", "tool", "function"):
+        start -= 1
+    return range(start, end) if not start or roles[start - 1] == "assistant" else ()
+
+
+_TIME = (
+    r"(?i:the )?(?i:current)(?i: date and| local)? (?i:date|time)(?i: is|:)[^\n]{0,40}"
+    r"\b\d{1,2}:\d\d\b[^\n]{0,80}"
+)
+_FIRST = re.compile(rf"({_TIME})\n+")
+_LAST = re.compile(rf"\n+({_TIME})\s*$")
+# Only this many characters at the beginning and at the end of a text are searched for the line.
+_LONGEST = 256
+
+
+def with_time_last(messages: list[ConversationMessage]) -> list[ConversationMessage]:
+    """Return the messages with the line about the time before the user's last message."""
+    if not messages or not isinstance(messages[0], dict) or messages[0].get("role") != "system":
+        return messages
+    head = messages[0]
+    at = max((i for i, m in enumerate(messages) if _role(m) == "user"), default=0)
+    found = _without_time(head.get("content"))
+    if not at or found is None:
+        return messages
+    content, line = found
+    moved: ConversationMessage = {"role": "system", "content": line}
+    return [{**head, "content": content}, *messages[1:at], moved, *messages[at:]]
+
+
+def _role(message: Any) -> object:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _without_time(content: Any) -> tuple[Any, str] | None:
+    """Return (the content without the line, the line), or None if there is no such line."""
+    if isinstance(content, str):
+        return _split(content)
+    if not isinstance(content, list) or not content:
+        return None
+    for at in (0, -1):
+        part = content[at]
+        text = part.get("text") if isinstance(part, dict) else part
+        found = _split(text) if isinstance(text, str) else None
+        if found is not None:
+            rest, line = found
+            parts = list(content)
+            parts[at] = {**part, "text": rest} if isinstance(part, dict) else rest
+            return parts, line
+    return None
+
+
+def _split(text: str) -> tuple[str, str] | None:
+    if first := _FIRST.match(text[:_LONGEST]):
+        return text[first.end() :], first[1]
+    begin = max(0, len(text) - _LONGEST)
+    if last := _LAST.search(text, begin):
+        return text[: last.start()], last[1].rstrip()
+    return None

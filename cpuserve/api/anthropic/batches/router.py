@@ -3,34 +3,97 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
-from cpuserve.api.anthropic.batches.results import result_lines
 from cpuserve.api.anthropic.batches.schema import (
     CreateMessageBatch,
     DeletedMessageBatch,
     MessageBatch,
+    MessageBatchLine,
     MessageBatchPage,
+    MessageBatchResult,
     message_batch,
 )
-from cpuserve.api.anthropic.errors import ANTHROPIC, MessageError
+from cpuserve.api.anthropic.errors import ANTHROPIC, anthropic_error
 from cpuserve.api.anthropic.page import page_of_ids
+from cpuserve.api.batches.line_runner import LineResult, result_id
+from cpuserve.api.batches.lines import EXPIRED, read_lines
 from cpuserve.api.batches.service import MESSAGE_BATCHES
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import OWNER
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import post
-from cpuserve.errors import InvalidRequest
+from cpuserve.api.route import delete, get, post, post_nothing
+from cpuserve.errors import InvalidRequest, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cpuserve.api.batches.directory import FileDirectory
     from cpuserve.api.batches.service import BatchRecord, BatchService
+
+# The server checked the length of these lines when it accepted the batch, so no limit applies here.
+_LONGEST = 1 << 40
+
+
+def result_lines(directory: FileDirectory, record: BatchRecord) -> Iterator[bytes]:
+    """Return the results of a batch that has ended; requests without a result come last.
+
+    All files are opened before this returns, so a client may delete the batch while it reads.
+    """
+    asked, *written = [directory.path_of(name) for name in record.contents]
+    results = [path.open("rb") for path in written if path.exists()]
+    return _lines(record, asked.open("rb"), results)
+
+
+def _lines(record: BatchRecord, asked: BinaryIO, results: Sequence[BinaryIO]) -> Iterator[bytes]:
+    done: set[str] = set()
+    for source in results:
+        with source:
+            for data in source:
+                found = msgspec.json.decode(data, type=LineResult)
+                done.add(found.id)
+                yield _line(found.custom_id, _result(found))
+    with asked:
+        for line in read_lines(asked, ("/v1/messages",), _LONGEST):
+            if result_id(record.batch.id, line.number) not in done:
+                yield _line(line.custom_id, _missing(record, line.number))
+
+
+def _line(custom_id: str | None, result: MessageBatchResult) -> bytes:
+    return msgspec.json.encode(MessageBatchLine(custom_id or "", result)) + b"\n"
+
+
+def _result(found: LineResult) -> MessageBatchResult:
+    """Return the result of one request of a batch, from its line in the output or error file."""
+    if found.response is not None:
+        if found.succeeded:
+            return MessageBatchResult("succeeded", found.response.body)
+        return MessageBatchResult("errored", error=found.response.body)
+    assert found.error is not None
+    if found.error.code == EXPIRED:
+        return MessageBatchResult("expired")
+    error = anthropic_error(InvalidRequest(found.error.message), found.id)
+    return MessageBatchResult("errored", error=msgspec.Raw(error))
+
+
+def _missing(record: BatchRecord, number: int) -> MessageBatchResult:
+    """Return the result of request `number`, which the batch never ran."""
+    if record.batch.status == "cancelled":
+        return MessageBatchResult("canceled")
+    reasons = record.batch.errors.data if record.batch.errors is not None else ()
+    said = " ".join(error.message for error in reasons)
+    error = anthropic_error(
+        RequestError(f"The batch ended before this request ran: {said}"),
+        result_id(record.batch.id, number),
+    )
+    return MessageBatchResult("errored", error=msgspec.Raw(error))
+
 
 router = APIRouter()
 _ALL = MESSAGE_BATCHES.path
@@ -86,13 +149,7 @@ def _check_ids(asked: CreateMessageBatch) -> None:
             raise InvalidRequest(msg, param=place)
 
 
-@router.get(
-    _ALL,
-    openapi_extra={
-        **response_types(MessageBatchPage, MessageError),
-        **parameters("", after_id=str, before_id=str, limit=int),
-    },
-)
+@get(router, _ALL, MessageBatchPage, dialect=ANTHROPIC, after_id=str, before_id=str, limit=int)
 async def list_message_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
     found = _batches(request).batches(request.scope[OWNER], MESSAGE_BATCHES)
@@ -103,16 +160,13 @@ async def list_message_batches(request: Request) -> Response:
     return json_response(page)
 
 
-@router.get(_ONE, openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)})
+@get(router, _ONE, MessageBatch, dialect=ANTHROPIC)
 async def get_message_batch(request: Request) -> Response:
     """Return a batch: whether it has ended, and the number of requests with each type of result."""
     return json_response(_shown(request, _find(request)))
 
 
-@router.get(
-    f"{_ONE}/results",
-    openapi_extra={**response_types(None, MessageError, media=_LINES), **parameters(_ONE)},
-)
+@get(router, f"{_ONE}/results", None, dialect=ANTHROPIC, media=_LINES)
 async def get_message_batch_results(request: Request) -> Response:
     """Stream the results of a batch that has ended, one line of JSON for each request."""
     found = _find(request)
@@ -123,10 +177,7 @@ async def get_message_batch_results(request: Request) -> Response:
     return StreamingResponse(lines, media_type=_LINES)
 
 
-@router.post(
-    f"{_ONE}/cancel",
-    openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)},
-)
+@post_nothing(router, f"{_ONE}/cancel", MessageBatch, dialect=ANTHROPIC)
 async def cancel_message_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of requests that have finished."""
     caller, name = request.scope[OWNER], request.path_params["message_batch_id"]
@@ -134,10 +185,7 @@ async def cancel_message_batch(request: Request) -> Response:
     return json_response(_shown(request, found))
 
 
-@router.delete(
-    _ONE,
-    openapi_extra={**response_types(DeletedMessageBatch, MessageError), **parameters(_ONE)},
-)
+@delete(router, _ONE, DeletedMessageBatch, dialect=ANTHROPIC)
 async def delete_message_batch(request: Request) -> Response:
     """Delete a batch that has ended, and its results."""
     name = request.path_params["message_batch_id"]

@@ -20,9 +20,9 @@ from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import EVENTS, parameters, response_types
+from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import post, prepared, prompt_length
+from cpuserve.api.route import delete, get, post, post_nothing, prepared, prompt_length
 from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest
 
@@ -77,12 +77,15 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
     return json_response(InputTokens(count))
 
 
-@router.get(
+@get(
+    router,
     _ONE,
-    openapi_extra={
-        **response_types(response_object.Response, media=EVENTS, also=[405]),
-        **parameters(_ONE, stream=bool, starting_after=int, include=str),
-    },
+    response_object.Response,
+    media=EVENTS,
+    also=[405],
+    stream=bool,
+    starting_after=int,
+    include=str,
 )
 async def get_response(request: Request) -> Response:
     """Return a stored response, or stream the events of a background response."""
@@ -112,10 +115,7 @@ async def get_response(request: Request) -> Response:
     return stream_of(found, get_state(request).limits.silent_s, first)
 
 
-@router.delete(
-    _ONE,
-    openapi_extra={**response_types(response_object.DeletedResponse), **parameters(_ONE)},
-)
+@delete(router, _ONE, response_object.DeletedResponse)
 async def delete_response(request: Request) -> Response:
     """Delete a stored response; a background response is cancelled first."""
     found = _found(request)
@@ -124,10 +124,7 @@ async def delete_response(request: Request) -> Response:
     return json_response(response_object.DeletedResponse(found.id))
 
 
-@router.post(
-    f"{_ONE}/cancel",
-    openapi_extra={**response_types(response_object.Response), **parameters(_ONE)},
-)
+@post_nothing(router, f"{_ONE}/cancel", response_object.Response)
 async def cancel_response(request: Request) -> Response:
     """Cancel a background response and return it; a finished one is returned unchanged."""
     found = _found(request)
@@ -141,13 +138,7 @@ async def cancel_response(request: Request) -> Response:
     return sent(found)
 
 
-@router.get(
-    f"{_ONE}/input_items",
-    openapi_extra={
-        **response_types(Page),
-        **parameters(_ONE, after=str, before=str, limit=int, order=str, include=str),
-    },
-)
+@get(router, f"{_ONE}/input_items", Page, after=str, before=str, limit=int, order=str, include=str)
 async def list_input_items(request: Request) -> Response:
     """List the input items that the request of a response sent."""
     items = new_items(_found(request))

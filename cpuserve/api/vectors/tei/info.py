@@ -8,9 +8,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.request.state import get_state
-from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.vectors.tei.errors import TeiError
+from cpuserve.api.route import get
+from cpuserve.api.vectors.tei.errors import TEI
 from cpuserve.serving.calls.call import MAX_PROMPTS
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.version import version
@@ -44,7 +44,7 @@ class TeiInfo(msgspec.Struct):
     docker_label: str | None
 
 
-@router.get("/info", openapi_extra=response_types(TeiInfo, TeiError))
+@get(router, "/info", TeiInfo, dialect=TEI)
 async def info(request: Request) -> Response:
     """Describe the first model and its limits."""
     state = get_state(request)
