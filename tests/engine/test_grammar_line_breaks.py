@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpuserve.engine.grammars.compiler import take
-from cpuserve.engine.grammars.json_masks import LineBreaks
+from cpuserve.engine.grammars.json_masks import LineBreaks, mask_of
 from tests.helpers.random_texts import Walker
 
 INT = {"type": "integer"}
@@ -81,7 +81,7 @@ TOKENS = [b"\n", b" \n  ", b",", b":", b"}", b"]", b'"', b'"\n', b"}\n,", b"\n,"
 )
 def test_tokens_of_several_characters_are_judged_as_a_whole(tail, given, wanted):
     breaks = LineBreaks(TOKENS.__getitem__, len(TOKENS))
-    mask = breaks._mask(given.__contains__, TOKENS)
+    mask = mask_of([i for i, text in enumerate(TOKENS) if text in given], len(TOKENS))
     breaks.bound(tail, mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert [TOKENS[i] for i in np.flatnonzero(bits)] == [t for t in TOKENS if t in wanted]

@@ -38,7 +38,7 @@ _INTERESTING = ('"', *"0123456789", *_ENDS)
 Mask = npt.NDArray[np.int32]
 
 
-def _mask_of(ids: list[int], vocab: int) -> Mask:
+def mask_of(ids: list[int], vocab: int) -> Mask:
     """Return the bitmask of token ids."""
     mask = np.zeros(32 * mask_words(vocab), np.uint8)
     mask[ids] = 1
@@ -64,7 +64,7 @@ class Digits:
                     self._digits[i] = found[0]
                 else:
                     ends.append(i)
-        self._quotes, self._ends = _mask_of(quotes, vocab), _mask_of(ends, vocab)
+        self._quotes, self._ends = mask_of(quotes, vocab), mask_of(ends, vocab)
         self._longest = max(map(len, self._digits.values()), default=0)
         self._longer: dict[int, Mask] = {}
 
@@ -90,7 +90,7 @@ class Digits:
         """Return the bitmask of the tokens that begin with more than `number` digits."""
         if number not in self._longer:
             ids = [i for i, digits in self._digits.items() if len(digits) > number]
-            self._longer[number] = _mask_of(ids, self._vocab)
+            self._longer[number] = mask_of(ids, self._vocab)
         return self._longer[number]
 
     def _bound_exponent(self, number: str, length: int, mask: Mask) -> None:
@@ -147,7 +147,7 @@ class LineBreaks:
     def __init__(self, token_bytes: Callable[[int], bytes], vocab: int) -> None:
         texts = [token_bytes(i) for i in range(vocab)]
         self._separators, self._closers, self._breaks, self._stray = (
-            _mask_of([i for i, text in enumerate(texts) if found(text)], vocab)
+            mask_of([i for i, text in enumerate(texts) if found(text)], vocab)
             for found in (_SEPARATOR.match, _CLOSER.match, _BREAK.match, _STRAY.search)
         )
 
