@@ -59,7 +59,9 @@ NO_OPS: tuple[NoOp, ...] = (
         "--enable-chunked-prefill --no-enable-chunked-prefill", "prompts are always chunked", "none"
     ),
     NoOp(
-        "--disable-log-requests --no-enable-log-requests", "only failed requests are logged", "none"
+        "--disable-log-requests --no-enable-log-requests",
+        "--access-log says which requests are logged (by default those that fail)",
+        "none",
     ),
     NoOp("--disable-frontend-multiprocessing", "the front end always has its own process", "none"),
     NoOp("--disable-custom-all-reduce", "there is no all-reduce", "none"),
@@ -90,7 +92,7 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp("--disable-fastapi-docs", "there are no documentation pages", "none"),
     NoOp(
         "--disable-uvicorn-access-log --disable-access-log",
-        "only failed requests are logged",
+        "--access-log says which requests are logged (off: none)",
         "none",
     ),
     NoOp("--max-log-len", "no text of requests is logged"),

@@ -101,7 +101,7 @@ _VLLM = (
     ),
     Missing(
         "--enable-log-requests --log-config-file",
-        "use --log-level debug to log one line per request, without its text",
+        "use --access-log all to log one line per request, without its text",
     ),
     Missing(
         "--output-tmp-dir",
