@@ -14,11 +14,11 @@ from cpuserve.core.request import Request
 
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
 # A step without running streams completes prompts with at most SHORT remaining tokens.
-# Of a longer prompt, such a step computes a part. Parts of 64 tokens are large enough to amortize
-# reading the weights: they are 7 % slower than whole prompts. Parts of 256 tokens are 2 %
+# Of a longer prompt, such a step computes a chunk. Chunks of 64 tokens are large enough to amortize
+# reading the weights: they are 7 % slower than whole prompts. Chunks of 256 tokens are 2 %
 # slower (SmolLM2-135M on two AVX2 cores).
 SHORT = COARSE
-LEAST_PART, MOST_PART = 64, COARSE
+LEAST_LONG, MOST_LONG = 64, COARSE
 # A prompt of at most TOGETHER tokens takes little longer than one token,
 # because every step reads all weights.
 TOGETHER = 16
@@ -32,15 +32,15 @@ def may_lose(request: Request) -> float:
     return max(len(request.token_ids) / LOSS_SHARE - request.num_lost, 0.0)
 
 
-def part_of(request: Request) -> int:
+def long_chunk(request: Request) -> int:
     """Return how many tokens of a long prompt to compute in a step without running streams.
 
     A step that is ended early loses the tokens that it computed.
-    So a part has no more tokens than the prompt may still lose (`may_lose`).
-    But it has at least LEAST_PART tokens, because a step of this length need not be ended early.
+    So a chunk has no more tokens than the prompt may still lose (`may_lose`).
+    But it has at least LEAST_LONG tokens, because a step of this length need not be ended early.
     """
     most = int(may_lose(request)) // FINE * FINE
-    return min(max(most, LEAST_PART), MOST_PART)
+    return min(max(most, LEAST_LONG), MOST_LONG)
 
 
 def only_decisions(prompts: Iterable[Request]) -> bool:

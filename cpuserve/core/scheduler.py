@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from cpuserve.core.budget import SHORT, PromptBudget, may_lose, only_decisions, part_of
+from cpuserve.core.budget import SHORT, PromptBudget, long_chunk, may_lose, only_decisions
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
@@ -382,9 +382,9 @@ class Scheduler:
         work, target = self.work, self._itl_target_s
         tokens, seconds, least = self.max_num_batched_tokens - work.rows, math.inf, 0
         if target and not work.rows:
-            part = max(part_of(request) for request in prompts)
+            long = max(long_chunk(request) for request in prompts)
             alone = not only_decisions(prompts)
-            return PromptBudget(tokens, seconds, least, SHORT, part, alone=alone)
+            return PromptBudget(tokens, seconds, least, SHORT, long, alone=alone)
         if target:
             seconds = self.cost.allowance(work.rows, work.keys, target)
             other = self.cost.other_chunk
