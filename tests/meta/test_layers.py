@@ -184,27 +184,27 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def rooms(edges: dict[str, set[str]], package: str) -> dict[str, set[str]]:
+def siblings(edges: dict[str, set[str]], package: str) -> dict[str, set[str]]:
     """What each file and folder of `package` imports of the others, anywhere in it."""
     found: dict[str, set[str]] = {}
     begin = f"{package}."
 
-    def room_of(module: str) -> str:
+    def child_of(module: str) -> str:
         return module.removeprefix(begin).partition(".")[0]
 
     for name, targets in edges.items():
         if name.startswith(begin):
-            inside = {room_of(target) for target in targets if target.startswith(begin)}
-            found.setdefault(room_of(name), set()).update(inside - {room_of(name)})
+            inside = {child_of(target) for target in targets if target.startswith(begin)}
+            found.setdefault(child_of(name), set()).update(inside - {child_of(name)})
     return found
 
 
-def floors(edges: dict[str, set[str]]) -> int:
-    """The most rooms that stand on each other; the rooms must not import in a circle."""
+def num_layers(edges: dict[str, set[str]]) -> int:
+    """The length of the longest chain of imports between siblings, which have no circle."""
 
     @functools.cache
-    def height(room: str) -> int:
-        return 1 + max(map(height, edges[room]), default=0)
+    def height(name: str) -> int:
+        return 1 + max(map(height, edges[name]), default=0)
 
     return max(map(height, edges))
 
@@ -266,26 +266,26 @@ def package_graph() -> dict[str, set[str]]:
     return graph({module_of(path): path.read_text("utf-8") for path in PYTHON})
 
 
-def test_no_rooms_of_a_package_import_each_other():
+def test_no_siblings_in_a_package_import_each_other():
     """Files and folders beside each other: a reader of one need not read those above it."""
     edges = package_graph()
     packages = {name.rpartition(".")[0] for name in edges} - {""}
     assert len(packages) > 50
-    found = {package: circles(rooms(edges, package)) for package in sorted(packages)}
+    found = {package: circles(siblings(edges, package)) for package in sorted(packages)}
     assert {package: circle for package, circle in found.items() if circle} == {}
 
 
-def test_rooms_that_import_each_other_are_seen():
+def test_siblings_that_import_each_other_are_seen():
     edges = {"p.a.x": {"p.b.y"}, "p.b.z": {"p.a.w"}, "p.b.y": {"p.c"}, "p.a.w": set(), "p.c": set()}
     assert circles(edges) == []
-    assert circles(rooms(edges, "p")) == [["a", "b"], ["a", "b"]]
+    assert circles(siblings(edges, "p")) == [["a", "b"], ["a", "b"]]
     edges["p.b.z"] = {"q.a.w"}
-    assert circles(rooms(edges, "p")) == []
+    assert circles(siblings(edges, "p")) == []
 
 
 @pytest.mark.parametrize(("package", "most"), [("serving", 6), ("api", 11)])
-def test_a_package_has_few_floors(package, most):
-    assert floors(rooms(package_graph(), f"cpuserve.{package}")) <= most
+def test_a_package_has_few_layers(package, most):
+    assert num_layers(siblings(package_graph(), f"cpuserve.{package}")) <= most
 
 
 @pytest.mark.parametrize(

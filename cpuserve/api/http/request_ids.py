@@ -1,4 +1,4 @@
-"""Middleware for all routes: dialects, request ids, response counts, the log of failures."""
+"""Middleware for all routes: dialects, request ids, response counts, the access log."""
 
 from __future__ import annotations
 

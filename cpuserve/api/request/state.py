@@ -38,7 +38,7 @@ class ServerState:
     cpu: the CpuView of /v1/cpu; None = there is none.
     batches: the BatchService (batches/start.py); None = the server has no --files-dir.
     created: the CreatedModels (ollama/created/store.py); None = the server has no --models-dir.
-      Only the rooms of these three know their types.
+      Their types are Any here, because the folders of these three are above this one.
     """
 
     models: ModelRegistry
