@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from cpuserve.serving.limits import ClientLimits
 
 from cpuserve.errors import EngineDead
+from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER, speak, tokenizer
 from tests.api.live import live
 from tests.api.tools import template

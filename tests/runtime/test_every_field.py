@@ -109,7 +109,7 @@ ELSEWHERE = {
     "structured_outputs": ("engine/core.py", "executors get the bitmask of each row"),
     "caller": ("engine/grammars/client.py", "clients take turns in queues"),
     "vectors": ("engine/core.py", "the engine pools vectors"),
-    "truncate_prompt_tokens": ("llm.py", "the prompt is cut before it is sent"),
+    "truncate_prompt_tokens": ("offline/queue.py", "the prompt is cut before it is sent"),
     "detokenize": ("outputs.py", "it is about the text"),
     "thinking_token_budget": ("offline/jobs.py", "a thought is a request of its own"),
     "skip_reading_prefix_cache": ("core/request.py", "the scheduler then reads no cached blocks"),
