@@ -10,6 +10,8 @@ import re
 import pytest
 
 from cpuserve.api.errors.log import AccessLog
+from cpuserve.api.http.server import make_server
+from cpuserve.config.server import ServerOptions
 from cpuserve.log import Limited, OneLine
 from tests.api.fakes import Api
 from tests.api.test_api_request_log import GENERATING, LINE, SECRET
@@ -100,6 +102,12 @@ def test_lines_about_all_requests_do_not_depend_on_the_level(written):
     logging.getLogger("cpuserve.requests").setLevel("ERROR")
     Api(access=AccessLog("all")).get("/health")
     assert len(written()) == 1
+
+
+def test_a_request_has_one_line_at_level_debug():
+    for which, has_another in {"errors": True, "off": True, "all": False}.items():
+        options = ServerOptions(log_level="debug", access_log=which)
+        assert make_server(None, options).config.access_log == has_another
 
 
 PIECES = (

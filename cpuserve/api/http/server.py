@@ -36,7 +36,8 @@ def make_server(
     write_timeout_s: float = GuardedProtocol.write_timeout_s,
 ) -> uvicorn.Server:
     """Return the HTTP server for `app`, which the caller runs with serve(sockets=[...])."""
-    access_log = options.log_level == "debug"
+    # --access-log all has a line of our own for each request.
+    access_log = options.log_level == "debug" and options.access_log != "all"
     config = uvicorn.Config(
         app,
         http=guarded_protocol(header_timeout_s, write_timeout_s),
