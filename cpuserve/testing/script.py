@@ -188,7 +188,7 @@ class ScriptedModel:
     def __init__(self, tokenizer: Tokenizer, respond: Responder, pace_s: float = 0.0) -> None:
         self._tokenizer = tokenizer
         self._respond = respond
-        self._pace_s = pace_s
+        self.pace_s = pace_s
         self.reset()
 
     def reset(self) -> None:
@@ -259,7 +259,7 @@ class ScriptedModel:
                 prompt_logprobs=None if start else scores,
                 cached_tokens=0 if start else cached,
             )
-            yield max(self._pace_s, reply.pace_s)
+            yield max(self.pace_s, reply.pace_s)
 
     def _tokens(
         self, text: str, reply: ScriptedReply, params: SamplingParams, room: int

@@ -66,7 +66,7 @@ class ScriptedServer:
     """A running server with a script. Methods may be called from any thread.
 
     url: the base URL without a path. model: its name in lists. api_key: a key that it accepts.
-    replies: the queue of scripted replies.
+    replies: the queue of scripted replies. script: the engine's part of them, with its pace.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ScriptedServer:
         self.api_key: str = next(iter(settings.http.get("api_key", ())), "none")
         self.replies = replies
         self._recorder = recorder
-        self._scripted = model
+        self.script = model
 
     @property
     def openai_url(self) -> str:
@@ -127,7 +127,7 @@ class ScriptedServer:
         self.replies.clear()
         self._recorder.exchanges = []
         self.engine.forget()
-        self._scripted.reset()
+        self.script.reset()
 
 
 @functools.cache

@@ -36,14 +36,27 @@ def replies(page, conversation):
     return [m for m in one["messages"].values() if m["role"] == "assistant"]
 
 
-def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page, server):
+@pytest.fixture
+def held(server, monkeypatch):
+    """held() lets a response go on so slowly that it cannot end; held.undo() as before."""
+
+    def hold():
+        monkeypatch.setattr(server.script, "pace_s", 2.0)
+
+    hold.undo = monkeypatch.undo
+    return hold
+
+
+def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page, server, held):
     begin_long(page)
+    held()
     one = conversation_id(page)
     open_again(page, server.url)
     page.until(f"{LAST}?.querySelector('.trouble')?.innerText.includes('Stopped')")
     assert conversation_id(page) == one
     assert "word60" in last_text(page)
     assert "word399" not in last_text(page)
+    held.undo()
     page.click(".trouble button")
     shows(page, "word399")
     words = last_text(page).split()
@@ -52,8 +65,9 @@ def test_a_reload_keeps_what_has_streamed_and_the_response_can_be_continued(page
 
 
 @pytest.mark.deep
-def test_a_tab_that_ends_without_a_word_leaves_a_stopped_response(page, server):
+def test_a_tab_that_ends_without_a_word_leaves_a_stopped_response(page, server, held):
     begin_long(page)
+    held()
     one = conversation_id(page)
     # The tab stores while it streams; nothing runs in it when it is killed.
     page.until(f"{messages_of(one)}.then(all => all.at(-1).text.length > 20)")
@@ -89,12 +103,14 @@ def test_a_response_goes_on_while_another_conversation_is_shown(page, server):
     assert server.context.metrics.active == 0
 
 
-def test_the_state_of_a_message_is_stored(page, server):
+def test_the_state_of_a_message_is_stored(page, server, held):
     begin_long(page)
+    held()
     one = conversation_id(page)
     assert replies(page, one)[-1]["state"] == "streaming"
     page.press("Escape")
     page.until(IDLE)
+    held.undo()
     say(page, "[[say Fine.]]")
     say(page, "[[nothing that the script knows")
     page.run("window.real = window.fetch; window.fetch = () => Promise.reject(new Error('no'))")
@@ -217,9 +233,10 @@ def test_tabs_that_write_at_the_same_time_lose_nothing(two_tabs, server):
 
 
 @pytest.mark.deep
-def test_a_tab_shows_and_stops_what_another_tab_streams(two_tabs, server):
+def test_a_tab_shows_and_stops_what_another_tab_streams(two_tabs, held):
     page = two_tabs
     begin_long(page)
+    held()
     page.use_tab(1)
     page.until(f"{BUSY} && {LAST}.innerText.includes('word20')")
     page.click("#send")  # it says Stop
