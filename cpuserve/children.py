@@ -59,7 +59,7 @@ class _Starter:
         while True:
             started, cpus, command, options = self._jobs.get()
             try:
-                if cpus:
+                if cpus and hasattr(os, "sched_setaffinity"):
                     with suppress(OSError):  # a sandbox forbids it: then all threads have the same
                         os.sched_setaffinity(0, cpus)
                 started.set_result(subprocess.Popen(command, **options))

@@ -69,7 +69,7 @@ class ServiceManager:
             return
         message = "\n".join(f"{name}={value}" for name, value in lines.items()).encode()
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
                 sock.sendto(message, self._address)
         except OSError as error:
