@@ -65,7 +65,7 @@ class ServiceManager:
             await asyncio.sleep(self.watchdog_s / _SIGNS)
 
     def _send(self, **lines: object) -> None:
-        if not self._address:
+        if not self._address or not hasattr(socket, "AF_UNIX"):  # as on Windows
             return
         message = "\n".join(f"{name}={value}" for name, value in lines.items()).encode()
         try:
