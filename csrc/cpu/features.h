@@ -13,7 +13,7 @@ struct CpuInfo {
   std::string vendor;                 // as reported by CPUID or MIDR: "AuthenticAMD", "Arm" ...
   std::string model;                  // brand string, may be empty
   std::vector<std::string> features;  // in the spelling of lscpu; only if the OS supports them
-  bool tiles_refused = false;         // the CPU has AMX, but the OS does not let this process use it
+  bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
 
   bool has(std::string_view feature) const;
 };
