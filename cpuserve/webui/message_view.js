@@ -39,6 +39,8 @@ export class MessageView {
     this.drawn = false;
     this.stamp = 0;
     this.shownCalls = "[[],[]]";
+    this.shownTrouble = "";
+    this.shownFoot = "";
     /** @type {Map<string, HTMLElement>} the forms for results, by call */
     this.forms = new Map();
     const { role } = message;
@@ -173,9 +175,13 @@ export class MessageView {
   showTrouble() {
     const { message, actions, trouble } = this;
     const text = troubleOf(message);
+    const failed = message.state === "failed";
+    // The buttons stay while nothing changes: one of them may have the focus.
+    const state = JSON.stringify([text, failed, !message.text]);
+    if (this.shownTrouble === state) return;
+    this.shownTrouble = state;
     trouble?.replaceChildren();
     if (!text) return;
-    const failed = message.state === "failed";
     const resume = h("button", { type: "button", onclick: () => actions.resume(message) }, "Continue");
     const retry = h("button", { type: "button", onclick: () => actions.retry(message) }, "Retry");
     const note = h("p", { class: failed ? "wrong" : "note", role: failed ? "alert" : null }, text);
@@ -187,7 +193,15 @@ export class MessageView {
   showFoot(running) {
     const { message, actions } = this;
     const foot = /** @type {HTMLElement} */ (this.foot);
-    const figures = h("span", { class: "figures" }, figureText(message));
+    const text = figureText(message);
+    // The figures change after the buttons are shown, and one of those may have the focus by then.
+    const state = JSON.stringify([running, this.siblings.map(({ id }) => id)]);
+    if (this.shownFoot === state) {
+      foot.lastElementChild?.replaceChildren(text);
+      return;
+    }
+    this.shownFoot = state;
+    const figures = h("span", { class: "figures" }, text);
     if (running) {
       foot.replaceChildren(figures);
       return;
@@ -207,7 +221,7 @@ export class MessageView {
     const { siblings, message } = this;
     const at = siblings.indexOf(message);
     if (siblings.length < 2) return h("span", { hidden: true });
-    const go = (/** @type {number} */ to) => () => this.actions.select(siblings[to]);
+    const go = (/** @type {number} */ to) => () => this.actions.select(this.siblings[to]);
     return h(
       "span",
       { class: "branches", role: "group", "aria-label": "Branches" },

@@ -5,7 +5,19 @@ The checks are those of Lighthouse, made with the browser: contrast, names and r
 
 import pytest
 
-from tests.webui.visit import BUSY, IDLE, LAST, LONG, browser, last_text, page, say, server, shows
+from tests.webui.visit import (
+    BUSY,
+    IDLE,
+    LAST,
+    LONG,
+    begin_long,
+    browser,
+    last_text,
+    page,
+    say,
+    server,
+    shows,
+)
 
 __all__ = ["browser", "page", "server"]  # fixtures
 
@@ -78,7 +90,7 @@ FOCUS = """(() => {
   const outline = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
   const down = box.bottom > 0 && box.top < innerHeight;
   return {
-    name: e.id || e.ariaLabel || e.innerText?.trim() || e.tagName,
+    name: e === document.body ? 'BODY' : e.id || e.ariaLabel || e.innerText?.trim() || e.tagName,
     ring: e.matches(':focus-visible') && outline,
     seen: box.width > 0 && down && box.right > 0 && box.left < innerWidth,
   };
@@ -180,6 +192,26 @@ def test_a_keyboard_is_enough_to_send_stop_edit_and_change_settings(page):
     page.press("Enter")
     page.until("location.hash === '#machine'")
     page.run("location.hash = '#chat'")
+
+
+def test_a_button_keeps_the_focus_when_its_response_ends(page):
+    say(page, "[[say First.]]")
+    begin_long(page)
+    # The response ends a little later than the page shows it as stopped.
+    focused = page.run(f"""(async () => {{
+      const escape = new KeyboardEvent('keydown', {{key: 'Escape', bubbles: true}});
+      document.activeElement.dispatchEvent(escape);
+      const button = {LAST}.querySelector("[aria-label='Regenerate']");
+      const again = {LAST}.querySelector('.trouble button');
+      const kept = [];
+      for (const one of [button, again]) {{
+        one.focus();
+        await new Promise((done) => setTimeout(done, 400));
+        kept.push(document.activeElement === one);
+      }}
+      return kept;
+    }})()""")
+    assert focused == [True, True]
 
 
 @pytest.mark.deep
