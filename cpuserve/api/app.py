@@ -14,7 +14,7 @@ from cpuserve.api.anthropic import router as messages
 from cpuserve.api.anthropic.batches import router as message_batches
 from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.http_errors import install_error_handlers
-from cpuserve.api.errors.log import AccessLog
+from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.allowed_hosts import AllowedHosts, host_names
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
 from cpuserve.api.http.drain import ConnectionClose

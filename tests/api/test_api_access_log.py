@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from cpuserve.api.errors.log import AccessLog
+from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.server import make_server
 from cpuserve.config.server import ServerOptions
 from cpuserve.log import Limited, OneLine

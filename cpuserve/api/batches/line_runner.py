@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.batches.lines import BatchLine, LineError, expired
-from cpuserve.api.errors.log import RECORD, RequestRecord
+from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.request.headers import LOW_PRIORITY
 from cpuserve.errors import EngineDead, NotServing, ServiceUnavailable
 

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cpuserve.api.errors.dialect import OPENAI, Dialect
-from cpuserve.api.errors.log import note_failure
+from cpuserve.api.errors.record import note_failure
 from cpuserve.api.errors.unknown_route import (
     allowed_methods,
     missing_method,

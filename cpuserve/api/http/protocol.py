@@ -15,7 +15,8 @@ from cpuserve.api.errors.http_errors import (
     HeadersTooLarge,
     RequestTimeout,
 )
-from cpuserve.api.errors.log import RECORD, RequestRecord, log_refused, note_failure
+from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
+from cpuserve.api.http.access_log import log_refused
 from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
 from cpuserve.errors import InvalidRequest
 

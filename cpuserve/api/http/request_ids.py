@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.dialects import dialect_of
 from cpuserve.api.errors.http_errors import DIALECT, REQUEST_ID, HeadersTooLarge, error_response
-from cpuserve.api.errors.log import RECORD, AccessLog, RequestRecord
+from cpuserve.api.errors.record import RECORD, RequestRecord
+from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
 

@@ -66,5 +66,5 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
 
 
 def _is_not_told(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's log line for invalid HTTP, because errors/log.py logs it with the address."""
+    """Drop uvicorn's log line for invalid HTTP, because access_log.py logs it with the address."""
     return record.msg != "Invalid HTTP request received."

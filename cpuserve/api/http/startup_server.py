@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from cpuserve.api.dialects import dialect_of_head
 from cpuserve.api.errors.dialect import OPENAI, Dialect
-from cpuserve.api.errors.log import log_unready
+from cpuserve.api.http.access_log import log_unready
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.models.load_progress import LoadProgress, health_body, load_message
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuserve.api.errors.http_errors import error_response, settle_failure
-from cpuserve.api.errors.log import RECORD
+from cpuserve.api.errors.record import RECORD
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.stored.disk import disk_error
 from cpuserve.serving.cancellation import CANCELLATIONS

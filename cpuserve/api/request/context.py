@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import msgspec
 
 from cpuserve.api.errors.http_errors import REQUEST_ID
-from cpuserve.api.errors.log import RECORD
+from cpuserve.api.errors.record import RECORD
 from cpuserve.api.request.body import (
     FREE_BYTES,
     check_media_type,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from cpuserve.api.errors.log import RequestRecord
+    from cpuserve.api.errors.record import RequestRecord
     from cpuserve.api.request.state import ServerState
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.registry import Lease, ModelRegistry, Served

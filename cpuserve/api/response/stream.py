@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 
 from cpuserve.api.errors.http_errors import settle_failure
-from cpuserve.api.errors.log import RECORD
+from cpuserve.api.errors.record import RECORD
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.response.direct_body import DIRECT_BODY
 from cpuserve.serving.cancellation import CANCELLATIONS

@@ -9,24 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from cpuserve.errors import RequestError
 from cpuserve.log import AS_IT_IS, UNLIMITED, get_logger, limited_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from cpuserve.serving.generation.report import GenerationReport
+    from cpuserve.api.errors.record import RequestRecord
+    from cpuserve.errors import RequestError
 
 log = get_logger("requests")
-
-# The key of ASGI scopes for the RequestRecord of the request.
-RECORD = "cpuserve.record"
 
 _MAX_SHOWN = 100
 # Characters of a path that are shown as they are: not the space, which would end it in a line.
@@ -34,42 +28,6 @@ _PATH_CHARS = "/{}:@!$&'()*+,;=~"
 # The first bytes of a TLS connection: a handshake record of version 3.x.
 _TLS = b"\x16\x03"
 _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/nginx.conf)"
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """The facts about one request that its log line contains.
-
-    status: the HTTP status of the response, 0 before it starts.
-    error: the error of a request that failed; a stream may fail after it has sent status 200.
-    failure: (status, code) of that error.
-    report: a function that returns the tokens and times of the generation so far.
-    """
-
-    request_id: str = ""
-    model: str | None = None
-    status: int = 0
-    error: BaseException | None = None
-    failure: tuple[int, str] | None = None
-    gone: bool = False
-    report: Callable[[], GenerationReport] | None = None
-    begun: float = field(default_factory=time.monotonic)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the request failed, or its client disconnected."""
-        return self.status >= 400 or self.failure is not None or self.gone
-
-    @property
-    def outcome(self) -> str:
-        """The status with the code of the error, or what ended the response."""
-        if self.status >= 400:
-            return f"{self.status} {self.failure[1] if self.failure else ''}".rstrip()
-        if self.failure is not None:
-            return f"{self.failure[0]} {self.failure[1]} during the response"
-        if self.gone:
-            return f"client disconnected {'during' if self.status else 'before'} the response"
-        return str(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +119,6 @@ def _limit(status: int) -> dict[str, object]:
 
 def _level(status: int) -> int:
     return logging.WARNING if status >= 500 else logging.INFO
-
-
-def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
-    """Store an error with its status and code in the log record of the request of `scope`."""
-    record = scope.get(RECORD)
-    if record is not None:
-        shown = error if isinstance(error, RequestError) else RequestError("")
-        record.error, record.failure = error, (shown.status, shown.code)
 
 
 def log_unready(method: str, path: str) -> None:
