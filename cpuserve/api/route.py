@@ -258,30 +258,30 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
         request.scope[DIALECT] = chosen[0].dialect
         return chosen[0].form
 
-    async with read_call(request, form_of) as (received, asked):
+    async with read_call(request, form_of) as (received, fields):
         endpoint = chosen[0]
         if endpoint.words is not None:
-            request.scope[WORDS] = endpoint.words(asked)
+            request.scope[WORDS] = endpoint.words(fields)
         try:
-            return await endpoint.handler(received, asked)
+            return await endpoint.handler(received, fields)
         except InvalidRequest as error:
             await _add_able_models(error, received, endpoint.form)
             raise
 
 
 async def _add_able_models(
-    error: InvalidRequest, received: RequestContext, form: BodyForm[Any]
+    error: InvalidRequest, request: RequestContext, form: BodyForm[Any]
 ) -> None:
     """Add the models that can serve a request to the error that its model cannot."""
-    if error.role != "model" or not form.poolings or not received.models.several:
+    if error.role != "model" or not form.poolings or not request.models.several:
         return
-    if able := await received.models.names_with(form.poolings):
+    if able := await request.models.names_with(form.poolings):
         error.message += f". Models of this server that can: {', '.join(able)}"
 
 
 async def generate(
-    received: RequestContext,
-    asked: N,
+    request: RequestContext,
+    body: N,
     to_call: Callable[[N], GenerateCall],
     writer: Callable[[RequestContext, N, Generation], Writer],
 ) -> Response:
@@ -290,37 +290,37 @@ async def generate(
     Raises:
       RequestError: the model is not found, or the body is invalid; see `prepare`.
     """
-    generation = await prepared(received, asked, to_call)
-    return respond(generation, writer(received, asked, generation))
+    generation = await prepared(request, body, to_call)
+    return respond(generation, writer(request, body, generation))
 
 
 async def prepared(
-    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+    request: RequestContext, body: N, to_call: Callable[[N], GenerateCall]
 ) -> Generation:
     """Return a Generation for a body without running it; for errors, see `generate`."""
-    call, caller = await call_of(received, asked, to_call), received.caller
-    if received.low_priority:
+    call, caller = await call_of(request, body, to_call), request.caller
+    if request.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
-    generation = await prepare(received.served, call, received.body_bytes, caller=caller)
-    generation.set_id(received.id)
+    generation = await prepare(request.served, call, request.body_bytes, caller=caller)
+    generation.set_id(request.id)
     return generation
 
 
 async def prompt_length(
-    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+    request: RequestContext, body: N, to_call: Callable[[N], GenerateCall]
 ) -> int:
     """Return the number of prompt tokens of a body; for errors, see `generate`."""
-    call = await call_of(received, asked, to_call)
-    return len(await prompt_ids(received.context, call, received.body_bytes))
+    call = await call_of(request, body, to_call)
+    return len(await prompt_ids(request.context, call, request.body_bytes))
 
 
 async def call_of(
-    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+    request: RequestContext, body: N, to_call: Callable[[N], GenerateCall]
 ) -> GenerateCall:
     """Find the model, and return the call of a body; a thread converts a large one.
 
     For errors, see `generate`.
     """
-    await received.choose(asked.model)
-    check_fields(asked)
-    return await run_sized(received.body_bytes // _BYTES_PER_US, lambda: to_call(asked))
+    await request.choose(body.model)
+    check_fields(body)
+    return await run_sized(request.body_bytes // _BYTES_PER_US, lambda: to_call(body))

@@ -90,26 +90,26 @@ class SystemOneAnswer(msgspec.Struct):
 
 
 @table.row("/v1/systemone", SystemOneRequest, SystemOneAnswer, "decision-", "state")
-def decide(asked: SystemOneRequest, received: RequestContext) -> Made:
+def decide(body: SystemOneRequest, request: RequestContext) -> Made:
     """Return the probability of each option of each question about a state."""
-    questions = checked(questions_of(asked.questions))
+    questions = checked(questions_of(body.questions))
     call = decision_call(
-        content_text(asked.state).strip(),
+        content_text(body.state).strip(),
         questions,
-        instructions=content_text(asked.instructions).strip(),
-        chat_template_kwargs=asked.chat_template_kwargs,
-        model=asked.model,
-        cache_salt=asked.cache_salt,
-        priority=asked.priority,
-        timeout=asked.timeout,
+        instructions=content_text(body.instructions).strip(),
+        chat_template_kwargs=body.chat_template_kwargs,
+        model=body.model,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        timeout=body.timeout,
     )
 
     def value(response: WholeResponse) -> SystemOneAnswer:
         first = [(each.prompt.labels, each.logprobs[0]) for each in response.choices]
         found, diagnostics = results_of(questions, first)
-        name, used = received.served.name, response.usage
+        name, used = request.served.name, response.usage
         usage = DecisionUsage(used.prompt, used.completion, used.cached)
         kind = "structured_decision"
-        return SystemOneAnswer(received.id, kind, received.created, name, found, usage, diagnostics)
+        return SystemOneAnswer(request.id, kind, request.created, name, found, usage, diagnostics)
 
     return call, value

@@ -36,24 +36,24 @@ class Diagnostics(msgspec.Struct):
     cache_miss_reason: CacheMissReason
 
 
-def check_diagnostics(asked: dict[str, Any] | None) -> None:
+def check_diagnostics(fields: dict[str, Any] | None) -> None:
     """Raise InvalidRequest if the request's `diagnostics` is invalid."""
-    named = (asked or {}).get("previous_message_id")
+    named = (fields or {}).get("previous_message_id")
     if named is not None and not isinstance(named, str):
         msg = f"diagnostics.previous_message_id must be the id of a message, got {brief(named)!r}"
         raise InvalidRequest(msg, param="diagnostics")
 
 
 def diagnostics_of(
-    asked: dict[str, Any] | None, generation: Generation
+    fields: dict[str, Any] | None, generation: Generation
 ) -> Diagnostics | None | msgspec.UnsetType:
     """Return the member `diagnostics`: UNSET if not requested.
 
     None = the request refers to no earlier message, or its prompt begins with the earlier prompt.
     """
-    if asked is None:
+    if fields is None:
         return msgspec.UNSET
-    named = asked.get("previous_message_id")
+    named = fields.get("previous_message_id")
     if named is None:
         return None
     earlier = generation.earlier(named)

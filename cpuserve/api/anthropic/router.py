@@ -39,11 +39,11 @@ router = APIRouter()
     stream=EVENTS,
     words=words,
 )
-async def create_message(received: RequestContext, asked: MessagesRequest) -> Response:
+async def create_message(request: RequestContext, body: MessagesRequest) -> Response:
     """Generate the next message of a conversation."""
-    await received.choose(asked.model)
-    asked.messages = await _with_opened(received, asked.messages)
-    return await generate(received, asked, to_call, MessageWriter)
+    await request.choose(body.model)
+    body.messages = await _with_opened(request, body.messages)
+    return await generate(request, body, to_call, MessageWriter)
 
 
 @post(
@@ -55,23 +55,23 @@ async def create_message(received: RequestContext, asked: MessagesRequest) -> Re
     id_prefix="msg_",
     words=words,
 )
-async def count_tokens(received: RequestContext, asked: CountRequest) -> Response:
+async def count_tokens(request: RequestContext, body: CountRequest) -> Response:
     """Return the number of prompt tokens that the messages, system texts and tools make."""
-    await received.choose(asked.model)
-    asked.messages = await _with_opened(received, asked.messages)
-    return json_response(TokenCount(await prompt_length(received, asked, to_call)))
+    await request.choose(body.model)
+    body.messages = await _with_opened(request, body.messages)
+    return json_response(TokenCount(await prompt_length(request, body, to_call)))
 
 
 async def _with_opened(
-    received: RequestContext, messages: list[dict[str, Any]]
+    request: RequestContext, messages: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the messages with the texts of thoughts that this server sealed.
 
     Clients that request `display` "omitted" get the text of a thought only in its signature.
     For errors, see `opened`.
     """
-    found = await run_sized(received.body_bytes, lambda: _sealed(messages))
-    texts = await opened(received, found, "messages")
+    found = await run_sized(request.body_bytes, lambda: _sealed(messages))
+    texts = await opened(request, found, "messages")
     return [_read(message, texts) for message in messages] if texts else messages
 
 

@@ -53,21 +53,21 @@ class MessageWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: RequestContext, request: MessagesRequest, generation: Generation
+        self, request: RequestContext, body: MessagesRequest, generation: Generation
     ) -> None:
-        self._received = received
-        self._model = received.served.name
+        self._request = request
+        self._model = request.served.name
         self._generation = generation
         self._begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the type of the content block that is being written
         self._thought: list[str] = []  # pieces of text of the open block, if it is a thought
-        self._shows_thoughts = (request.thinking or {}).get("display") != "omitted"
+        self._shows_thoughts = (body.thinking or {}).get("display") != "omitted"
         self._finish: Finish | None = None
-        self._diagnostics = diagnostics_of(request.diagnostics, generation)
-        asked, (sequence,) = generation.call.max_tokens, generation.sequences
+        self._diagnostics = diagnostics_of(body.diagnostics, generation)
+        most, (sequence,) = generation.call.max_tokens, generation.sequences
         # Whether the length of the context reduced the max_tokens of the request.
-        self._cut = asked is not None and (sequence.params.max_tokens or 0) < asked
+        self._cut = most is not None and (sequence.params.max_tokens or 0) < most
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the SSE frames for the events of one engine output."""
@@ -102,7 +102,7 @@ class MessageWriter:
 
     def failed(self, error: BaseException) -> bytes:
         """Return the frame for an error after the stream has begun."""
-        return error_frame(error, self._received.request_id)
+        return error_frame(error, self._request.request_id)
 
     def _text(self, text: str) -> bytes:
         out = b""
@@ -156,7 +156,7 @@ class MessageWriter:
         if self._open is None:
             return out
         if self._open == "thinking":
-            signature = self._received.state.seal.sealed("".join(self._thought))
+            signature = self._request.state.seal.sealed("".join(self._thought))
             out = self._delta({"type": "signature_delta", "signature": signature})
             self._thought.clear()
         self._open = None
@@ -179,7 +179,7 @@ class MessageWriter:
         reason, sequence = (None, None) if finish is None else self._stop(finish)
         counts = _usage(usage)
         return Message(
-            self._received.id,
+            self._request.id,
             "message",
             "assistant",
             self._model,
@@ -205,7 +205,7 @@ class MessageWriter:
         if isinstance(part, WholeToolCall):
             return ToolUseBlock(part.id, part.name, json_object("".join(part.arguments)))
         thought = "".join(part.text)
-        signature = self._received.state.seal.sealed(thought)
+        signature = self._request.state.seal.sealed(thought)
         return ThinkingBlock(thought if self._shows_thoughts else "", signature)
 
     def _stop(self, finish: Finish | None) -> tuple[str, str | None]:

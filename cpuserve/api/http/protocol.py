@@ -178,8 +178,8 @@ class GuardedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond to invalid HTTP with an error in the dialect's format; close the connection."""
-        received, _ = self.conn.trailing_data
-        if len(received) > MAX_HEADER_BYTES:
+        request, _ = self.conn.trailing_data
+        if len(request) > MAX_HEADER_BYTES:
             msg = f"The request headers exceed {MAX_HEADER_BYTES} bytes: send fewer or shorter ones"
             self._refuse(HeadersTooLarge(msg))
         else:

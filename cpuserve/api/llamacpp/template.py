@@ -32,16 +32,16 @@ class RenderedPrompt(msgspec.Struct):
     id_prefix="template-",
     words=words,
 )
-async def apply_template(received: RequestContext, asked: ChatRequest) -> Response:
+async def apply_template(request: RequestContext, body: ChatRequest) -> Response:
     """Return the prompt that a chat completion would have, without generating a response.
 
     Clients send the prompt to /completion, which reads control texts as tokens.
     Those that stand in messages therefore get an invisible character (U+2060).
     """
-    await received.choose(asked.model)
-    check_fields(asked)
-    _, prompts = await read_prompts(received.context, to_call(asked), received.body_bytes)
+    await request.choose(body.model)
+    check_fields(body)
+    _, prompts = await read_prompts(request.context, to_call(body), request.body_bytes)
     text = (prompts[0].rendered or "") + prompts[0].opening
-    masks = received.context.get_tokenizer().masks
+    masks = request.context.get_tokenizer().masks
     shown = await run_sized(len(text), lambda: masks.broken(text))
     return json_response(RenderedPrompt(shown))

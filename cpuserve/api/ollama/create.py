@@ -81,22 +81,22 @@ class OllamaCreate(msgspec.Struct, kw_only=True):
     stream=LINES,
     pages=False,
 )
-async def create(received: RequestContext, asked: OllamaCreate) -> Response:
+async def create(request: RequestContext, body: OllamaCreate) -> Response:
     """Make a model from another model or from files, and serve it under its name."""
-    name = checked_name(asked.model or asked.name)
-    received.note_model(name)
-    created = created_models(received.state)
+    name = checked_name(body.model or body.name)
+    request.note_model(name)
+    created = created_models(request.state)
     for field in _REFUSED:
-        if is_set(getattr(asked, field)):
+        if is_set(getattr(body, field)):
             msg = f"{field} is not supported: omit it"
             raise unsupported(msg, field)
-    created.check_name(name, received.owner)
-    if asked.modelfile:
-        text, given = asked.modelfile, asked
-        asked = await run_sized(len(text), lambda: _with_modelfile(given, text))
-    made = await _manifest(created, received, name, asked)
+    created.check_name(name, request.owner)
+    if body.modelfile:
+        text, given = body.modelfile, body
+        body = await run_sized(len(text), lambda: _with_modelfile(given, text))
+    made = await _manifest(created, request, name, body)
     steps = _create(created, made)
-    return progress_response(received, steps, stream=asked.stream is not False)
+    return progress_response(request, steps, stream=body.stream is not False)
 
 
 async def _create(created: CreatedModels, made: Manifest) -> Steps:
@@ -113,7 +113,7 @@ async def _create(created: CreatedModels, made: Manifest) -> Steps:
 
 
 async def _manifest(
-    created: CreatedModels, received: RequestContext, name: str, asked: OllamaCreate
+    created: CreatedModels, request: RequestContext, name: str, body: OllamaCreate
 ) -> Manifest:
     """Return the manifest of the model to create; its weights may still need a download.
 
@@ -121,36 +121,36 @@ async def _manifest(
       InvalidRequest: a field is invalid.
       NotFound: the model in the field `from` does not exist.
     """
-    files, adapters = _files("files", asked.files), _files("adapters", asked.adapters)
-    if bool(asked.from_) == bool(files):
+    files, adapters = _files("files", body.files), _files("adapters", body.adapters)
+    if bool(body.from_) == bool(files):
         msg = "from or files must be sent, and not both: name a model, or its files"
         raise InvalidRequest(msg, param="from")
-    made = _beginning(created, received, asked.from_ or "", files)
-    made.name, made.owner, made.created = name, received.owner, int(time.time())
+    made = _beginning(created, request, body.from_ or "", files)
+    made.name, made.owner, made.created = name, request.owner, int(time.time())
     if adapters:
         if made.adapters:
             msg = f"adapters is not possible, because {made.parent} has an adapter: omit it"
             raise InvalidRequest(msg, param="adapters")
         made.adapters = adapters
-    if quantize := (asked.quantize or asked.quantization):
+    if quantize := (body.quantize or body.quantization):
         made.quantization = _checked_quantize(quantize)
-    if asked.system is not None:
-        made.system = asked.system
-    if asked.template:
-        made.template = await _checked_template(asked.template)
-    if asked.parameters:
-        sampling_of(asked.parameters)
-        made.parameters = {**made.parameters, **asked.parameters}
-    if asked.messages is not None:
-        _check_messages(asked.messages)
-        made.messages = asked.messages
-    if asked.license:
-        made.license = [asked.license] if isinstance(asked.license, str) else asked.license
+    if body.system is not None:
+        made.system = body.system
+    if body.template:
+        made.template = await _checked_template(body.template)
+    if body.parameters:
+        sampling_of(body.parameters)
+        made.parameters = {**made.parameters, **body.parameters}
+    if body.messages is not None:
+        _check_messages(body.messages)
+        made.messages = body.messages
+    if body.license:
+        made.license = [body.license] if isinstance(body.license, str) else body.license
     return made
 
 
 def _beginning(
-    created: CreatedModels, received: RequestContext, source: str, files: dict[str, str]
+    created: CreatedModels, request: RequestContext, source: str, files: dict[str, str]
 ) -> Manifest:
     """Return a manifest without name, for the model in `from` or for the files."""
     if files:
@@ -158,8 +158,8 @@ def _beginning(
     known = checked_name(source, "from")
     if (parent := created.find(known)) is not None:
         return msgspec.structs.replace(parent, parent=known)
-    if known in received.models.names:
-        if received.models.parent(known) is None:
+    if known in request.models.names:
+        if request.models.parent(known) is None:
             return Manifest(name="", base=known, model=created.sources.get(known, ""), parent=known)
         return Manifest(name="", base=known, parent=known)
     if not has_model_form(known):
@@ -200,14 +200,14 @@ def _files(param: str, given: Mapping[str, str] | None) -> dict[str, str]:
     return found
 
 
-def _checked_quantize(asked: str) -> str:
-    if asked.lower() not in MADE_WHILE_LOADING:
+def _checked_quantize(quantize: str) -> str:
+    if quantize.lower() not in MADE_WHILE_LOADING:
         msg = (
-            f"quantize {asked[:40]!r} is not supported: send one of "
+            f"quantize {quantize[:40]!r} is not supported: send one of "
             f"{', '.join(MADE_WHILE_LOADING)}, or files that are quantized already"
         )
         raise unsupported(msg, "quantize")
-    return asked.lower()
+    return quantize.lower()
 
 
 async def _checked_template(source: str) -> str:
@@ -222,7 +222,7 @@ async def _checked_template(source: str) -> str:
     return source
 
 
-def _with_modelfile(asked: OllamaCreate, text: str) -> OllamaCreate:
+def _with_modelfile(body: OllamaCreate, text: str) -> OllamaCreate:
     """Return the request with the fields of its Modelfile; its own fields take precedence."""
     found = read_modelfile(text)
     source, files = found["from"], {}
@@ -235,15 +235,15 @@ def _with_modelfile(asked: OllamaCreate, text: str) -> OllamaCreate:
             raise error
         adapters[f"adapter{number or ''}.gguf"] = digest
     return msgspec.structs.replace(
-        asked,
-        from_=asked.from_ or source,
-        files=asked.files or files,
-        adapters=asked.adapters or adapters,
-        system=found.get("system") if asked.system is None else asked.system,
-        template=asked.template or found.get("template"),
-        parameters={**found["parameters"], **(asked.parameters or {})},
-        messages=asked.messages or found["messages"] or None,
-        license=asked.license or found["license"],
+        body,
+        from_=body.from_ or source,
+        files=body.files or files,
+        adapters=body.adapters or adapters,
+        system=found.get("system") if body.system is None else body.system,
+        template=body.template or found.get("template"),
+        parameters={**found["parameters"], **(body.parameters or {})},
+        messages=body.messages or found["messages"] or None,
+        license=body.license or found["license"],
     )
 
 

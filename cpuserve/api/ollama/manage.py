@@ -62,15 +62,15 @@ class OllamaDelete(msgspec.Struct):
     id_prefix="ollama-",
     pages=False,
 )
-async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
+async def copy(request: RequestContext, body: OllamaCopy) -> Response:
     """Serve a model under an additional name."""
-    created = created_models(received.state)
-    source = checked_name(asked.source, "source")
-    name = checked_name(asked.destination, "destination")
-    created.check_name(name, received.owner, "destination")
+    created = created_models(request.state)
+    source = checked_name(body.source, "source")
+    name = checked_name(body.destination, "destination")
+    created.check_name(name, request.owner, "destination")
     found = created.find(source)
     if found is None:
-        if source not in received.models.names:
+        if source not in request.models.names:
             msg = f"model {source!r} was not found: /api/tags lists the models"
             raise NotFound(msg, code="model_not_found")
         found = Manifest(
@@ -78,9 +78,9 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
             base=source,
             model=created.sources.get(source, ""),
             parent=source,
-            created=received.created,
+            created=request.created,
         )
-    await created.copy(found, name, received.owner)
+    await created.copy(found, name, request.owner)
     return Response(status_code=200)
 
 
@@ -88,8 +88,8 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
 async def delete(request: Request) -> Response:
     """Delete a model that a client created or pulled; running requests to it may finish."""
     form = BodyForm("ollama-", OllamaDelete)
-    async with read_call(request, lambda _: form) as (received, asked):
-        name = checked_name(asked.model or asked.name)
+    async with read_call(request, lambda _: form) as (received, body):
+        name = checked_name(body.model or body.name)
         received.note_model(name)
         created_models(received.state).delete(name, received.owner)
     return Response(status_code=200)

@@ -115,17 +115,17 @@ def _expiry(seconds: float) -> str:
     dialect=OLLAMA,
     id_prefix="ollama-",
 )
-async def show(received: RequestContext, asked: OllamaShow) -> Response:
+async def show(request: RequestContext, body: OllamaShow) -> Response:
     """Describe a model and its capabilities, after loading it if necessary."""
-    model = asked.model or asked.name
+    model = body.model or body.name
     if not model:
         msg = "model is missing"
         raise InvalidRequest(msg, param="model")
-    await received.choose(model)
-    context, name, verbose = received.context, received.served.name, bool(asked.verbose)
-    able, created = context.abilities, received.state.created
+    await request.choose(model)
+    context, name, verbose = request.context, request.served.name, bool(body.verbose)
+    able, created = context.abilities, request.state.created
     made = Manifest(name=name) if created is None else created.find(name) or Manifest(name=name)
-    parent = made.parent or received.models.parent(name) or ""
+    parent = made.parent or request.models.parent(name) or ""
     facts = await _facts(context, whole=verbose)
     shown = OllamaModel(
         timestamp(context.started),

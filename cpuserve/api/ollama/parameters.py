@@ -39,11 +39,11 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(msg, param="parameters") from None
     check_fields(options)
     check_repeat_penalty(options.repeat_penalty)
-    given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
-    if (given.get("num_predict") or 0) <= 0:
-        given.pop("num_predict", None)  # without this limit, a response may fill the context
-    given["stop"] = checked_stop(given.get("stop"))
-    values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}
+    fields = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
+    if (fields.get("num_predict") or 0) <= 0:
+        fields.pop("num_predict", None)  # without this limit, a response may fill the context
+    fields["stop"] = checked_stop(fields.get("stop"))
+    values = {_NAMES.get(name, name): value for name, value in fields.items() if value is not None}
     SamplingParams(**values)  # raises InvalidRequest for a value out of range
     return values
 

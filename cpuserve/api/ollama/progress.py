@@ -30,7 +30,7 @@ DONE = OllamaProgress("success")
 Steps = AsyncGenerator[OllamaProgress, None]
 
 
-def progress_response(received: RequestContext, steps: Steps, *, stream: bool) -> Response:
+def progress_response(request: RequestContext, steps: Steps, *, stream: bool) -> Response:
     """Return a stream with a line for each step; without `stream`, a body with the last step."""
     if not stream:
 
@@ -51,4 +51,4 @@ def progress_response(received: RequestContext, steps: Steps, *, stream: bool) -
 
     ping = to_json(OllamaProgress("working")) + b"\n"
     form = StreamFormat(b"application/x-ndjson", ping)
-    return EventStream(lines(), received.state.limits.silent_s, form, failed)
+    return EventStream(lines(), request.state.limits.silent_s, form, failed)

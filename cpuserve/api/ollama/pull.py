@@ -59,20 +59,20 @@ class OllamaPull(msgspec.Struct, kw_only=True):
     stream=LINES,
     pages=False,
 )
-async def pull(received: RequestContext, asked: OllamaPull) -> Response:
+async def pull(request: RequestContext, body: OllamaPull) -> Response:
     """Download a model and serve it under its name; a served model is not downloaded again."""
-    name = checked_name(asked.model or asked.name)
-    received.note_model(name)
-    if asked.insecure:
+    name = checked_name(body.model or body.name)
+    request.note_model(name)
+    if body.insecure:
         msg = "insecure is not supported, because downloads use HTTPS: omit it"
         raise unsupported(msg, "insecure")
-    stream = asked.stream is not False
-    if name in received.models.names:
-        return progress_response(received, _there(), stream=stream)
-    created = created_models(received.state)
-    created.check_name(name, received.owner)
-    steps = _pull(created, name, received.owner)
-    return progress_response(received, steps, stream=stream)
+    stream = body.stream is not False
+    if name in request.models.names:
+        return progress_response(request, _there(), stream=stream)
+    created = created_models(request.state)
+    created.check_name(name, request.owner)
+    steps = _pull(created, name, request.owner)
+    return progress_response(request, steps, stream=stream)
 
 
 @post(
@@ -85,7 +85,7 @@ async def pull(received: RequestContext, asked: OllamaPull) -> Response:
     stream=LINES,
     pages=False,
 )
-async def push(_received: RequestContext, _asked: OllamaPull) -> Response:
+async def push(_request: RequestContext, _body: OllamaPull) -> Response:
     """Refuse to upload a model, because this server knows no registry to send it to."""
     msg = "push is not supported, because this server has no registry: copy the files of the model"
     raise unsupported(msg, "model")

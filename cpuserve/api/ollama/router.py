@@ -43,11 +43,11 @@ T = TypeVar("T", bound=OllamaRequest)
     stream=LINES,
     words=words,
 )
-async def chat(received: RequestContext, asked: OllamaChat) -> Response:
+async def chat(request: RequestContext, body: OllamaChat) -> Response:
     """Generate the next message of a conversation."""
-    if not asked.asks:
-        check_text(asked, "/api/chat", "messages")
-    return await _respond(received, asked, chat_call, chat=True)
+    if not body.asks:
+        check_text(body, "/api/chat", "messages")
+    return await _respond(request, body, chat_call, chat=True)
 
 
 @post(
@@ -60,31 +60,31 @@ async def chat(received: RequestContext, asked: OllamaChat) -> Response:
     stream=LINES,
     words=words,
 )
-async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
+async def generate(request: RequestContext, body: OllamaGenerate) -> Response:
     """Generate the response to a prompt."""
-    if not asked.asks:
-        check_text(asked, "/api/generate", "prompt")
-    return await _respond(received, asked, partial(generate_call, received), chat=False)
+    if not body.asks:
+        check_text(body, "/api/generate", "prompt")
+    return await _respond(request, body, partial(generate_call, request), chat=False)
 
 
 async def _respond(
-    received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
+    request: RequestContext, body: T, to_call: Callable[[T], GenerateCall], *, chat: bool
 ) -> Response:
     """Return the response; without text, load the model, or unload it if keep_alive is 0."""
-    seconds = keep_alive_s(asked.keep_alive)
-    if asked.asks:
+    seconds = keep_alive_s(body.keep_alive)
+    if body.asks:
 
-        def call(asked: T) -> GenerateCall:
-            received.keep_loaded(seconds)
-            return to_call(asked)
+        def call(body: T) -> GenerateCall:
+            request.keep_loaded(seconds)
+            return to_call(body)
 
-        return await route.generate(received, asked, call, partial(OllamaWriter, chat=chat))
+        return await route.generate(request, body, call, partial(OllamaWriter, chat=chat))
     if seconds == 0:
         # Unload the model if it is loaded, without loading it first.
-        received.note_model(asked.model)
-        name, reason = received.models.resolve(asked.model), "unload"
-        await received.models.unload(name)
+        request.note_model(body.model)
+        name, reason = request.models.resolve(body.model), "unload"
+        await request.models.unload(name)
     else:
-        name, reason = await received.choose(asked.model), "load"
-        received.keep_loaded(seconds)
+        name, reason = await request.choose(body.model), "load"
+        request.keep_loaded(seconds)
     return json_response(part_of(name, "", chat=chat, done=True, done_reason=reason))

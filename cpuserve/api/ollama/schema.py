@@ -129,83 +129,83 @@ _WORDS = {
 }
 
 
-def words(asked: OllamaRequest) -> dict[str, str]:
+def words(body: OllamaRequest) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
-    return _WORDS if isinstance(asked, OllamaGenerate) else {**_WORDS, "prompt": "messages"}
+    return _WORDS if isinstance(body, OllamaGenerate) else {**_WORDS, "prompt": "messages"}
 
 
-def chat_call(asked: OllamaChat) -> GenerateCall:
+def chat_call(body: OllamaChat) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest for a content part that is not supported."""
-    messages = chat_messages(asked.messages)
+    messages = chat_messages(body.messages)
     return _call(
-        asked,
+        body,
         messages=messages,
-        tools=asked.tools,
+        tools=body.tools,
         # If the assistant sent the last message, the response continues this message.
         continue_final_message=messages[-1].get("role") == "assistant" or None,
     )
 
 
-def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
+def generate_call(request: RequestContext, body: OllamaGenerate) -> GenerateCall:
     """Return the GenerateCall; without a chat template, or with `raw`, it completes the prompt.
 
     Raises:
       InvalidRequest: fields of the request exclude each other, or `context` has invalid tokens.
     """
-    _check_combination(asked)
-    bare = received.context.get_chat_template().source is None and not asked.system
-    if asked.suffix:
-        return _call(asked, prompt=asked.prompt, suffix=asked.suffix)
-    earlier = _earlier(received, asked.context) if asked.context else None
-    if asked.raw or bare:
-        return _call(asked, prompt=asked.prompt, earlier=earlier)
-    user = {"role": "user", "content": asked.prompt}
-    if asked.system:
-        system = {"role": "system", "content": asked.system}
-        return _call(asked, messages=[system, user], earlier=earlier)
+    _check_combination(body)
+    bare = request.context.get_chat_template().source is None and not body.system
+    if body.suffix:
+        return _call(body, prompt=body.prompt, suffix=body.suffix)
+    earlier = _earlier(request, body.context) if body.context else None
+    if body.raw or bare:
+        return _call(body, prompt=body.prompt, earlier=earlier)
+    user = {"role": "user", "content": body.prompt}
+    if body.system:
+        system = {"role": "system", "content": body.system}
+        return _call(body, messages=[system, user], earlier=earlier)
     if earlier is None:
-        return _call(asked, messages=[user])
-    mark, messages = next_turn(asked.prompt)
-    return _call(asked, messages=messages, earlier=Earlier(earlier.ids, mark))
+        return _call(body, messages=[user])
+    mark, messages = next_turn(body.prompt)
+    return _call(body, messages=messages, earlier=Earlier(earlier.ids, mark))
 
 
 # Fields of /api/generate that exclude `raw` or `suffix`.
 _WITHOUT = {"raw": ("suffix", "system", "context"), "suffix": ("system", "context")}
 
 
-def _check_combination(asked: OllamaGenerate) -> None:
+def _check_combination(body: OllamaGenerate) -> None:
     for field, others in _WITHOUT.items():
         for other in others:
-            if is_set(getattr(asked, field)) and is_set(getattr(asked, other)):
+            if is_set(getattr(body, field)) and is_set(getattr(body, other)):
                 msg = f"{other} is not possible with {field}: omit one of them"
                 raise InvalidRequest(msg, param=other)
 
 
-def _earlier(received: RequestContext, ids: list[int]) -> Earlier:
-    most = received.context.bounds.vocab
+def _earlier(request: RequestContext, ids: list[int]) -> Earlier:
+    most = request.context.bounds.vocab
     if wrong := [i for i in ids if not 0 <= i < most]:
         msg = f"context has the token id {wrong[0]}: ids of this model are from 0 to {most - 1}"
         raise InvalidRequest(msg, param="context")
     return Earlier(tuple(ids))
 
 
-def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
-    options = asked.options or OllamaOptions()
+def _call(body: OllamaRequest, **prompt: Any) -> GenerateCall:
+    options = body.options or OllamaOptions()
     check_fields(options)
     check_repeat_penalty(options.repeat_penalty)
-    check_logprobs("top_logprobs", asked.top_logprobs)
-    _check_think(asked.think)
+    check_logprobs("top_logprobs", body.top_logprobs)
+    _check_think(body.think)
     call = call_from(
         options,
         names=names_in("ollama"),
-        model=asked.model,
-        response_format=_form(asked.format),
-        stream=asked.stream is not False,
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        model=body.model,
+        response_format=_form(body.format),
+        stream=body.stream is not False,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         **prompt,
     )
     if "messages" in prompt:
-        _thinking(call, asked.think)
+        _thinking(call, body.think)
     if (asked_length := options.num_predict) is not None:
         call.max_tokens = asked_length if asked_length > 0 else NO_LIMIT
     return call

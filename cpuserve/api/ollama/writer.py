@@ -57,8 +57,8 @@ class OllamaWriter:
 
     def __init__(
         self,
-        received: RequestContext,
-        asked: OllamaRequest,
+        request: RequestContext,
+        body: OllamaRequest,
         generation: Generation,
         *,
         chat: bool,
@@ -67,8 +67,8 @@ class OllamaWriter:
 
         Responses of /api/generate without `raw` have their token ids in the member `context`.
         """
-        self._gives_ids = not chat and not getattr(asked, "raw", False)
-        self._part = partial(part_of, received.served.name, chat=chat)
+        self._gives_ids = not chat and not getattr(body, "raw", False)
+        self._part = partial(part_of, request.served.name, chat=chat)
         self._sequences = generation.sequences
         self._generation = generation
         self._names: TokenNames | None = None

@@ -41,20 +41,20 @@ class CreateBatch(msgspec.Struct):
     id_prefix="batch_",
     pages=False,
 )
-async def create_batch(received: RequestContext, asked: CreateBatch) -> Response:
+async def create_batch(request: RequestContext, body: CreateBatch) -> Response:
     """Create a batch of the requests in a file; it runs after all earlier batches."""
-    batches = batches_of(received.state)
-    if asked.endpoint not in ENDPOINTS:
-        msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {asked.endpoint[:80]!r}"
+    batches = batches_of(request.state)
+    if body.endpoint not in ENDPOINTS:
+        msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {body.endpoint[:80]!r}"
         raise InvalidRequest(msg, param="endpoint")
-    if asked.completion_window != "24h":
-        msg = f"completion_window must be 24h, got {asked.completion_window[:80]!r}"
+    if body.completion_window != "24h":
+        msg = f"completion_window must be 24h, got {body.completion_window[:80]!r}"
         raise InvalidRequest(msg, param="completion_window")
-    if asked.output_expires_after is not None:
+    if body.output_expires_after is not None:
         msg = "output_expires_after is not supported: omit it, and delete the file"
         raise InvalidRequest(msg, param="output_expires_after", code="unsupported_parameter")
-    check_metadata(asked.metadata or {})
-    made = batches.create(received.owner, asked.endpoint, asked.input_file_id, asked.metadata)
+    check_metadata(body.metadata or {})
+    made = batches.create(request.owner, body.endpoint, body.input_file_id, body.metadata)
     return json_response(made)
 
 

@@ -117,7 +117,7 @@ def _check_stream(request: GenerationRequest) -> None:
         raise InvalidRequest(msg, param="stream_options")
 
 
-def take_request_id(received: RequestContext, given: str | None) -> None:
+def take_request_id(request: RequestContext, given: str | None) -> None:
     """Use `given` as the response id, after the prefix of the endpoint; None changes nothing.
 
     Raises:
@@ -128,7 +128,7 @@ def take_request_id(received: RequestContext, given: str | None) -> None:
     if not _REQUEST_ID.fullmatch(given):
         msg = "request_id must be 1 to 128 letters, digits and characters of . _ : -"
         raise InvalidRequest(msg, param="request_id")
-    received.id = f"{received.id.removesuffix(received.request_id)}{given}"
+    request.id = f"{request.id.removesuffix(request.request_id)}{given}"
 
 
 def usage_in_each(request: GenerationRequest) -> bool:

@@ -60,15 +60,15 @@ class ChunkFormat:
 
     @classmethod
     def of(
-        cls, received: RequestContext, object_name: str, options: StreamOptions | None
+        cls, request: RequestContext, object_name: str, options: StreamOptions | None
     ) -> ChunkFormat:
         """Return the encoder for the chunks of one request's stream."""
         return cls(
-            request_id=received.id,
+            request_id=request.id,
             object_name=object_name,
-            created=received.created,
-            model=received.served.name,
-            fingerprint=received.context.fingerprint,
+            created=request.created,
+            model=request.served.name,
+            fingerprint=request.context.fingerprint,
             with_usage=bool(options and options.include_usage),
         )
 

@@ -80,26 +80,26 @@ _LOCKED = (ConversationLocked.status,)
     id_prefix="conv_",
     conversation="items",
 )
-async def create_conversation(received: RequestContext, asked: CreateConversation) -> Response:
+async def create_conversation(request: RequestContext, body: CreateConversation) -> Response:
     """Create a conversation that responses can extend."""
-    store = received.state.stored
+    store = request.state.stored
     if not store.enabled:
         msg = "This server stores no conversations (--stored-responses 0): send all items as input"
         raise InvalidRequest(msg)
-    metadata = asked.metadata or {}
+    metadata = body.metadata or {}
     check_metadata(metadata)
-    items = await _checked(received, asked.items or [])
-    made = StoredConversation(received.caller, f"conv_{uuid.uuid4().hex}", metadata=metadata)
+    items = await _checked(request, body.items or [])
+    made = StoredConversation(request.caller, f"conv_{uuid.uuid4().hex}", metadata=metadata)
     made.size += sum(len(key) + len(value) for key, value in metadata.items())
     store.add(made, items)
     return json_response(made.body)
 
 
 @post(router, _ONE, schema=UpdateConversation, response=ConversationBody, id_prefix="conv_")
-async def update_conversation(received: RequestContext, asked: UpdateConversation) -> Response:
+async def update_conversation(request: RequestContext, body: UpdateConversation) -> Response:
     """Replace the metadata of a conversation."""
-    found = _found(received)
-    metadata = asked.metadata or {}
+    found = _found(request)
+    metadata = body.metadata or {}
     check_metadata(metadata)
     found.metadata = metadata
     return json_response(found.body)
@@ -129,17 +129,17 @@ async def delete_conversation(request: Request) -> Response:
     id_prefix="conv_",
     conversation="items",
 )
-async def add_items(received: RequestContext, asked: AddItems) -> Response:
+async def add_items(request: RequestContext, body: AddItems) -> Response:
     """Append items to a conversation, and return these items."""
-    found = _found(received)
-    if not asked.items:
+    found = _found(request)
+    if not body.items:
         msg = "items is missing: send a list of at least one item"
         raise InvalidRequest(msg, param="items")
     found.lock()
     try:
-        items = await _checked(received, asked.items, found.items)
-        received.state.stored.grow(found, items)
-        received.state.stored.refresh(found)
+        items = await _checked(request, body.items, found.items)
+        request.state.stored.grow(found, items)
+        request.state.stored.refresh(found)
     finally:
         found.running = False
     return json_response(page_of({"order": "asc"}, items, _id, _data))
@@ -168,7 +168,7 @@ async def delete_item(request: Request) -> Response:
 
 
 async def _checked(
-    received: RequestContext, items: list[dict[str, Any]], before: list[StoredItem] | None = None
+    request: RequestContext, items: list[dict[str, Any]], before: list[StoredItem] | None = None
 ) -> list[StoredItem]:
     """Return the items with ids; InvalidRequest for an item that no response could use as input.
 
@@ -177,7 +177,7 @@ async def _checked(
     if len(items) > _MOST_ITEMS:
         msg = f"items has {len(items)} items, and may have {_MOST_ITEMS}: send several requests"
         raise InvalidRequest(msg, param="items")
-    store, caller = received.state.stored, received.caller
+    store, caller = request.state.stored, request.caller
     store.drop_old()
     earlier = list(before or [])
 
@@ -188,12 +188,12 @@ async def _checked(
         check_items(calls + added, len(calls))
         return found
 
-    return await run_sized(received.body_bytes + len(earlier), check)
+    return await run_sized(request.body_bytes + len(earlier), check)
 
 
-def _found(received: RequestContext) -> StoredConversation:
-    named = received.path["conversation_id"]
-    return find_conversation(received.state.stored, received.caller, named)
+def _found(request: RequestContext) -> StoredConversation:
+    named = request.path["conversation_id"]
+    return find_conversation(request.state.stored, request.caller, named)
 
 
 def _named(request: Request) -> StoredConversation:

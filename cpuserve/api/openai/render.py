@@ -33,15 +33,15 @@ class TokenizedPrompt(msgspec.Struct):
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def refuse_offsets(asked: object) -> None:
+def refuse_offsets(body: object) -> None:
     """Raise InvalidRequest if the request sets return_token_offsets, which is not supported."""
-    if getattr(asked, "return_token_offsets", None):
+    if getattr(body, "return_token_offsets", None):
         msg = "return_token_offsets is not supported yet: omit it"
         raise unsupported(msg, "return_token_offsets")
 
 
 def rendered(
-    received: RequestContext, generation: Generation, *, with_text: bool = False
+    request: RequestContext, generation: Generation, *, with_text: bool = False
 ) -> list[TokenizedPrompt]:
     """Return the prompts of a prepared generation that never runs."""
     found: dict[int, TokenizedPrompt] = {}
@@ -51,17 +51,17 @@ def rendered(
             continue
         params = msgspec.to_builtins(sequence.params)
         shown = {name: value for name, value in params.items() if name not in _OWN}
-        made = TokenizedPrompt(received.id, received.served.name, prompt.ids, shown)
+        made = TokenizedPrompt(request.id, request.served.name, prompt.ids, shown)
         if with_text:
-            made.prompt_text = prompt_text(received, generation)
+            made.prompt_text = prompt_text(request, generation)
         found[id(prompt)] = made
     return list(found.values())
 
 
-def prompt_text(received: RequestContext, generation: Generation) -> str:
+def prompt_text(request: RequestContext, generation: Generation) -> str:
     """Return the prompt as the template rendered it; without a template, decode its tokens."""
     prompt = generation.sequences[0].prompt
     if prompt.rendered is not None:
         text = prompt.rendered + prompt.opening
-        return received.context.get_tokenizer().masks.unmask(text)
-    return received.context.get_tokenizer().decode(prompt.ids, skip_special_tokens=False)
+        return request.context.get_tokenizer().masks.unmask(text)
+    return request.context.get_tokenizer().decode(prompt.ids, skip_special_tokens=False)

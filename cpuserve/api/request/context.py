@@ -196,32 +196,32 @@ async def read_call(
             if form.poolings and state.models.several:
                 received.default = next(iter(await state.models.names_with(form.poolings)), None)
             if size <= FREE_BYTES:
-                asked = decode_request(body, form.schema)
+                fields = decode_request(body, form.schema)
             else:
                 context = await _model_of_large(received, body)
                 most = {form.conversation: _most_objects(context.max_model_len)}
                 most["prompt"] = MAX_PROMPTS + 1
-                asked = await asyncio.to_thread(decode_request, body, form.schema, most)
+                fields = await asyncio.to_thread(decode_request, body, form.schema, most)
             body.clear()
-            yield received, asked
+            yield received, fields
         finally:
             if size is None or size > FREE_BYTES:
                 trim_soon()
 
 
-async def _model_of_large(received: RequestContext, body: bytearray) -> ModelContext:
+async def _model_of_large(request: RequestContext, body: bytearray) -> ModelContext:
     """Return the model that a large body selects, after checking this model's body size limit.
 
     Raises:
       PayloadTooLarge: the body is larger than the model allows.
     """
-    models = received.models
+    models = request.models
     if not models.several:
         return models.first  # read_body has already checked the size
     named = await asyncio.to_thread(decode_request, body, _ModelName)
-    await received.choose(named.model)
-    check_size(len(body), received.context.limits.max_body_bytes)
-    return received.context
+    await request.choose(named.model)
+    check_size(len(body), request.context.limits.max_body_bytes)
+    return request.context
 
 
 def _most_objects(max_model_len: int) -> int:

@@ -312,10 +312,10 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
     return extend
 
 
-def check_fields(asked: object) -> None:
+def check_fields(body: object) -> None:
     """Raise InvalidRequest for the first field that is set although the endpoint refuses it."""
-    for rule in refused_by(type(asked)):
-        value = getattr(asked, rule.name)
+    for rule in refused_by(type(body)):
+        value = getattr(body, rule.name)
         if value is not None and rule.is_set_by(value):
             msg = f"{rule.name} {rule.why}"
             raise InvalidRequest(msg, param=rule.name, code=rule.code)
@@ -333,6 +333,6 @@ def honoured(endpoint: str, schema: type[msgspec.Struct]) -> list[str]:
     return sorted({*schema.__struct_fields__} - refused - unread)
 
 
-def refused_names(asked: object) -> set[str]:
+def refused_names(body: object) -> set[str]:
     """Return the refused fields of a body by name; they must not be passed to a GenerateCall."""
-    return {rule.name for rule in refused_by(type(asked))}
+    return {rule.name for rule in refused_by(type(body))}

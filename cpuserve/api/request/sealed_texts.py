@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
 
-async def opened(received: RequestContext, texts: Sequence[str], field: str) -> Mapping[str, str]:
+async def opened(request: RequestContext, texts: Sequence[str], field: str) -> Mapping[str, str]:
     """Return the thought of each sealed text that this server wrote, by the sealed text.
 
     All thoughts together may have as many bytes as the body of a request to this model,
@@ -30,8 +30,8 @@ async def opened(received: RequestContext, texts: Sequence[str], field: str) -> 
     """
     if not texts:
         return {}
-    packed, num_bytes = await asyncio.to_thread(packed_texts, received.state.seal, texts)
-    limits = received.context.limits
+    packed, num_bytes = await asyncio.to_thread(packed_texts, request.state.seal, texts)
+    limits = request.context.limits
     if num_bytes > limits.max_body_bytes:
         msg = (
             f"{field} has sealed thoughts of {num_bytes} bytes together, and this server reads at "
@@ -39,7 +39,7 @@ async def opened(received: RequestContext, texts: Sequence[str], field: str) -> 
             "with a larger --max-body-size"
         )
         raise InvalidRequest(msg, param=field)
-    await received.held.take(num_bytes, limits.body_wait_s)
+    await request.held.take(num_bytes, limits.body_wait_s)
     return await asyncio.to_thread(
         lambda: {text: thought_of(each) for text, each in packed.items()}
     )

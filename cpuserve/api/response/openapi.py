@@ -82,11 +82,11 @@ def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[s
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)(?::path)?}", path)
     ]
-    asked = [
+    queried = [
         {"name": name, "in": "query", "required": False, "schema": msgspec.json.schema(kind)}
         for name, kind in query.items()
     ]
-    return {"parameters": named + asked} if named or asked else {}
+    return {"parameters": named + queried} if named or queried else {}
 
 
 def json_body(

@@ -38,12 +38,12 @@ def page_of(
     Raises:
       InvalidRequest: a parameter is invalid, or `after` or `before` is not an id of the list.
     """
-    asked = query.get("order", order)
-    if asked not in ("asc", "desc"):
-        msg = f"order must be asc or desc, got {asked[:80]!r}"
+    direction = query.get("order", order)
+    if direction not in ("asc", "desc"):
+        msg = f"order must be asc or desc, got {direction[:80]!r}"
         raise InvalidRequest(msg, param="order")
     most = limit_of(query)
-    ordered = list(found) if asked == "asc" else list(reversed(found))
+    ordered = list(found) if direction == "asc" else list(reversed(found))
     ids = [id_of(one) for one in ordered]
     start = 0 if "after" not in query else _place(ids, "after", query["after"]) + 1
     end = len(ids) if "before" not in query else _place(ids, "before", query["before"])

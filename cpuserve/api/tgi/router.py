@@ -24,30 +24,30 @@ _post = partial(
 
 
 @_post("/generate", schema=TgiGenerateRequest, response=TgiGenerated, words=words)
-async def tgi_generate(received: RequestContext, asked: TgiGenerateRequest) -> Response:
+async def tgi_generate(request: RequestContext, body: TgiGenerateRequest) -> Response:
     """Continue a prompt."""
-    return await _generated(received, asked, TgiWriter, stream=False)
+    return await _generated(request, body, TgiWriter, stream=False)
 
 
 @_post("/generate_stream", schema=TgiGenerateRequest, response=None, stream=EVENTS, words=words)
-async def tgi_stream(received: RequestContext, asked: TgiGenerateRequest) -> Response:
+async def tgi_stream(request: RequestContext, body: TgiGenerateRequest) -> Response:
     """Continue a prompt, as a stream with an event for each token."""
-    return await _generated(received, asked, TgiWriter, stream=True)
+    return await _generated(request, body, TgiWriter, stream=True)
 
 
 @_post(schema=TgiRequest, response=list[TgiGenerated], stream=EVENTS, words=words)
-async def tgi_inference(received: RequestContext, asked: TgiRequest) -> Response:
+async def tgi_inference(request: RequestContext, body: TgiRequest) -> Response:
     """Continue a prompt, as a list with one text or as a stream."""
-    return await _generated(received, asked, TgiListWriter, stream=bool(asked.stream))
+    return await _generated(request, body, TgiListWriter, stream=bool(body.stream))
 
 
 async def _generated(
-    received: RequestContext,
-    asked: TgiGenerateRequest,
+    request: RequestContext,
+    body: TgiGenerateRequest,
     writer: type[TgiWriter],
     *,
     stream: bool,
 ) -> Response:
     return await generate(
-        received, asked, lambda asked: tgi_call(asked, received.context, stream=stream), writer
+        request, body, lambda body: tgi_call(body, request.context, stream=stream), writer
     )

@@ -149,57 +149,57 @@ _WORDS = {
 }
 
 
-def words(_asked: object) -> dict[str, str]:
+def words(_body: object) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
     return _WORDS
 
 
-def tgi_call(asked: TgiGenerateRequest, context: ModelContext, *, stream: bool) -> GenerateCall:
+def tgi_call(body: TgiGenerateRequest, context: ModelContext, *, stream: bool) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest for fields that are wrong or contradict each other.
 
     stream: whether the response is a stream.
     """
-    given = asked.parameters
-    check_fields(given)
-    check_repeat_penalty(given.repetition_penalty)
-    _check_stream(given, stream=stream)
-    best_of = 1 if given.best_of is None else given.best_of
-    if given.adapter_id and given.adapter_id not in context.adapters:
+    fields = body.parameters
+    check_fields(fields)
+    check_repeat_penalty(fields.repetition_penalty)
+    _check_stream(fields, stream=stream)
+    best_of = 1 if fields.best_of is None else fields.best_of
+    if fields.adapter_id and fields.adapter_id not in context.adapters:
         known = ", ".join(context.adapters) or "none is loaded"
-        msg = f"adapter_id {given.adapter_id[:80]!r} is no LoRA adapter of this model: {known}"
+        msg = f"adapter_id {fields.adapter_id[:80]!r} is no LoRA adapter of this model: {known}"
         raise InvalidRequest(msg, param="adapter_id")
-    scored = stream or given.details or best_of != 1 or given.top_n_tokens
+    scored = stream or fields.details or best_of != 1 or fields.top_n_tokens
     return GenerateCall(
-        model=asked.model,
-        prompt=asked.inputs,
+        model=body.model,
+        prompt=body.inputs,
         n=best_of,
         num_best=1 if best_of > 1 else None,
-        max_tokens=given.max_new_tokens,
+        max_tokens=fields.max_new_tokens,
         default_max_tokens=NEW_TOKENS,
-        temperature=given.temperature if given.samples else 0.0,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        typical_p=given.typical_p,
-        seed=given.seed,
-        repetition_penalty=given.repetition_penalty,
-        frequency_penalty=given.frequency_penalty,
-        stop=given.stop,
+        temperature=fields.temperature if fields.samples else 0.0,
+        top_k=fields.top_k,
+        top_p=fields.top_p,
+        typical_p=fields.typical_p,
+        seed=fields.seed,
+        repetition_penalty=fields.repetition_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        stop=fields.stop,
         include_stop_str_in_output=True,
-        logprobs=(given.top_n_tokens or 0) if scored else None,
-        prompt_logprobs=0 if given.decoder_input_details else None,
-        truncate_prompt_tokens=given.truncate,
-        adapter=given.adapter_id or None,
-        response_format=grammar_of(given.grammar),
-        priority=asked.priority,
-        timeout=asked.timeout,
+        logprobs=(fields.top_n_tokens or 0) if scored else None,
+        prompt_logprobs=0 if fields.decoder_input_details else None,
+        truncate_prompt_tokens=fields.truncate,
+        adapter=fields.adapter_id or None,
+        response_format=grammar_of(fields.grammar),
+        priority=body.priority,
+        timeout=body.timeout,
         stream=stream,
     )
 
 
-def _check_stream(given: TgiParameters, *, stream: bool) -> None:
-    if stream and given.decoder_input_details:
+def _check_stream(fields: TgiParameters, *, stream: bool) -> None:
+    if stream and fields.decoder_input_details:
         msg = "decoder_input_details is not possible in a stream: omit it, or use /generate"
         raise unsupported(msg, "decoder_input_details")
-    if stream and given.best_of not in (None, 1):
+    if stream and fields.best_of not in (None, 1):
         msg = "best_of is not possible in a stream: omit it, or use /generate"
         raise unsupported(msg, "best_of")

@@ -41,12 +41,12 @@ class TgiWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: RequestContext, asked: TgiGenerateRequest, generation: Generation
+        self, request: RequestContext, body: TgiGenerateRequest, generation: Generation
     ) -> None:
-        self._given = asked.parameters
-        self._before = asked.inputs if asked.parameters.return_full_text else ""
+        self._fields = body.parameters
+        self._before = body.inputs if body.parameters.return_full_text else ""
         self._num_prompt = len(generation.sequences[0].prompt.ids)
-        tokenizer = received.context.get_tokenizer()
+        tokenizer = request.context.get_tokenizer()
         self._special = tokenizer.special_ids
         self._names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=False)
         self._text: list[str] = []
@@ -57,9 +57,9 @@ class TgiWriter:
         return msgspec.json.encode(self._generated(response))
 
     def _generated(self, response: WholeResponse) -> TgiGenerated:
-        best, given = response.choices[0], self._given
+        best = response.choices[0]
         text = self._before + "".join(best.text)
-        if not given.details:
+        if not self._fields.details:
             return TgiGenerated(text)
         others = [self._other(choice) for choice in response.left_out]
         details = self._sequence(best)
@@ -71,19 +71,19 @@ class TgiWriter:
         return TgiBestOf(**fields, generated_text=self._before + "".join(choice.text))
 
     def _sequence(self, choice: Choice) -> TgiSequence:
-        top = self._given.top_n_tokens
+        top = self._fields.top_n_tokens
         return TgiSequence(
             finish_reason=_reason(choice.reason, choice.stop_reason),
             generated_tokens=len(choice.token_ids),
             prefill=self._prefill(choice),
             tokens=[self._token(entry.token, entry.logprob) for entry in choice.logprobs],
-            seed=self._given.seed,
+            seed=self._fields.seed,
             top_tokens=[self._top(entry) for entry in choice.logprobs] if top else None,
         )
 
     def _prefill(self, choice: Choice) -> list[TgiPrefillToken]:
         """Return the tokens of the prompt, if the request asks for their logprobs."""
-        if not self._given.decoder_input_details:
+        if not self._fields.decoder_input_details:
             return []
         rows = choice.scores or [None] * len(choice.prompt.ids)
         return [
@@ -94,7 +94,7 @@ class TgiWriter:
         ]
 
     def _top(self, entry: TokenLogprob) -> list[TgiToken]:
-        return [self._token(*each) for each in entry.top[: self._given.top_n_tokens]]
+        return [self._token(*each) for each in entry.top[: self._fields.top_n_tokens]]
 
     def _token(self, token: int, logprob: float, text: str | None = None) -> TgiToken:
         shown = self._names.name(token) if text is None else text
@@ -126,13 +126,13 @@ class TgiWriter:
         if entry is not None:
             token = self._token(entry.token, entry.logprob, text)
         event = TgiEvent(self._count, token, None, None)
-        if self._given.top_n_tokens and entry is not None:
+        if self._fields.top_n_tokens and entry is not None:
             event.top_tokens = self._top(entry)
         if finish is not None:
             event.generated_text = self._before + "".join(self._text)
-            if self._given.details:
+            if self._fields.details:
                 reason = _reason(finish.reason, finish.stop_reason)
-                seed = self._given.seed
+                seed = self._fields.seed
                 event.details = TgiStreamDetails(reason, self._count, seed, self._num_prompt)
         return event
 

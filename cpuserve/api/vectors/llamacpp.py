@@ -52,31 +52,31 @@ class LlamaEmbedding(msgspec.Struct):
     response=list[LlamaEmbedding],
     dialect=LLAMACPP,
     id_prefix="embedding-",
-    words=lambda asked: {"prompt": "content" if asked.content is not None else "input", "cut": ""},
+    words=lambda body: {"prompt": "content" if body.content is not None else "input", "cut": ""},
 )
-async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest) -> Response:
+async def llama_embedding(request: RequestContext, body: LlamaEmbeddingRequest) -> Response:
     """Return a vector for each text, in the format of llama-server."""
-    await received.choose(asked.model)
-    given = asked.input if asked.content is None else asked.content
+    await request.choose(body.model)
+    given = body.input if body.content is None else body.content
     if given is None:
         msg = "content is missing: give a text, token ids, or a list of them"
         raise InvalidRequest(msg, param="content")
-    if asked.embd_normalize is not None and asked.embd_normalize < _UNCHANGED:
-        msg = f"embd_normalize must be at least 0, got {asked.embd_normalize}"
+    if body.embd_normalize is not None and body.embd_normalize < _UNCHANGED:
+        msg = f"embd_normalize must be at least 0, got {body.embd_normalize}"
         raise InvalidRequest(msg, param="embd_normalize")
-    if asked.embd_normalize == _UNCHANGED:
+    if body.embd_normalize == _UNCHANGED:
         msg = "embd_normalize -1 is not supported, because vectors have the length 1: omit it"
         raise unsupported(msg, "embd_normalize")
-    prompts = [*await flat_prompts(received.context, given)]
+    prompts = [*await flat_prompts(request.context, given)]
 
-    def make(asked: LlamaEmbeddingRequest, _received: RequestContext) -> Made:
-        norm = _EUCLIDEAN if asked.embd_normalize is None else asked.embd_normalize
-        return vectors_call(asked, prompt=prompts), lambda response: in_parts(
+    def make(body: LlamaEmbeddingRequest, _request: RequestContext) -> Made:
+        norm = _EUCLIDEAN if body.embd_normalize is None else body.embd_normalize
+        return vectors_call(body, prompt=prompts), lambda response: in_parts(
             LlamaEmbedding(index, [normalized(choice.values, norm)])
             for index, choice in enumerate(response.choices)
         )
 
-    return await answer(received, asked, make)
+    return await answer(request, body, make)
 
 
 def normalized(vector: Sequence[float], norm: int) -> list[float]:

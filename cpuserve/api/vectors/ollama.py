@@ -79,33 +79,33 @@ class OllamaVector(msgspec.Struct):
     id_prefix="ollama-",
     words=lambda _: {"prompt": "input"},
 )
-async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
+async def embed(request: RequestContext, body: OllamaEmbed) -> Response:
     """Return a vector for each text."""
-    seconds = keep_alive_s(asked.keep_alive)
-    if not asked.input:
-        model = await received.choose(asked.model)
-        received.keep_loaded(seconds)
-        check_dimensions(asked.dimensions or None, received.context)
-        check_text(asked, "/api/embed", "input")
-        took = nanoseconds(time.monotonic() - received.begun)
+    seconds = keep_alive_s(body.keep_alive)
+    if not body.input:
+        model = await request.choose(body.model)
+        request.keep_loaded(seconds)
+        check_dimensions(body.dimensions or None, request.context)
+        check_text(body, "/api/embed", "input")
+        took = nanoseconds(time.monotonic() - request.begun)
         return json_response(OllamaVectors(model, [], took, 0, 0))
 
-    def make(asked: OllamaEmbed, received: RequestContext) -> Made:
-        received.keep_loaded(seconds)
-        dimensions = asked.dimensions or None
-        check_dimensions(dimensions, received.context)
+    def make(body: OllamaEmbed, request: RequestContext) -> Made:
+        request.keep_loaded(seconds)
+        dimensions = body.dimensions or None
+        check_dimensions(dimensions, request.context)
 
         def value(response: WholeResponse) -> OllamaVectors:
             vectors = in_parts(
                 shortened(choice.values, dimensions).tolist() for choice in response.choices
             )
-            model, took = received.served.name, time.monotonic() - received.begun
+            model, took = request.served.name, time.monotonic() - request.begun
             return OllamaVectors(model, vectors, nanoseconds(took), 0, response.usage.prompt)
 
-        return _call(asked.input or "", cut=asked.truncate is not False), value
+        return _call(body.input or "", cut=body.truncate is not False), value
 
     with _told_how_to_cut("leave truncate true"):
-        return await answer(received, asked, make)
+        return await answer(request, body, make)
 
 
 @post(
@@ -116,22 +116,22 @@ async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
     dialect=OLLAMA,
     id_prefix="ollama-",
 )
-async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response:
+async def embed_one(request: RequestContext, body: OllamaEmbedOne) -> Response:
     """Return the vector of a text."""
-    seconds = keep_alive_s(asked.keep_alive)
-    if not asked.prompt:
-        await received.choose(asked.model)
-        received.keep_loaded(seconds)
-        check_text(asked, "/api/embeddings", "prompt")
+    seconds = keep_alive_s(body.keep_alive)
+    if not body.prompt:
+        await request.choose(body.model)
+        request.keep_loaded(seconds)
+        check_text(body, "/api/embeddings", "prompt")
         return json_response(OllamaVector([]))
 
-    def make(asked: OllamaEmbedOne, received: RequestContext) -> Made:
-        received.keep_loaded(seconds)
-        call = _call(asked.prompt or "", cut=False)
+    def make(body: OllamaEmbedOne, request: RequestContext) -> Made:
+        request.keep_loaded(seconds)
+        call = _call(body.prompt or "", cut=False)
         return call, lambda response: OllamaVector(response.choices[0].values.tolist())
 
     with _told_how_to_cut("use /api/embed"):
-        return await answer(received, asked, make)
+        return await answer(request, body, make)
 
 
 def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:

@@ -112,38 +112,38 @@ class EmbeddingAnswer(msgspec.Struct):
 
 
 @table.row("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer, "embd-", "input", EMBEDDINGS)
-def create_embeddings(asked: EmbeddingRequest, received: RequestContext) -> Made:
+def create_embeddings(body: EmbeddingRequest, request: RequestContext) -> Made:
     """Return an embedding vector for each input."""
-    context, prompt_name = received.context, asked.prompt_name
-    check_format(asked.encoding_format)
-    _check_types(asked, context)
-    if asked.input_type is not None:
-        if asked.prompt_name is not None or asked.task is not None:
+    context, prompt_name = request.context, body.prompt_name
+    check_format(body.encoding_format)
+    _check_types(body, context)
+    if body.input_type is not None:
+        if body.prompt_name is not None or body.task is not None:
             msg = "input_type selects a prompt, as prompt_name and task do: set one of them"
             raise InvalidRequest(msg, param="input_type")
-        prompt_name = prompt_for(asked.input_type, context, ANY_INPUT_TYPES)
-    adapter, prompt_name = select_task(asked.task, prompt_name, context.tasks)
-    if adapter is not None and asked.model in context.adapters and asked.model != adapter:
-        msg = f"model is the adapter {asked.model!r}, but task selects {adapter!r}: omit one"
+        prompt_name = prompt_for(body.input_type, context, ANY_INPUT_TYPES)
+    adapter, prompt_name = select_task(body.task, prompt_name, context.tasks)
+    if adapter is not None and body.model in context.adapters and body.model != adapter:
+        msg = f"model is the adapter {body.model!r}, but task selects {adapter!r}: omit one"
         raise InvalidRequest(msg, param="task")
     call = vectors_call(
-        asked,
-        prompt=asked.input,
+        body,
+        prompt=body.input,
         prompt_name=prompt_name,
         adapter=adapter,
-        **_cut(asked),
-        vectors="" if asked.unit else "plain",
+        **_cut(body),
+        vectors="" if body.unit else "plain",
     )
-    write = as_base64 if asked.as_text else converted
+    write = as_base64 if body.as_text else converted
 
     def value(response: WholeResponse) -> EmbeddingAnswer:
-        vectors = (shortened(c.values, asked.length, unit=asked.unit) for c in response.choices)
+        vectors = (shortened(c.values, body.length, unit=body.unit) for c in response.choices)
         items = (
-            EmbeddingItem("embedding", index, write(vector, asked.kind))
+            EmbeddingItem("embedding", index, write(vector, body.kind))
             for index, vector in enumerate(vectors)
         )
         usage = EmbeddingUsage(response.usage.prompt, response.usage.prompt)
-        return EmbeddingAnswer("list", in_parts(items), received.served.name, usage)
+        return EmbeddingAnswer("list", in_parts(items), request.served.name, usage)
 
     return call, value
 
@@ -155,12 +155,12 @@ def _check_types(request: EmbeddingRequest, context: ModelContext) -> None:
         raise InvalidRequest(msg, param="output_dimension")
     named = "dimensions" if request.output_dimension is None else "output_dimension"
     check_dimensions(request.length, context, named)
-    given = {"output_dtype": request.output_dtype, "embedding_type": request.embedding_type}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if len({*asked.values()}) > 1:
+    fields = {"output_dtype": request.output_dtype, "embedding_type": request.embedding_type}
+    sent = {name: value for name, value in fields.items() if value is not None}
+    if len({*sent.values()}) > 1:
         msg = "output_dtype and embedding_type mean the same: set one of them"
         raise InvalidRequest(msg, param="output_dtype")
-    for name, value in asked.items():
+    for name, value in sent.items():
         known = (*KINDS, "base64") if name == "embedding_type" else KINDS
         if value not in known:
             msg = f"{name} must be one of {', '.join(known)}, got {value[:40]!r}"
@@ -183,11 +183,11 @@ def _cut(request: EmbeddingRequest) -> dict[str, Any]:
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "truncation_side": request.truncation_side,
     }
-    given = {"truncate": request.truncate, "truncation": request.truncation}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if not asked:
+    fields = {"truncate": request.truncate, "truncation": request.truncation}
+    sent = {name: value for name, value in fields.items() if value is not None}
+    if not sent:
         return own
-    (name, value), *others = asked.items()
+    (name, value), *others = sent.items()
     if others or request.truncate_prompt_tokens is not None:
         other = others[0][0] if others else "truncate_prompt_tokens"
         msg = f"{name} and {other} mean the same: set one of them"

@@ -167,60 +167,60 @@ def task_of(request: PoolingRequest, context: ModelContext) -> str:
 
 
 @table.row("/pooling", PoolingRequest, PoolingAnswer, "pool-", "input")
-def pooling(asked: PoolingRequest, received: RequestContext) -> Made:
+def pooling(body: PoolingRequest, request: RequestContext) -> Made:
     """Return the vector or the class scores of each input, or of each token of each input."""
-    context = received.context
-    task = task_of(asked, context)
-    check_format(asked.encoding_format)
-    if asked.dimensions is not None and (task != "embed" or not context.embeds):
+    context = request.context
+    task = task_of(body, context)
+    check_format(body.encoding_format)
+    if body.dimensions is not None and (task != "embed" or not context.embeds):
         msg = f"dimensions is only possible with the task embed, and the task is {task}: omit it"
         raise InvalidRequest(msg, param="dimensions")
-    check_dimensions(asked.dimensions, context)
+    check_dimensions(body.dimensions, context)
     if embedding_tasks(context):
-        kind = {"vectors": vectors_of(task, context, activates=asked.activates)}
+        kind = {"vectors": vectors_of(task, context, activates=body.activates)}
     else:
         kind = {"classify": "text" if task == "classify" else "tokens"}
 
     def item(choice: Choice) -> PoolingItem:
-        data = _data(choice, task, asked, context)
+        data = _data(choice, task, body, context)
         if isinstance(data, dict):
-            shown = {name: _shown(part, asked) for name, part in data.items()}
+            shown = {name: _shown(part, body) for name, part in data.items()}
             return PoolingItem(choice.index, "pooling", shown)
-        return PoolingItem(choice.index, "pooling", _shown(data, asked))
+        return PoolingItem(choice.index, "pooling", _shown(data, body))
 
     def value(response: WholeResponse) -> PoolingAnswer:
         items = in_parts(item(choice) for choice in response.choices)
-        name, usage = received.served.name, _usage(response)
-        return PoolingAnswer(received.id, "list", received.created, name, items, usage)
+        name, usage = request.served.name, _usage(response)
+        return PoolingAnswer(request.id, "list", request.created, name, items, usage)
 
-    return vectors_call(asked, prompt=asked.input, **kind), value
+    return vectors_call(body, prompt=body.input, **kind), value
 
 
 def _data(
-    choice: Choice, task: str, asked: PoolingRequest, context: ModelContext
+    choice: Choice, task: str, body: PoolingRequest, context: ModelContext
 ) -> Data | dict[str, Data]:
     values, ids = choice.values, choice.prompt.ids
     if task == "embed":
-        return shortened(values, asked.dimensions, unit=asked.activates).tolist()
+        return shortened(values, body.dimensions, unit=body.activates).tolist()
     if context.embeds:
         return data_of(task, results_of(task, values, ids, context))
-    kind = context.class_activation if asked.activates else "none"
+    kind = context.class_activation if body.activates else "none"
     return labels_of_task(task, values, len(ids), kind)
 
 
-def _shown(data: Data, asked: PoolingRequest) -> PoolingData:
+def _shown(data: Data, body: PoolingRequest) -> PoolingData:
     """Return the numbers as they are, or the base64 text of their little-endian fp32 bytes."""
-    if asked.encoding_format != "base64":
+    if body.encoding_format != "base64":
         return in_parts(data) if data and isinstance(data[0], list) else data
     rows = (each if isinstance(each, list) else [each] for each in data)
     return base64_of(array("f", (value for row in rows for value in row)))
 
 
 @table.row("/classify", ClassifyRequest, ClassifyAnswer, "classify-", "input", ("classify",))
-def classify(asked: ClassifyRequest, received: RequestContext) -> Made:
+def classify(body: ClassifyRequest, request: RequestContext) -> Made:
     """Return the most likely class of each input, and the probability of each class."""
-    context = received.context
-    kind = context.class_activation if asked.activates else "none"
+    context = request.context
+    kind = context.class_activation if body.activates else "none"
 
     def item(choice: Choice) -> ClassifyItem:
         values = activated(choice.values, kind)
@@ -229,10 +229,10 @@ def classify(asked: ClassifyRequest, received: RequestContext) -> Made:
 
     def value(response: WholeResponse) -> ClassifyAnswer:
         items = [item(choice) for choice in response.choices]
-        name, usage = received.served.name, _usage(response)
-        return ClassifyAnswer(received.id, "list", received.created, name, items, usage)
+        name, usage = request.served.name, _usage(response)
+        return ClassifyAnswer(request.id, "list", request.created, name, items, usage)
 
-    return vectors_call(asked, prompt=asked.input, classify="text"), value
+    return vectors_call(body, prompt=body.input, classify="text"), value
 
 
 def _usage(response: WholeResponse) -> PoolingUsage:

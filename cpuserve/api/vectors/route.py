@@ -26,9 +26,9 @@ Made = tuple[GenerateCall, Callable[[WholeResponse], Any]]
 Make: TypeAlias = "Callable[[T, RequestContext], Made]"
 
 
-def vectors_call(asked: msgspec.Struct, **more: Any) -> GenerateCall:
+def vectors_call(body: msgspec.Struct, **more: Any) -> GenerateCall:
     """Return the call for vectors with the fields that a body shares with it, and with `more`."""
-    return call_from(asked, refused_names(asked), **{"max_tokens": 0, "embed": True, **more})
+    return call_from(body, refused_names(body), **{"max_tokens": 0, "embed": True, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Table:
         words: the field with the texts, or a function as in `post`.
         """
 
-        def words_of(asked: T) -> Words:
-            return {**self.words, "prompt": words} if isinstance(words, str) else words(asked)
+        def words_of(body: T) -> Words:
+            return {**self.words, "prompt": words} if isinstance(words, str) else words(body)
 
         def add(make: Make[T]) -> Endpoint[T]:
             @wraps(make)
-            async def handler(received: RequestContext, asked: T) -> Response:
-                return await answer(received, asked, make)
+            async def handler(request: RequestContext, body: T) -> Response:
+                return await answer(request, body, make)
 
             return post(
                 self.router,
@@ -79,15 +79,15 @@ class Table:
         return add
 
 
-async def answer(received: RequestContext, asked: T, make: Make[T]) -> Response:
+async def answer(request: RequestContext, body: T, make: Make[T]) -> Response:
     """Return the response to a request for vectors; for errors, see `generate`."""
     made: list[Made] = []
 
-    def to_call(asked: T) -> GenerateCall:
-        made.append(make(asked, received))
+    def to_call(body: T) -> GenerateCall:
+        made.append(make(body, request))
         return made[0][0]
 
-    return await generate(received, asked, to_call, lambda *_: _JsonWriter(made[0][1]))
+    return await generate(request, body, to_call, lambda *_: _JsonWriter(made[0][1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,8 @@ class RerankRequest(ScoringRequest, kw_only=True):
     @property
     def shows_texts(self) -> bool:
         """Whether the response has the documents; the default depends on the form."""
-        asked = self.return_documents if self.return_input is None else self.return_input
-        return self.form == "" if asked is None else asked
+        shows = self.return_documents if self.return_input is None else self.return_input
+        return self.form == "" if shows is None else shows
 
 
 @with_refused("rerank")
@@ -220,25 +220,25 @@ _PATHS = "/v1/rerank /v1/reranking /reranking"
 _RANKS = (RerankAnswer, VoyageRanks, MixedbreadRanks)
 
 
-def _words(asked: RerankRequest) -> dict[str, str]:
+def _words(body: RerankRequest) -> dict[str, str]:
     """Return the field of the texts in errors, and how to make the server cut them."""
-    name = "input" if asked.form == "mixedbread" else "documents"
-    return {"prompt": name, **({"cut": ", or omit truncation"} if asked.form == "voyage" else {})}
+    name = "input" if body.form == "mixedbread" else "documents"
+    return {"prompt": name, **({"cut": ", or omit truncation"} if body.form == "voyage" else {})}
 
 
 @of_cohere.row("/v2/rerank", RerankRequest, RerankAnswer, "rerank-", _words, _SCORING)
-def cohere_rerank(asked: RerankRequest, received: RequestContext) -> Made:
+def cohere_rerank(body: RerankRequest, request: RequestContext) -> Made:
     """Rank documents by their relevance for a query, in the format of Cohere."""
-    return _ranked(asked, received, "cohere")
+    return _ranked(body, request, "cohere")
 
 
 @table.row(_PATHS, RerankRequest, _RANKS, "rerank-", _words, _SCORING)
-def rerank(asked: RerankRequest, received: RequestContext) -> Made:
+def rerank(body: RerankRequest, request: RequestContext) -> Made:
     """Rank documents by their relevance for a query."""
-    return _ranked(asked, received, asked.form)
+    return _ranked(body, request, body.form)
 
 
-def _ranked(asked: RerankRequest, received: RequestContext, form: str) -> Made:
+def _ranked(body: RerankRequest, request: RequestContext, form: str) -> Made:
     """Return the call and its writer. Documents with equal scores keep their order.
 
     form: whose response the client reads, as in RerankRequest.form, or "cohere".
@@ -246,28 +246,28 @@ def _ranked(asked: RerankRequest, received: RequestContext, form: str) -> Made:
     Raises:
       InvalidRequest: a field is out of range or not supported.
     """
-    name = "top_k" if asked.top_n is None else "top_n"
-    if asked.most is not None and asked.most < 0:
-        msg = f"{name} must be at least 0, got {asked.most}; 0 returns all documents"
+    name = "top_k" if body.top_n is None else "top_n"
+    if body.most is not None and body.most < 0:
+        msg = f"{name} must be at least 0, got {body.most}; 0 returns all documents"
         raise InvalidRequest(msg, param=name)
-    _check_forms(asked)
-    documents = asked.texts
-    (query,) = texts_of(asked.query, "query")
+    _check_forms(body)
+    documents = body.texts
+    (query,) = texts_of(body.query, "query")
     if not query:
         msg = "query is empty: give the text that the documents should answer"
         raise InvalidRequest(msg, param="query")
-    call = _call(asked, [(query, document) for document in documents])
-    if asked.truncation is True:
+    call = _call(body, [(query, document) for document in documents])
+    if body.truncation is True:
         call.truncate_prompt_tokens = -1
-    if asked.raw_scores:
+    if body.raw_scores:
         call.vectors = "raw"
-    call, scores_of = pair_scores(received.context, call)
+    call, scores_of = pair_scores(request.context, call)
 
     def value(response: WholeResponse) -> RerankAnswer | VoyageRanks | MixedbreadRanks:
         ranked = sorted(enumerate(scores_of(response)), key=lambda item: -item[1])
-        ranked = ranked[: asked.most or None]
-        shown = [documents[index] if asked.shows_texts else None for index, _ in ranked]
-        model, usage = received.served.name, _usage(response)
+        ranked = ranked[: body.most or None]
+        shown = [documents[index] if body.shows_texts else None for index, _ in ranked]
+        model, usage = request.served.name, _usage(response)
         if form == "voyage":
             data = [RankedDocument(*each, text) for each, text in zip(ranked, shown, strict=True)]
             return VoyageRanks("list", data, model, usage)
@@ -281,7 +281,7 @@ def _ranked(asked: RerankRequest, received: RequestContext, form: str) -> Made:
             RerankResult(*each, None if text is None else Document(text))
             for each, text in zip(ranked, shown, strict=True)
         ]
-        answer = RerankAnswer(received.id, model, usage, results)
+        answer = RerankAnswer(request.id, model, usage, results)
         if form == "cohere":
             units = CohereUnits(usage.prompt_tokens, search_units=1)
             answer.meta = CohereMeta(CohereVersion("2"), units)
@@ -308,17 +308,17 @@ def _check_forms(request: RerankRequest) -> None:
             raise InvalidRequest(msg, param=second)
 
 
-def _score_words(asked: ScoreRequest) -> dict[str, str]:
+def _score_words(body: ScoreRequest) -> dict[str, str]:
     """Return the field of the texts in errors."""
-    return {"prompt": asked.names[1]}
+    return {"prompt": body.names[1]}
 
 
 @table.row("/v1/score /score", ScoreRequest, ScoreAnswer, "score-", _score_words, _SCORING)
-def score(asked: ScoreRequest, received: RequestContext) -> Made:
+def score(body: ScoreRequest, request: RequestContext) -> Made:
     """Return the relevance score of each pair of texts."""
-    names = asked.names
-    _check_names(asked, names)
-    first, second = (texts_of(getattr(asked, name), name) for name in names)
+    names = body.names
+    _check_names(body, names)
+    first, second = (texts_of(getattr(body, name), name) for name in names)
     if len(first) not in (1, len(second)):
         msg = (
             f"{names[0]} has {len(first)} texts and {names[1]} has {len(second)}: give one in "
@@ -328,12 +328,12 @@ def score(asked: ScoreRequest, received: RequestContext) -> Made:
     if len(first) < len(second):
         first *= len(second)
     pairs = list(zip(first, second, strict=True))
-    call, scores_of = pair_scores(received.context, _call(asked, pairs))
+    call, scores_of = pair_scores(request.context, _call(body, pairs))
 
     def value(response: WholeResponse) -> ScoreAnswer:
         items = [ScoreItem(i, "score", found) for i, found in enumerate(scores_of(response))]
-        model, usage = received.served.name, _usage(response)
-        return ScoreAnswer(received.id, "list", received.created, model, items, usage)
+        model, usage = request.served.name, _usage(response)
+        return ScoreAnswer(request.id, "list", request.created, model, items, usage)
 
     return call, value
 
@@ -360,10 +360,10 @@ def texts_of(given: Texts, name: str) -> list[str]:
     return [item.text if isinstance(item, Document) else item for item in listed]
 
 
-def _call(asked: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
-    raw = "raw" if asked.use_activation is False else ""
+def _call(body: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
+    raw = "raw" if body.use_activation is False else ""
     # top_k of a ranking is no sampling parameter.
-    return vectors_call(asked, pairs=pairs, top_k=None, vectors=raw)
+    return vectors_call(body, pairs=pairs, top_k=None, vectors=raw)
 
 
 def _usage(response: WholeResponse) -> ScoringUsage:

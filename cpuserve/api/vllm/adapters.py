@@ -39,10 +39,10 @@ router = APIRouter()
     id_prefix="lora-",
     pages=False,
 )
-async def load_lora_adapter(received: RequestContext, asked: LoadLoraRequest) -> Response:
+async def load_lora_adapter(request: RequestContext, body: LoadLoraRequest) -> Response:
     """Load a LoRA adapter from the server's disk; requests select it by its name as `model`."""
-    await load_adapter(received.models, asked.lora_name, asked.lora_path, asked.load_inplace)
-    return _text(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+    await load_adapter(request.models, body.lora_name, body.lora_path, body.load_inplace)
+    return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 @post(
@@ -53,10 +53,10 @@ async def load_lora_adapter(received: RequestContext, asked: LoadLoraRequest) ->
     id_prefix="lora-",
     pages=False,
 )
-async def unload_lora_adapter(received: RequestContext, asked: UnloadLoraRequest) -> Response:
+async def unload_lora_adapter(request: RequestContext, body: UnloadLoraRequest) -> Response:
     """Unload a LoRA adapter; running requests that use it still finish."""
-    await unload_adapter(received.models, asked.lora_name)
-    return _text(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+    await unload_adapter(request.models, body.lora_name)
+    return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 def _text(text: str) -> Response:

@@ -115,22 +115,22 @@ _CLASS = "PreTrainedTokenizerFast"
     id_prefix="tokenize-",
     words=words,
 )
-async def tokenize(received: RequestContext, asked: TokenizeRequest) -> Response:
+async def tokenize(request: RequestContext, body: TokenizeRequest) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
-    await received.choose(asked.model)
-    check_fields(asked)
-    ids = await _token_ids(received.context, asked, received.body_bytes)
-    body = await run_sized(len(ids), lambda: _token_body(received.context, asked, ids))
-    return Response(body, media_type="application/json")
+    await request.choose(body.model)
+    check_fields(body)
+    ids = await _token_ids(request.context, body, request.body_bytes)
+    data = await run_sized(len(ids), lambda: _token_body(request.context, body, ids))
+    return Response(data, media_type="application/json")
 
 
-def _token_body(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> bytes:
+def _token_body(context: ModelContext, body: TokenizeRequest, ids: list[int]) -> bytes:
     strings, tokenizer = None, context.get_tokenizer()
-    if asked.return_token_strs:
+    if body.return_token_strs:
         names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=False)
         strings = [names.name(token) for token in ids]
     tokens: list[int | TokenPiece] = [*ids]
-    if asked.with_pieces:
+    if body.with_pieces:
         tokens = [_piece(tokenizer, token) for token in ids]
     return msgspec.json.encode(TokenizeResponse(len(ids), context.max_model_len, tokens, strings))
 
@@ -143,19 +143,19 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
         return TokenPiece(token, list(raw))
 
 
-async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: int) -> list[int]:
-    given = [name for name in INPUTS if getattr(asked, name) is not None]
+async def _token_ids(context: ModelContext, body: TokenizeRequest, num_bytes: int) -> list[int]:
+    given = [name for name in INPUTS if getattr(body, name) is not None]
     if len(given) != 1:
         what = "nothing to tokenize" if not given else f"both {given[0]} and {given[1]}"
         msg = f"The request has {what}: send one of prompt, messages, and llama.cpp's content"
         raise InvalidRequest(msg, param="prompt")
-    if asked.messages is not None:
-        messages, offer = chat_messages(asked.messages or []), offered(asked.tools or [])
-        asked.continue_final_message = continues(asked.messages, asked.continue_final_message)
-        call = call_from(asked, messages=messages, tools=offer.functions, custom_tools=offer.custom)
+    if body.messages is not None:
+        messages, offer = chat_messages(body.messages or []), offered(body.tools or [])
+        body.continue_final_message = continues(body.messages, body.continue_final_message)
+        call = call_from(body, messages=messages, tools=offer.functions, custom_tools=offer.custom)
         return await prompt_ids(context, call, num_bytes)
-    text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)
-    wishes = (asked.add_special_tokens, asked.add_special, default)
+    text, default = (body.prompt, True) if body.prompt is not None else (body.content, False)
+    wishes = (body.add_special_tokens, body.add_special, default)
     add_special = next(wish for wish in wishes if wish is not None)
     most = most_counted(context)
     (ids,) = await encode(context, [text or ""], add_special_tokens=add_special, most=most)
@@ -182,12 +182,12 @@ async def tokenizer_info(request: Request) -> Response:
     response=DetokenizeResponse,
     id_prefix="detokenize-",
 )
-async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Response:
+async def detokenize(request: RequestContext, body: DetokenizeRequest) -> Response:
     """Return the text of token ids, including special tokens."""
-    await received.choose(asked.model)
-    check_count(received.context, "tokens", len(asked.tokens))
-    body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
-    return Response(body, media_type="application/json")
+    await request.choose(body.model)
+    check_count(request.context, "tokens", len(body.tokens))
+    data = await run_sized(len(body.tokens), lambda: _text(request.context, body.tokens))
+    return Response(data, media_type="application/json")
 
 
 def _text(context: ModelContext, ids: list[int]) -> bytes:

@@ -46,12 +46,12 @@ def result_lines(directory: FileDirectory, record: BatchRecord) -> Iterator[byte
 
     All files are opened before this returns, so a client may delete the batch while it reads.
     """
-    asked, *written = [directory.path_of(name) for name in record.contents]
+    body, *written = [directory.path_of(name) for name in record.contents]
     results = [path.open("rb") for path in written if path.exists()]
-    return _lines(record, asked.open("rb"), results)
+    return _lines(record, body.open("rb"), results)
 
 
-def _lines(record: BatchRecord, asked: BinaryIO, results: Sequence[BinaryIO]) -> Iterator[bytes]:
+def _lines(record: BatchRecord, body: BinaryIO, results: Sequence[BinaryIO]) -> Iterator[bytes]:
     done: set[str] = set()
     for source in results:
         with source:
@@ -59,8 +59,8 @@ def _lines(record: BatchRecord, asked: BinaryIO, results: Sequence[BinaryIO]) ->
                 found = msgspec.json.decode(data, type=LineResult)
                 done.add(found.id)
                 yield _line(found.custom_id, _result(found))
-    with asked:
-        for line in read_lines(asked, ("/v1/messages",), _LONGEST):
+    with body:
+        for line in read_lines(body, ("/v1/messages",), _LONGEST):
             if result_id(record.batch.id, line.number) not in done:
                 yield _line(line.custom_id, _missing(record, line.number))
 
@@ -112,10 +112,10 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
     conversation="requests",
     pages=False,
 )
-async def create_message_batch(received: RequestContext, asked: CreateMessageBatch) -> Response:
+async def create_message_batch(request: RequestContext, body: CreateMessageBatch) -> Response:
     """Create a batch of the requests in the body; it runs after all earlier batches."""
-    batches = batches_of(received.state)
-    _check_ids(asked)
+    batches = batches_of(request.state)
+    _check_ids(body)
     lines = [
         msgspec.json.encode(
             {
@@ -126,19 +126,19 @@ async def create_message_batch(received: RequestContext, asked: CreateMessageBat
             }
         )
         + b"\n"
-        for each in asked.requests
+        for each in body.requests
     ]
-    made = batches.create_of_lines(MESSAGE_BATCHES, received.owner, "/v1/messages", lines)
+    made = batches.create_of_lines(MESSAGE_BATCHES, request.owner, "/v1/messages", lines)
     return json_response(message_batch(made, ""))
 
 
-def _check_ids(asked: CreateMessageBatch) -> None:
+def _check_ids(body: CreateMessageBatch) -> None:
     """Raise InvalidRequest if the batch has no request, or a custom_id is invalid or repeated."""
-    if not asked.requests:
+    if not body.requests:
         msg = "requests is empty: send one request or more"
         raise InvalidRequest(msg, param="requests")
     known: dict[str, int] = {}
-    for number, each in enumerate(asked.requests):
+    for number, each in enumerate(body.requests):
         place = f"requests.{number}.custom_id"
         if not _CUSTOM_ID.fullmatch(each.custom_id):
             msg = f"{place} must have 1 to 64 letters, digits, _ or -, got {each.custom_id[:80]!r}"

@@ -60,19 +60,19 @@ class LlamaInfillRequest(LlamaOptions, kw_only=True):
     stream=EVENTS,
     words=words,
 )
-async def infill(received: RequestContext, asked: LlamaInfillRequest) -> Response:
+async def infill(request: RequestContext, body: LlamaInfillRequest) -> Response:
     """Generate the text between the prefix and the suffix, in the format of llama-server."""
-    await received.choose(asked.model)
-    context = received.context
+    await request.choose(body.model)
+    context = request.context
     tokens = _tokens(context)
-    ids = await _prompt(context, asked, tokens)
+    ids = await _prompt(context, body, tokens)
 
-    def call(asked: LlamaInfillRequest) -> GenerateCall:
-        made = to_call(context, [ids], asked)
+    def call(body: LlamaInfillRequest) -> GenerateCall:
+        made = to_call(context, [ids], body)
         made.stop_token_ids = sorted(_ends(context, tokens))
         return made
 
-    return await generate(received, asked, call, LlamaCompletionWriter)
+    return await generate(request, body, call, LlamaCompletionWriter)
 
 
 def _tokens(context: ModelContext) -> InfillTokens:
@@ -93,20 +93,20 @@ def _ends(context: ModelContext, tokens: InfillTokens) -> set[int]:
 
 
 async def _prompt(
-    context: ModelContext, asked: LlamaInfillRequest, tokens: InfillTokens
+    context: ModelContext, body: LlamaInfillRequest, tokens: InfillTokens
 ) -> list[int]:
     """Return the token ids of the prompt, cut so that it fits in the context.
 
     The prefix is cut at its beginning and the suffix at its end.
     As many of the extra files are kept as fit, beginning with the last file.
     """
-    extra = asked.input_extra or []
+    extra = body.input_extra or []
     if len(extra) > MAX_PROMPTS:
         msg = f"input_extra has {len(extra)} files: at most {MAX_PROMPTS} are allowed"
         raise InvalidRequest(msg, param="input_extra")
     tokenizer, by_file = context.get_tokenizer(), tokens.file is not None
     heads = [f"{file.filename}\n" if by_file else _SNIPPET for file in extra]
-    texts = [asked.input_prefix, asked.input_suffix, asked.prompt or "", _PROJECT, _FILE]
+    texts = [body.input_prefix, body.input_suffix, body.prompt or "", _PROJECT, _FILE]
     texts += [head + file.text for head, file in zip(heads, extra, strict=True)]
     mask = context.get_chat_template().mask
     masked = await run_sized(sum(map(len, texts)), lambda: [mask(text) for text in texts])
@@ -114,7 +114,7 @@ async def _prompt(
         context, masked, add_special_tokens=False, most=most_counted(context), masked=True
     )
     prefix, suffix, begun, project, name, *files = encoded
-    length = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    length = body.max_tokens if body.n_predict is None else body.n_predict
     share = context.max_model_len // _RESPONSE_SHARE
     wanted = share if length is None or length < 0 else min(length, share)
     marks = len(infill_prompt(tokenizer, tokens, [], []))

@@ -33,9 +33,9 @@ router = APIRouter()
     stream=EVENTS,
     words=words,
 )
-async def llama_completion(received: RequestContext, asked: LlamaCompletionRequest) -> Response:
+async def llama_completion(request: RequestContext, body: LlamaCompletionRequest) -> Response:
     """Continue one or several prompts, in the format of llama-server."""
-    await received.choose(asked.model)
-    prompts = await flat_prompts(received.context, asked.prompt)
-    call = partial(to_call, received.context, prompts)
-    return await generate(received, asked, call, LlamaCompletionWriter)
+    await request.choose(body.model)
+    prompts = await flat_prompts(request.context, body.prompt)
+    call = partial(to_call, request.context, prompts)
+    return await generate(request, body, call, LlamaCompletionWriter)

@@ -132,33 +132,33 @@ COMPLETIONS = (LlamaCompletion, list[LlamaCompletion], dict[str, Any], list[dict
 _NAMES = names_in("llama.cpp")
 
 
-def words(asked: LlamaOptions) -> dict[str, str]:
+def words(body: LlamaOptions) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
-    form = "json_schema" if asked.json_schema is not None else "grammar"
+    form = "json_schema" if body.json_schema is not None else "grammar"
     return {**_NAMES, "structured_outputs": form}
 
 
 def to_call(
-    context: ModelContext, prompts: Sequence[str | list[int]], asked: LlamaOptions
+    context: ModelContext, prompts: Sequence[str | list[int]], body: LlamaOptions
 ) -> GenerateCall:
     """Return the GenerateCall; prompts: the texts or token ids that `flat_prompts` returned.
 
     Raises:
       InvalidRequest: a field is not supported, is out of range or contradicts another field.
     """
-    check_repeat_penalty(asked.repeat_penalty)
-    length = asked.max_tokens if asked.n_predict is None else asked.n_predict
-    adapter, scale = (None, 1.0) if asked.lora is None else adapter_of(context, asked.lora)
+    check_repeat_penalty(body.repeat_penalty)
+    length = body.max_tokens if body.n_predict is None else body.n_predict
+    adapter, scale = (None, 1.0) if body.lora is None else adapter_of(context, body.lora)
     call = call_from(
-        asked,
-        {*refused_names(asked), "logit_bias", "prompt"},
+        body,
+        {*refused_names(body), "logit_bias", "prompt"},
         _NAMES,
         prompt=[*prompts],
         max_tokens=NO_LIMIT if length is None or length < 0 else length,
-        logit_bias=_logit_bias(context, asked.logit_bias),
-        logprobs=asked.n_probs or None,
-        response_format=_form(asked),
-        lines=_lines(asked),
+        logit_bias=_logit_bias(context, body.logit_bias),
+        logprobs=body.n_probs or None,
+        response_format=_form(body),
+        lines=_lines(body),
         adapter=adapter,
         adapter_scale=scale,
         fills_cache=True,
@@ -173,20 +173,20 @@ def to_call(
     return call
 
 
-def _form(asked: LlamaOptions) -> StructuredOutputs | None:
-    if asked.json_schema is not None:
-        if asked.grammar:
+def _form(body: LlamaOptions) -> StructuredOutputs | None:
+    if body.json_schema is not None:
+        if body.grammar:
             msg = "json_schema and grammar exclude each other: set one of them"
             raise InvalidRequest(msg, param="json_schema")
-        if not isinstance(asked.json_schema, dict | bool):
+        if not isinstance(body.json_schema, dict | bool):
             msg = "json_schema must be a JSON schema, which is an object"
             raise InvalidRequest(msg, param="json_schema")
-        return StructuredOutputs(json=asked.json_schema)
-    return StructuredOutputs(grammar=asked.grammar) if asked.grammar else None
+        return StructuredOutputs(json=body.json_schema)
+    return StructuredOutputs(grammar=body.grammar) if body.grammar else None
 
 
-def _lines(asked: LlamaOptions) -> LineRules | None:
-    least, most_ms = asked.n_indent or 0, asked.t_max_predict_ms or 0.0
+def _lines(body: LlamaOptions) -> LineRules | None:
+    least, most_ms = body.n_indent or 0, body.t_max_predict_ms or 0.0
     return LineRules(max(least, 0), max(most_ms, 0.0) / 1e3) if least > 0 or most_ms > 0 else None
 
 

@@ -32,15 +32,13 @@ class LlamaCompletionWriter:
 
     form = StreamFormat()
 
-    def __init__(
-        self, received: RequestContext, asked: LlamaOptions, generation: Generation
-    ) -> None:
-        self._received = received
-        self._asked = asked
+    def __init__(self, request: RequestContext, body: LlamaOptions, generation: Generation) -> None:
+        self._request = request
+        self._body = body
         self._sequences = generation.sequences
         self._longest = generation.call.max_tokens or 0
         self._top = generation.sequences[0].params.logprobs
-        self._tokenizer = received.context.get_tokenizer()
+        self._tokenizer = request.context.get_tokenizer()
         self._names = TokenNames(self._tokenizer, as_ids=False, skip_special_tokens=False)
         self._new_line = [False] * len(generation.sequences)
 
@@ -70,7 +68,7 @@ class LlamaCompletionWriter:
 
     def _selected(self, result: LlamaCompletion) -> object:
         """Return only the members in `response_fields`; "a/b" means member b of the object a."""
-        fields = self._asked.response_fields
+        fields = self._body.response_fields
         if not fields:
             return result
         body: dict[str, Any] = msgspec.to_builtins(result)
@@ -99,7 +97,7 @@ class LlamaCompletionWriter:
         self._new_line[event.index] |= "\n" in event.text
         part = self._base(event.index, event.text, event.token_ids, stop=False)
         part.completion_probabilities = self._probabilities(event.logprobs)
-        if self._asked.timings_per_token:
+        if self._body.timings_per_token:
             part.timings = sequence_timings(self._sequences[event.index])
         return part
 
@@ -121,7 +119,7 @@ class LlamaCompletionWriter:
 
     def _result(self, choice: Choice) -> LlamaCompletion:
         text = "".join(choice.text)
-        tokens = choice.token_ids if self._asked.return_tokens else []
+        tokens = choice.token_ids if self._body.return_tokens else []
         result = self._base(choice.index, text, tokens, stop=True)
         result.completion_probabilities = self._probabilities(choice.logprobs)
         self._describe(result, choice.reason, choice.stop_reason, "\n" in text)
@@ -133,7 +131,7 @@ class LlamaCompletionWriter:
         """Add the members that describe the end of a sequence, such as stop_type and timings."""
         sequence = self._sequences[result.index]
         word = stop if isinstance(stop, str) else ""
-        result.model = self._received.served.name
+        result.model = self._request.served.name
         result.generation_settings = self._settings(sequence)
         result.prompt = self._tokenizer.decode(sequence.prompt.ids, skip_special_tokens=False)
         result.has_new_line = new_line
@@ -145,22 +143,22 @@ class LlamaCompletionWriter:
 
     def _is_full(self, sequence: SequenceRequest) -> bool:
         """Whether the prompt and the response together fill the context."""
-        bounds = self._received.context.bounds
+        bounds = self._request.context.bounds
         most = min(bounds.max_model_len, bounds.kv_tokens + 1)
         return len(sequence.prompt.ids) + sequence.completion_tokens >= most
 
     def _settings(self, sequence: SequenceRequest) -> dict[str, Any]:
-        asked = self._asked
+        body = self._body
         return {
             **shown_params(sequence.params, self._longest),
-            "n_ctx": self._received.context.max_model_len,
-            "stream": bool(asked.stream),
-            "n_probs": asked.n_probs or 0,
-            "n_indent": asked.n_indent or 0,
-            "t_max_predict_ms": asked.t_max_predict_ms or 0,
-            "grammar": asked.grammar or "",
-            "timings_per_token": bool(asked.timings_per_token),
-            "lora": [] if asked.lora is None else msgspec.to_builtins(asked.lora),
+            "n_ctx": self._request.context.max_model_len,
+            "stream": bool(body.stream),
+            "n_probs": body.n_probs or 0,
+            "n_indent": body.n_indent or 0,
+            "t_max_predict_ms": body.t_max_predict_ms or 0,
+            "grammar": body.grammar or "",
+            "timings_per_token": bool(body.timings_per_token),
+            "lora": [] if body.lora is None else msgspec.to_builtins(body.lora),
         }
 
     def _probabilities(self, entries: list[TokenLogprob] | None) -> list[LlamaChosen] | None:
@@ -171,7 +169,7 @@ class LlamaCompletionWriter:
     def _chosen(self, entry: TokenLogprob) -> LlamaChosen:
         chosen = LlamaChosen(**self._token(entry.token, entry.logprob))
         top = [LlamaToken(**self._token(*each)) for each in entry.top[: self._top]]
-        if self._asked.post_sampling_probs:
+        if self._body.post_sampling_probs:
             chosen.top_probs = top
         else:
             chosen.top_logprobs = top
@@ -180,6 +178,6 @@ class LlamaCompletionWriter:
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._names.raw(token)
         named = {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw)}
-        if self._asked.post_sampling_probs:
+        if self._body.post_sampling_probs:
             return {**named, "prob": math.exp(logprob)}
         return {**named, "logprob": finite(logprob)}

@@ -65,11 +65,11 @@ class BatchChatWriter(ChatWriter):
     """Writes a response with one choice for each conversation."""
 
     def __init__(
-        self, received: RequestContext, asked: BatchChatRequest, generation: Generation
+        self, request: RequestContext, body: BatchChatRequest, generation: Generation
     ) -> None:
-        super().__init__(received, _first(asked), generation)
+        super().__init__(request, _first(body), generation)
         self._ids_of_prompt = False
-        self._begun = [echoed(asked, messages) for messages in asked.messages]
+        self._begun = [echoed(body, messages) for messages in body.messages]
 
     def _message(self, choice: Choice) -> ChatMessage:
         self._role, self._echoed = self._begun[choice.index]

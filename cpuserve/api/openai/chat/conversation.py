@@ -26,13 +26,13 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
     ]
 
 
-def continues(messages: list[dict[str, Any]], asked: bool | None) -> bool | None:
-    """Return `asked` (continue_final_message), or True if the last message has `prefix`.
+def continues(messages: list[dict[str, Any]], continues_last: bool | None) -> bool | None:
+    """Return `continues_last` (continue_final_message), or True if the last message has `prefix`.
 
     In the APIs of DeepSeek and Mistral, `prefix` marks the message that the model continues.
 
     Raises:
-      InvalidRequest: `prefix` is not a boolean, is true elsewhere, or contradicts `asked`.
+      InvalidRequest: `prefix` is not a boolean, is true elsewhere, or contradicts `continues_last`.
     """
     for index, message in enumerate(messages):
         prefix = message.get("prefix")
@@ -45,11 +45,11 @@ def continues(messages: list[dict[str, Any]], asked: bool | None) -> bool | None
         if index != len(messages) - 1 or message.get("role") != "assistant":
             msg = f"{where} is true, but only a last message of the assistant can be continued"
             raise InvalidRequest(msg, param="messages")
-        if asked is False:
+        if continues_last is False:
             msg = f"{where} is true, but continue_final_message is false: omit one of them"
             raise InvalidRequest(msg, param="messages")
         return True
-    return asked
+    return continues_last
 
 
 def _is_plain(message: dict[str, Any]) -> bool:

@@ -34,10 +34,10 @@ router = APIRouter()
     stream=EVENTS,
     words=words,
 )
-async def create_chat_completion(received: RequestContext, asked: ChatRequest) -> Response:
+async def create_chat_completion(request: RequestContext, body: ChatRequest) -> Response:
     """Generate the next message of a conversation."""
-    take_request_id(received, asked.request_id)
-    return await generate(received, asked, to_call, ChatWriter)
+    take_request_id(request, body.request_id)
+    return await generate(request, body, to_call, ChatWriter)
 
 
 @post(
@@ -49,9 +49,9 @@ async def create_chat_completion(received: RequestContext, asked: ChatRequest) -
     id_prefix="chatcmpl-",
     words=words,
 )
-async def count_chat_tokens(received: RequestContext, asked: ChatRequest) -> Response:
+async def count_chat_tokens(request: RequestContext, body: ChatRequest) -> Response:
     """Return the number of prompt tokens that a conversation would have."""
-    return json_response(InputTokens(await prompt_length(received, asked, to_call)))
+    return json_response(InputTokens(await prompt_length(request, body, to_call)))
 
 
 @post(
@@ -62,10 +62,10 @@ async def count_chat_tokens(received: RequestContext, asked: ChatRequest) -> Res
     id_prefix="chatcmpl-",
     words=words,
 )
-async def create_chat_completions(received: RequestContext, asked: BatchChatRequest) -> Response:
+async def create_chat_completions(request: RequestContext, body: BatchChatRequest) -> Response:
     """Generate the next message of each of several conversations, as one choice each."""
-    take_request_id(received, asked.request_id)
-    return await generate(received, asked, batch_call, BatchChatWriter)
+    take_request_id(request, body.request_id)
+    return await generate(request, body, batch_call, BatchChatWriter)
 
 
 @post(
@@ -76,10 +76,10 @@ async def create_chat_completions(received: RequestContext, asked: BatchChatRequ
     id_prefix="chatcmpl-",
     words=words,
 )
-async def render_chat_completion(received: RequestContext, asked: ChatRenderRequest) -> Response:
+async def render_chat_completion(request: RequestContext, body: ChatRenderRequest) -> Response:
     """Return the token ids of a conversation's prompt, without generating a response."""
-    take_request_id(received, asked.request_id)
-    refuse_offsets(asked)
-    generation = await prepared(received, asked, to_call)
-    (prompt,) = rendered(received, generation, with_text=bool(asked.return_prompt_text))
+    take_request_id(request, body.request_id)
+    refuse_offsets(body)
+    generation = await prepared(request, body, to_call)
+    (prompt,) = rendered(request, generation, with_text=bool(body.return_prompt_text))
     return json_response(prompt)

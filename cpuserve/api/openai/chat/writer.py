@@ -43,29 +43,27 @@ class ChatWriter:
 
     form = FORM
 
-    def __init__(
-        self, received: RequestContext, asked: ChatRequest, generation: Generation
-    ) -> None:
+    def __init__(self, request: RequestContext, body: ChatRequest, generation: Generation) -> None:
         first = generation.sequences[0]
-        self._received = received
-        self._model = received.served.name
-        self._ids = self._ids_of_prompt = bool(asked.return_token_ids)
-        self._role, self._echoed = echoed(asked, asked.messages)
+        self._request = request
+        self._model = request.served.name
+        self._ids = self._ids_of_prompt = bool(body.return_token_ids)
+        self._role, self._echoed = echoed(body, body.messages)
         self._top = first.params.num_top
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
-        options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", options)
+        options = body.stream_options
+        self._chunks = ChunkFormat.of(request, "chat.completion.chunk", options)
         self._names = TokenNames(
-            received.context.get_tokenizer(),
-            as_ids=bool(asked.return_tokens_as_token_ids),
+            request.context.get_tokenizer(),
+            as_ids=bool(body.return_tokens_as_token_ids),
             skip_special_tokens=first.params.skip_special_tokens,
         )
         self._started = [False] * len(generation.sequences)
-        self._timed = generation if asked.timings_per_token else None
+        self._timed = generation if body.timings_per_token else None
         self._prompt_text: str | None = None
-        if asked.return_prompt_text:
-            self._prompt_text = prompt_text(received, generation)
+        if body.return_prompt_text:
+            self._prompt_text = prompt_text(request, generation)
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunks for the events of one engine output; b"" if they show nothing yet."""
@@ -130,14 +128,14 @@ class ChatWriter:
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole ChatCompletion as JSON."""
-        received = self._received
+        request = self._request
         return msgspec.json.encode(
             ChatCompletion(
-                received.id,
+                request.id,
                 "chat.completion",
-                received.created,
+                request.created,
                 self._model,
-                received.context.fingerprint,
+                request.context.fingerprint,
                 [self._choice(choice) for choice in response.choices],
                 usage_body(response.usage),
                 prompt_logprobs(response.choices[0].scores, self._prompt_top, self._names),
@@ -194,17 +192,17 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
     return schema.ToolCall(call.id, "function", schema.FunctionCall(call.name, written))
 
 
-def echoed(asked: ChatFields, messages: list[dict[str, Any]]) -> tuple[str, str]:
+def echoed(body: ChatFields, messages: list[dict[str, Any]]) -> tuple[str, str]:
     """Return (role of the response, text of the last message if `echo` repeats it, else "").
 
     As in vLLM, the last message is echoed if it has the role of the response. A response
     that continues the last message, or gets no generation prompt, has the role of that message.
     """
     role = "assistant"
-    if not (asked.echo and messages):
+    if not (body.echo and messages):
         return role, ""
     last = messages[-1]
-    if asked.continue_final_message or asked.add_generation_prompt is False:
+    if body.continue_final_message or body.add_generation_prompt is False:
         role = last["role"]
     if last["role"] != role:
         return role, ""

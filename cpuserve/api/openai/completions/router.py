@@ -31,10 +31,10 @@ router = APIRouter()
     stream=EVENTS,
     words=words,
 )
-async def create_completion(received: RequestContext, asked: CompletionRequest) -> Response:
+async def create_completion(request: RequestContext, body: CompletionRequest) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
-    take_request_id(received, asked.request_id)
-    return await generate(received, asked, to_call, CompletionWriter)
+    take_request_id(request, body.request_id)
+    return await generate(request, body, to_call, CompletionWriter)
 
 
 @post(
@@ -45,8 +45,8 @@ async def create_completion(received: RequestContext, asked: CompletionRequest) 
     id_prefix="cmpl-",
     words=words,
 )
-async def render_completion(received: RequestContext, asked: CompletionRenderRequest) -> Response:
+async def render_completion(request: RequestContext, body: CompletionRenderRequest) -> Response:
     """Return the token ids of each prompt, without generating a response."""
-    take_request_id(received, asked.request_id)
-    refuse_offsets(asked)
-    return json_response(rendered(received, await prepared(received, asked, to_call)))
+    take_request_id(request, body.request_id)
+    refuse_offsets(body)
+    return json_response(rendered(request, await prepared(request, body, to_call)))

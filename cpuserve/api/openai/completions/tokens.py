@@ -90,12 +90,12 @@ class TokensChunk(msgspec.Struct):
 
 def tokens_call(request: TokensRequest) -> GenerateCall:
     """Return the GenerateCall; InvalidRequest for a parameter that is not supported."""
-    given = {
+    fields = {
         name: value
         for name, value in request.sampling_params.items()
         if value is not None and name not in _NO_EFFECT
     }
-    for name in given:
+    for name in fields:
         if name in _NO_PARAMETERS or name not in CompletionRequest.__struct_fields__:
             msg = f"sampling_params: {name[:60]} is not supported: omit it"
             raise unsupported(msg, "sampling_params")
@@ -108,12 +108,12 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
         "stream_options": request.stream_options,
     }
     try:
-        asked = msgspec.convert({**given, **shared}, CompletionRequest)
+        body = msgspec.convert({**fields, **shared}, CompletionRequest)
     except msgspec.ValidationError as error:
         msg = f"sampling_params: {error}"
         raise InvalidRequest(msg, param="sampling_params") from None
-    check_fields(asked)
-    call = to_call(asked)
+    check_fields(body)
+    call = to_call(body)
     call.model = request.model
     call.default_max_tokens = None  # as in vLLM: the default is the rest of the context
     return call
@@ -128,10 +128,10 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
     stream=EVENTS,
     words=lambda _: {"prompt": "token_ids"},
 )
-async def generate_tokens(received: RequestContext, asked: TokensRequest) -> Response:
+async def generate_tokens(request: RequestContext, body: TokensRequest) -> Response:
     """Generate tokens that continue the token ids of a prompt."""
-    take_request_id(received, asked.request_id)
-    return await generate(received, asked, tokens_call, TokensWriter)
+    take_request_id(request, body.request_id)
+    return await generate(request, body, tokens_call, TokensWriter)
 
 
 class TokensWriter:
@@ -140,13 +140,13 @@ class TokensWriter:
     form = FORM
 
     def __init__(
-        self, received: RequestContext, asked: TokensRequest, generation: Generation
+        self, request: RequestContext, body: TokensRequest, generation: Generation
     ) -> None:
-        first, options = generation.sequences[0].params, asked.stream_options
-        self._received, self._id = received, received.id
+        first, options = generation.sequences[0].params, body.stream_options
+        self._request, self._id = request, request.id
         self._with_usage = bool(options and options.include_usage)
         self._top, self._prompt_top = first.num_top, first.prompt_logprobs
-        tokenizer = received.context.get_tokenizer()
+        tokenizer = request.context.get_tokenizer()
         self._names = TokenNames(tokenizer, as_ids=True, skip_special_tokens=False)
 
     def frames(self, events: list[Event]) -> bytes:
@@ -186,15 +186,15 @@ class TokensWriter:
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        received = self._received
+        request = self._request
         scores = response.choices[0].scores
         rows = prompt_logprobs(scores, self._prompt_top, self._names)
         choices = [
             self._choice(choice.index, choice.logprobs, choice.reason, choice.token_ids)
             for choice in response.choices
         ]
-        usage, model = usage_body(response.usage), received.served.name
-        return to_json(TokensResponse(self._id, model, received.created, choices, usage, rows))
+        usage, model = usage_body(response.usage), request.served.name
+        return to_json(TokensResponse(self._id, model, request.created, choices, usage, rows))
 
     def _choice(
         self, index: int, entries: list[TokenLogprob], reason: str | None, tokens: list[int]

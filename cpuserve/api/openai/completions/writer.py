@@ -40,28 +40,28 @@ class CompletionWriter:
     form = FORM
 
     def __init__(
-        self, received: RequestContext, asked: CompletionRequest, generation: Generation
+        self, request: RequestContext, body: CompletionRequest, generation: Generation
     ) -> None:
         sequences = generation.sequences
-        self._received = received
-        self._model = received.served.name
-        self._ids = bool(asked.return_token_ids)
-        self._prompt_top = asked.prompt_logprobs
-        options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "text_completion", options)
-        echo, skip_special = bool(asked.echo), sequences[0].params.skip_special_tokens
+        self._request = request
+        self._model = request.served.name
+        self._ids = bool(body.return_token_ids)
+        self._prompt_top = body.prompt_logprobs
+        options = body.stream_options
+        self._chunks = ChunkFormat.of(request, "text_completion", options)
+        echo, skip_special = bool(body.echo), sequences[0].params.skip_special_tokens
         self._names = TokenNames(
-            received.context.get_tokenizer(),
-            as_ids=bool(asked.return_tokens_as_token_ids),
+            request.context.get_tokenizer(),
+            as_ids=bool(body.return_tokens_as_token_ids),
             skip_special_tokens=skip_special,
         )
-        top = None if asked.logprobs is None else sequences[0].params.num_top
+        top = None if body.logprobs is None else sequences[0].params.num_top
         self._parts = [
-            _Part(received, self._names, sequence.prompt, top, echo, skip_special)
+            _Part(request, self._names, sequence.prompt, top, echo, skip_special)
             for sequence in sequences
         ]
         self._scored: dict[int, PromptLogprobs | None] = {}
-        self._timed = generation if asked.timings_per_token else None
+        self._timed = generation if body.timings_per_token else None
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunk for the events of one engine output; b"" if there is nothing to show."""
@@ -114,14 +114,14 @@ class CompletionWriter:
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole Completion as JSON."""
-        received = self._received
+        request = self._request
         return msgspec.json.encode(
             Completion(
-                received.id,
+                request.id,
                 "text_completion",
-                received.created,
+                request.created,
                 self._model,
-                received.context.fingerprint,
+                request.context.fingerprint,
                 [self._choice(*each) for each in enumerate(response.choices)],
                 usage_body(response.usage),
                 msgspec.UNSET if self._timed is None else timings_of(self._timed),
@@ -155,7 +155,7 @@ class _Part:
 
     def __init__(
         self,
-        received: RequestContext,
+        request: RequestContext,
         names: TokenNames,
         prompt: Prompt,
         top: int | None,
@@ -165,7 +165,7 @@ class _Part:
         self.prompt = prompt
         self.first = True
         self.has_logprobs = top is not None
-        self._tokenizer = received.context.get_tokenizer()
+        self._tokenizer = request.context.get_tokenizer()
         self._echo = echo
         self._skip_special = skip_special
         self._legacy = None if top is None else LegacyBuilder(names, top)

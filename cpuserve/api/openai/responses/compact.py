@@ -59,15 +59,15 @@ class CompactedResponse(msgspec.Struct):
     object: str = "response.compaction"
 
 
-def _as_response(asked: CompactRequest) -> ResponsesRequest:
+def _as_response(body: CompactRequest) -> ResponsesRequest:
     """Return the request that generates the summary, without the items of the history."""
     return ResponsesRequest(
-        model=asked.model,
-        input=asked.input if asked.input is not None or not asked.previous_response_id else [],
-        instructions=asked.instructions,
-        previous_response_id=asked.previous_response_id,
-        prompt_cache_key=asked.prompt_cache_key,
-        max_output_tokens=asked.max_output_tokens,
+        model=body.model,
+        input=body.input if body.input is not None or not body.previous_response_id else [],
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        max_output_tokens=body.max_output_tokens,
         include_reasoning=False,
         store=False,
     )
@@ -80,31 +80,31 @@ def _as_response(asked: CompactRequest) -> ResponsesRequest:
     response=CompactedResponse,
     id_prefix="resp_",
     conversation="input",
-    words=lambda asked: words(_as_response(asked)),
+    words=lambda body: words(_as_response(body)),
 )
-async def compact_response(received: RequestContext, asked: CompactRequest) -> Response:
+async def compact_response(request: RequestContext, body: CompactRequest) -> Response:
     """Return a shorter conversation: the user messages, and a summary of everything."""
-    await received.choose(asked.model)
-    turn = await read_turn(received, _as_response(asked))
-    items = await run_sized(received.body_bytes, lambda: decoded(turn.history + turn.own))
+    await request.choose(body.model)
+    turn = await read_turn(request, _as_response(body))
+    items = await run_sized(request.body_bytes, lambda: decoded(turn.history + turn.own))
     if not items:
         msg = "input is missing: send the items of the conversation, or previous_response_id"
         raise InvalidRequest(msg, param="input", code="missing_required_parameter")
     ask = {"type": "message", "role": "user", "content": _ASK}
-    told = await with_opened(received, [*items, ask])
-    whole = msgspec.structs.replace(turn.asked, input=told)
-    generation = await prepared(received, whole, to_call)
+    told = await with_opened(request, [*items, ask])
+    whole = msgspec.structs.replace(turn.body, input=told)
+    generation = await prepared(request, whole, to_call)
 
-    async def body() -> bytes:
+    async def compacted() -> bytes:
         response = await generation.folded()
         (choice,) = response.choices
         summary = "".join(part for part in choice.parts if isinstance(part, str)).strip()
-        sealed = received.state.seal.sealed(_TOLD + summary)
-        made = CompactedItem(f"cmp_{received.request_id}", sealed)
+        sealed = request.state.seal.sealed(_TOLD + summary)
+        made = CompactedItem(f"cmp_{request.request_id}", sealed)
         kept = [item for item in items if item.get("role") == "user"]
         usage = usage_of(response.usage)
         return msgspec.json.encode(
-            CompactedResponse(received.id, received.created, [*kept, made], usage)
+            CompactedResponse(request.id, request.created, [*kept, made], usage)
         )
 
-    return JsonResult(body, partial(report_of, generation))
+    return JsonResult(compacted, partial(report_of, generation))

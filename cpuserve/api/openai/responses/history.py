@@ -40,7 +40,7 @@ _ITEM_US = 4
 class ReferringRequest:
     """A request for a response, together with the stored items that it refers to.
 
-    asked: the request; its input has all items, and its `store` is true or false.
+    body: the request; its input has all items, and its `store` is true or false.
     num_stored: how many items of its input come from an earlier response or a conversation.
     history: the items of the earlier response or the conversation, as StoredItems.
     own: the items that the request adds to the history.
@@ -48,7 +48,7 @@ class ReferringRequest:
       no other request can extend it until `release` is called.
     """
 
-    asked: ResponsesRequest
+    body: ResponsesRequest
     num_stored: int = 0
     history: list[StoredItem] = field(default_factory=list)
     own: list[StoredItem] = field(default_factory=list)
@@ -60,7 +60,7 @@ class ReferringRequest:
             self.conversation.running = False
 
 
-async def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
+async def read_turn(request: RequestContext, body: ResponsesRequest) -> ReferringRequest:
     """Return the request together with all stored items that it refers to.
 
     A thread reads long conversations. From then on their bytes count as bytes of the body.
@@ -71,30 +71,30 @@ async def read_turn(received: RequestContext, asked: ResponsesRequest) -> Referr
       ConversationLocked: another request extends the conversation.
       ServerBusy: other requests use the memory for the items; see BodyBudget.take.
     """
-    store, caller = received.state.stored, received.caller
-    _check_storing(asked, store)
+    store, caller = request.state.stored, request.caller
+    _check_storing(body, store)
     store.drop_old()
-    named = conversation_id(asked)
-    turn = ReferringRequest(asked)
-    if asked.previous_response_id:
-        turn.history = _earlier(store, caller, asked.previous_response_id)
+    named = conversation_id(body)
+    turn = ReferringRequest(body)
+    if body.previous_response_id:
+        turn.history = _earlier(store, caller, body.previous_response_id)
     elif named is not None:
         turn.conversation = found = find_conversation(store, caller, named)
         found.lock()  # the caller must call `release` later
         turn.history = list(found.items)
     try:
-        await _read_items(received, turn)
+        await _read_items(request, turn)
     except BaseException:
         turn.release()
         raise
-    stores = asked.store is not False and store.enabled
-    turn.asked = msgspec.structs.replace(turn.asked, store=stores)
+    stores = body.store is not False and store.enabled
+    turn.body = msgspec.structs.replace(turn.body, store=stores)
     return turn
 
 
-async def _read_items(received: RequestContext, turn: ReferringRequest) -> None:
+async def _read_items(request: RequestContext, turn: ReferringRequest) -> None:
     """Set the items that the request adds, and put stored items into its input."""
-    given, store, caller = turn.asked.input or [], received.state.stored, received.caller
+    given, store, caller = turn.body.input or [], request.state.stored, request.caller
     num_items = 1 if isinstance(given, str) else len(given)
     turn.own = await run_sized(_ITEM_US * num_items, lambda: own_items(given, store, caller))
     stored = [item for item in turn.own if item.users]
@@ -105,22 +105,22 @@ async def _read_items(received: RequestContext, turn: ReferringRequest) -> None:
     size = await run_sized(
         turn.num_stored, lambda: sum(len(item.data) for item in [*turn.history, *stored])
     )
-    _check_bytes(received.body_bytes + size, received.models.most_body_bytes)
-    await received.held.take(size, received.state.limits.body_wait_s)
-    received.body_bytes += size
-    items = await run_sized(received.body_bytes, lambda: decoded([*turn.history, *turn.own]))
-    turn.asked = msgspec.structs.replace(turn.asked, input=items)
+    _check_bytes(request.body_bytes + size, request.models.most_body_bytes)
+    await request.held.take(size, request.state.limits.body_wait_s)
+    request.body_bytes += size
+    items = await run_sized(request.body_bytes, lambda: decoded([*turn.history, *turn.own]))
+    turn.body = msgspec.structs.replace(turn.body, input=items)
 
 
-def _check_storing(asked: ResponsesRequest, store: Store) -> None:
-    if asked.previous_response_id and asked.conversation:
+def _check_storing(body: ResponsesRequest, store: Store) -> None:
+    if body.previous_response_id and body.conversation:
         msg = "previous_response_id and conversation exclude each other: set one of them"
         raise InvalidRequest(msg, param="previous_response_id")
-    if asked.background and asked.store is False:
+    if body.background and body.store is False:
         msg = "background needs store, because the response is retrieved later: omit store"
         raise InvalidRequest(msg, param="background")
-    if not store.enabled and (asked.store or asked.background):
-        field = "background" if asked.background else "store"
+    if not store.enabled and (body.store or body.background):
+        field = "background" if body.background else "store"
         msg = (
             f"{field} is not possible, because this server stores nothing (--stored-responses 0): "
             "omit it"

@@ -32,17 +32,17 @@ class Recording:
     """Stores one response, if requested, and adds its items to its conversation."""
 
     def __init__(
-        self, received: RequestContext, turn: ReferringRequest, writer: ResponseWriter
+        self, request: RequestContext, turn: ReferringRequest, writer: ResponseWriter
     ) -> None:
-        self._store = received.state.stored
+        self._store = request.state.stored
         self._writer = writer
         # Keep no reference to the request, which may be large and is no longer needed.
         self._own, self._conversation = turn.own, turn.conversation
         self.entry: StoredResponse | None = None
-        if turn.asked.store:
+        if turn.body.store:
             self.entry = entry = StoredResponse(
-                received.caller,
-                received.id,
+                request.caller,
+                request.id,
                 num_before=0 if turn.conversation else len(turn.history),
                 num_own=len(turn.own),
                 running=True,
@@ -89,20 +89,20 @@ class _Recorded(Response):
 
 
 def respond_recorded(
-    received: RequestContext, turn: ReferringRequest, generation: Generation
+    request: RequestContext, turn: ReferringRequest, generation: Generation
 ) -> Response:
     """Return the HTTP response that runs `generation` and stores the result if requested.
 
     Raises:
       InvalidRequest, TooManyRequests: the store has no room for the response.
     """
-    writer = ResponseWriter(received, turn.asked, generation)
-    recording = Recording(received, turn, writer)
+    writer = ResponseWriter(request, turn.body, generation)
+    recording = Recording(request, turn, writer)
     try:
-        if turn.asked.background:
-            return _in_background(received, turn, generation, writer, recording)
+        if turn.body.background:
+            return _in_background(request, turn, generation, writer, recording)
         if recording.entry is not None:
-            recording.entry.show(received.state.stored, writer.begun)
+            recording.entry.show(request.state.stored, writer.begun)
         return _Recorded(respond(generation, writer, recording.end), recording)
     except RequestError:
         recording.release()
@@ -110,27 +110,27 @@ def respond_recorded(
 
 
 def _in_background(
-    received: RequestContext,
+    request: RequestContext,
     turn: ReferringRequest,
     generation: Generation,
     writer: ResponseWriter,
     recording: Recording,
 ) -> Response:
     """Start a background task for the response; return its first state or a stream of it."""
-    entry, store = recording.entry, received.state.stored
+    entry, store = recording.entry, request.state.stored
     assert entry is not None
     queued = msgspec.structs.replace(writer.begun, status="queued")
     entry.show(store, queued)
-    if turn.asked.stream:
+    if turn.body.stream:
         entry.frames = []
         entry.add_frames(store, writer.queued())
     # The task keeps its model loaded after the end of this HTTP request.
-    leases = list(received.leases)
-    received.leases.clear()
-    work = _Background(received, generation, writer, recording)
+    leases = list(request.leases)
+    request.leases.clear()
+    work = _Background(request, generation, writer, recording)
     entry.work = asyncio.create_task(work.run())
     entry.work.add_done_callback(lambda _: work.settle(leases))
-    return stream_of(entry, received.context.limits.silent_s) if turn.asked.stream else sent(entry)
+    return stream_of(entry, request.context.limits.silent_s) if turn.body.stream else sent(entry)
 
 
 class _Background:
@@ -138,14 +138,14 @@ class _Background:
 
     def __init__(
         self,
-        received: RequestContext,
+        request: RequestContext,
         generation: Generation,
         writer: ResponseWriter,
         recording: Recording,
     ) -> None:
         assert recording.entry is not None
         self._entry = recording.entry
-        self._store = received.state.stored
+        self._store = request.state.stored
         self._generation = generation
         self._writer = writer
         self._recording = recording

@@ -42,15 +42,15 @@ _ONE = "/v1/responses/{response_id}"
     also=[409],
     words=words,
 )
-async def create_response(received: RequestContext, asked: ResponsesRequest) -> Response:
+async def create_response(request: RequestContext, body: ResponsesRequest) -> Response:
     """Generate the next output items of a conversation."""
-    turn = await _turn(received, asked)
+    turn = await _turn(request, body)
     try:
-        _take_free_id(received)
-        await _open(received, turn)
+        _take_free_id(request)
+        await _open(request, turn)
         calls = partial(to_call, num_stored=turn.num_stored)
-        generation = await prepared(received, turn.asked, calls)
-        return respond_recorded(received, turn, generation)
+        generation = await prepared(request, turn.body, calls)
+        return respond_recorded(request, turn, generation)
     except BaseException:
         turn.release()
         raise
@@ -67,13 +67,13 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
     also=[409],
     words=words,
 )
-async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Response:
+async def count_tokens(request: RequestContext, body: ResponsesRequest) -> Response:
     """Return the number of prompt tokens that this request for a response would have."""
-    turn = await _turn(received, asked)
+    turn = await _turn(request, body)
     turn.release()
-    await _open(received, turn)
+    await _open(request, turn)
     calls = partial(to_call, num_stored=turn.num_stored)
-    count = await prompt_length(received, turn.asked, calls)
+    count = await prompt_length(request, turn.body, calls)
     return json_response(InputTokens(count))
 
 
@@ -146,23 +146,23 @@ async def list_input_items(request: Request) -> Response:
     return json_response(page)
 
 
-async def _turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
-    await received.choose(asked.model)
-    check_fields(asked)
-    return await read_turn(received, asked)
+async def _turn(request: RequestContext, body: ResponsesRequest) -> ReferringRequest:
+    await request.choose(body.model)
+    check_fields(body)
+    return await read_turn(request, body)
 
 
-async def _open(received: RequestContext, turn: ReferringRequest) -> None:
+async def _open(request: RequestContext, turn: ReferringRequest) -> None:
     """Put texts in place of the sealed thoughts that the model reads; stored items stay sealed."""
-    read = await with_opened(received, turn.asked.input)
-    turn.asked = msgspec.structs.replace(turn.asked, input=read)
+    read = await with_opened(request, turn.body.input)
+    turn.body = msgspec.structs.replace(turn.body, input=read)
 
 
-def _take_free_id(received: RequestContext) -> None:
+def _take_free_id(request: RequestContext) -> None:
     """Assign a new response id if the caller already stores a response with this id."""
-    while received.state.stored.find(StoredResponse, received.caller, received.id) is not None:
-        received.request_id = uuid.uuid4().hex
-        received.id = f"resp_{received.request_id}"
+    while request.state.stored.find(StoredResponse, request.caller, request.id) is not None:
+        request.request_id = uuid.uuid4().hex
+        request.id = f"resp_{request.request_id}"
 
 
 def _found(request: Request) -> StoredResponse:

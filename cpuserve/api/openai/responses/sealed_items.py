@@ -18,13 +18,13 @@ _SEALED = "encrypted_content"
 
 
 async def with_opened(
-    received: RequestContext, items: str | list[dict[str, Any]] | None
+    request: RequestContext, items: str | list[dict[str, Any]] | None
 ) -> str | list[dict[str, Any]] | None:
     """Return the items with the texts that this server sealed in them; for errors, see `opened`."""
     if not isinstance(items, list):
         return items
     found = await run_sized(len(items), lambda: [i[_SEALED] for i in items if _has_sealed(i)])
-    texts = await opened(received, found, "input")
+    texts = await opened(request, found, "input")
     return [_read(item, texts) if _has_sealed(item) else item for item in items] if texts else items
 
 

@@ -73,26 +73,26 @@ class ResponseWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: RequestContext, asked: ResponsesRequest, generation: Generation
+        self, request: RequestContext, body: ResponsesRequest, generation: Generation
     ) -> None:
         params = generation.sequences[0].params
-        self._request_id = received.request_id
-        self._response = begun(received, asked, params)
-        self._cache = cache_diagnostics(asked.prompt_cache_options, generation)
+        self._request_id = request.request_id
+        self._response = begun(request, body, params)
+        self._cache = cache_diagnostics(body.prompt_cache_options, generation)
         # The tools of an agent may take 40 kB, so only the last event of a stream contains them.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
-        self._origins = origins_of(asked.tools or [], asked.input)
+        self._origins = origins_of(body.tools or [], body.input)
         # Output items contain tools only if this server runs the tool search.
-        self._tools = (asked.tools or []) if generation.searches_tools else []
-        seals = SEALED in (asked.include or ())
-        self._seal = received.state.seal if seals else None
-        summarized = asked.reasoning is not None and asked.reasoning.has_summaries
+        self._tools = (body.tools or []) if generation.searches_tools else []
+        seals = SEALED in (body.include or ())
+        self._seal = request.state.seal if seals else None
+        summarized = body.reasoning is not None and body.reasoning.has_summaries
         self._thought_form = form = SUMMARY if summarized else RAW
         self._thought_delta = f"response.{form.text}.delta".encode(), form.place.encode()
         self._top = params.num_top
         self._names = TokenNames(
-            received.context.get_tokenizer(),
-            as_ids=bool(asked.return_tokens_as_token_ids),
+            request.context.get_tokenizer(),
+            as_ids=bool(body.return_tokens_as_token_ids),
             skip_special_tokens=params.skip_special_tokens,
         )
         self._num_frames = 0
@@ -332,39 +332,39 @@ def usage_of(usage: TokenUsage) -> ResponseUsage:
     )
 
 
-def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
+def begun(request: RequestContext, body: ResponsesRequest, params: SamplingParams) -> Response:
     """Return the Response for a checked request with these sampling parameters.
 
-    asked: the request; its `store` says whether the response is actually stored.
+    body: the request; its `store` says whether the response is actually stored.
     """
     return Response(
-        id=received.id,
-        created_at=received.created,
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        max_tool_calls=asked.max_tool_calls,
-        metadata=_written(asked.metadata or {}),
-        model=received.served.name,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        background=asked.background is True,
-        store=asked.store is True,
-        previous_response_id=asked.previous_response_id or None,
-        conversation=None if (named := conversation_id(asked)) is None else ConversationRef(named),
-        prompt_cache_key=asked.prompt_cache_key,
-        reasoning=_reasoning(asked),
-        safety_identifier=asked.safety_identifier,
+        id=request.id,
+        created_at=request.created,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=_written(body.metadata or {}),
+        model=request.served.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        background=body.background is True,
+        store=body.store is True,
+        previous_response_id=body.previous_response_id or None,
+        conversation=None if (named := conversation_id(body)) is None else ConversationRef(named),
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=_reasoning(body),
+        safety_identifier=body.safety_identifier,
         temperature=params.temperature,
-        text=_written(_text(asked)),
-        tool_choice=_written(plain_choice(asked.tool_choice) or "auto"),
-        tools=_written(_tools(asked.tools or [])),
+        text=_written(_text(body)),
+        tool_choice=_written(plain_choice(body.tool_choice) or "auto"),
+        tools=_written(_tools(body.tools or [])),
         top_logprobs=params.logprobs or 0,
         top_p=params.top_p,
-        user=asked.user,
+        user=body.user,
     )
 
 
-def _reasoning(asked: ResponsesRequest) -> ResponseReasoning:
-    given = asked.reasoning
+def _reasoning(body: ResponsesRequest) -> ResponseReasoning:
+    given = body.reasoning
     return ResponseReasoning(given.effort, given.summary) if given else ResponseReasoning()
 
 
@@ -372,8 +372,8 @@ def _written(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _text(asked: ResponsesRequest) -> dict[str, Any]:
-    text = asked.text
+def _text(body: ResponsesRequest) -> dict[str, Any]:
+    text = body.text
     verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
     form = None if text is None else text.format
     return {"format": form or {"type": "text"}, **verbosity}

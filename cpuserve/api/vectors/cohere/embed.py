@@ -145,24 +145,24 @@ def _text_of(given: CohereInput) -> str:
 
 
 @table.row("/v2/embed", CohereEmbedRequest, CohereEmbeddings, "embd-", "texts", EMBEDDINGS)
-def cohere_embed(asked: CohereEmbedRequest, received: RequestContext) -> Made:
+def cohere_embed(body: CohereEmbedRequest, request: RequestContext) -> Made:
     """Return a vector for each text, in the format of Cohere."""
-    context, dimensions = received.context, asked.output_dimension
+    context, dimensions = request.context, body.output_dimension
     check_dimensions(dimensions, context, "output_dimension")
-    most = _most(asked, context)
-    types = asked.embedding_types or ["float"]
-    return _made(asked, received, types, "2", dimensions, most)
+    most = _most(body, context)
+    types = body.embedding_types or ["float"]
+    return _made(body, request, types, "2", dimensions, most)
 
 
 @table.row("/v1/embed", CohereEmbedV1Request, CohereEmbeddings, "embd-", "texts", EMBEDDINGS)
-def cohere_embed_v1(asked: CohereEmbedV1Request, received: RequestContext) -> Made:
+def cohere_embed_v1(body: CohereEmbedV1Request, request: RequestContext) -> Made:
     """Return a vector for each text, in the format of version 1 of the Cohere API."""
-    return _made(asked, received, asked.embedding_types or (), "1")
+    return _made(body, request, body.embedding_types or (), "1")
 
 
 def _made(
-    asked: CohereFields,
-    received: RequestContext,
+    body: CohereFields,
+    request: RequestContext,
     types: Sequence[EmbeddingType],
     version: str,
     dimensions: int | None = None,
@@ -172,15 +172,15 @@ def _made(
 
     most: the length in tokens that texts are cut to; -1 = the length of the context.
     """
-    context = received.context
-    for kind in asked.embedding_types or ():
+    context = request.context
+    for kind in body.embedding_types or ():
         check_kind(kind, dimensions or context.vector_width, "embedding_types")
     call = vectors_call(
-        asked,
-        prompt=[*texts_of(asked)],
-        prompt_name=prompt_for(asked.input_type, context, INPUT_TYPES),
-        truncate_prompt_tokens=None if asked.truncate == "NONE" else most,
-        truncation_side="left" if asked.truncate == "START" else "right",
+        body,
+        prompt=[*texts_of(body)],
+        prompt_name=prompt_for(body.input_type, context, INPUT_TYPES),
+        truncate_prompt_tokens=None if body.truncate == "NONE" else most,
+        truncation_side="left" if body.truncate == "START" else "right",
     )
 
     def value(response: WholeResponse) -> CohereEmbeddings:
@@ -195,7 +195,7 @@ def _made(
                 setattr(found, "floats" if kind == "float" else kind, shown)
         meta = CohereMeta(CohereVersion(version), CohereUnits(response.usage.prompt))
         named = "embeddings_by_type" if types else "embeddings_floats"
-        return CohereEmbeddings(received.id, found, texts_of(asked), meta, named)
+        return CohereEmbeddings(request.id, found, texts_of(body), meta, named)
 
     return call, value
 

@@ -130,34 +130,33 @@ def _check_texts(inputs: Inputs) -> None:
 
 
 @table.row("/embed", TeiEmbedRequest, Embeddings, "embed-", "inputs", EMBEDDINGS)
-def tei_embed(asked: TeiEmbedRequest, received: RequestContext) -> Made:
+def tei_embed(body: TeiEmbedRequest, request: RequestContext) -> Made:
     """Return the embedding of each text."""
-    _check_texts(asked.inputs)
-    check_dimensions(asked.dimensions, received.context)
-    unit = asked.normalize is not False
-    call = asked.call(prompt=asked.inputs, vectors="" if unit else "plain")
+    _check_texts(body.inputs)
+    check_dimensions(body.dimensions, request.context)
+    unit = body.normalize is not False
+    call = body.call(prompt=body.inputs, vectors="" if unit else "plain")
     return call, lambda response: in_parts(
-        shortened(choice.values, asked.dimensions, unit=unit).tolist()
-        for choice in response.choices
+        shortened(choice.values, body.dimensions, unit=unit).tolist() for choice in response.choices
     )
 
 
 @table.row("/embed_all", EmbedAllRequest, TokenEmbeddings, "embed-", "inputs", EMBEDDINGS)
-def embed_all(asked: EmbedAllRequest, _received: RequestContext) -> Made:
+def embed_all(body: EmbedAllRequest, _request: RequestContext) -> Made:
     """Return an embedding for each token of each text."""
-    _check_texts(asked.inputs)
-    call = asked.call(prompt=asked.inputs, vectors="tokens")
+    _check_texts(body.inputs)
+    call = body.call(prompt=body.inputs, vectors="tokens")
     return call, lambda response: in_parts(
         in_parts(rows_of(choice.values, len(choice.prompt.ids))) for choice in response.choices
     )
 
 
 @table.row("/embed_sparse", EmbedSparseRequest, SparseEmbeddings, "embed-", "inputs", _SPARSE)
-def embed_sparse(asked: EmbedSparseRequest, received: RequestContext) -> Made:
+def embed_sparse(body: EmbedSparseRequest, request: RequestContext) -> Made:
     """Return the sparse embedding of each text: the weights of its tokens."""
-    context = received.context
-    _check_texts(asked.inputs)
-    call = asked.call(prompt=asked.inputs, vectors=sparse_vectors(context))
+    context = request.context
+    _check_texts(body.inputs)
+    call = body.call(prompt=body.inputs, vectors=sparse_vectors(context))
 
     def value(response: WholeResponse) -> object:
         found = (token_weights(c.values, c.prompt.ids, context) for c in response.choices)
@@ -167,16 +166,16 @@ def embed_sparse(asked: EmbedSparseRequest, received: RequestContext) -> Made:
 
 
 @table.row("/similarity", SimilarityRequest, list[float], "similarity-", "sentences", EMBEDDINGS)
-def similarity(asked: SimilarityRequest, _received: RequestContext) -> Made:
+def similarity(body: SimilarityRequest, _request: RequestContext) -> Made:
     """Return the cosine similarity of each sentence to the source sentence."""
-    given, parameters = asked.inputs, asked.parameters or SimilarityParameters()
+    given, parameters = body.inputs, body.parameters or SimilarityParameters()
     check_inputs("sentences", given.sentences)
     fields = TeiFields(
-        model=asked.model,
+        model=body.model,
         truncate=parameters.truncate,
         truncation_direction=parameters.truncation_direction,
-        priority=asked.priority,
-        timeout=asked.timeout,
+        priority=body.priority,
+        timeout=body.timeout,
     )
     texts = [given.source_sentence, *given.sentences]
     check_inputs("sentences", texts)
@@ -186,16 +185,16 @@ def similarity(asked: SimilarityRequest, _received: RequestContext) -> Made:
 
 
 @table.row("", TeiRerankRequest, list[TextRank], "rerank-", "texts", ("rank",))
-def tei_rerank(asked: TeiRerankRequest, _received: RequestContext) -> Made:
+def tei_rerank(body: TeiRerankRequest, _request: RequestContext) -> Made:
     """Rank texts by their relevance for a query."""
-    check_inputs("query", asked.query)
-    check_inputs("texts", asked.texts)
-    pairs = [(asked.query, text) for text in asked.texts]
-    call = asked.call(pairs=pairs, vectors="raw" if asked.raw_scores else "")
+    check_inputs("query", body.query)
+    check_inputs("texts", body.texts)
+    pairs = [(body.query, text) for text in body.texts]
+    call = body.call(pairs=pairs, vectors="raw" if body.raw_scores else "")
 
     def value(response: WholeResponse) -> list[TextRank]:
         scores = [choice.values[0] for choice in response.choices]
-        shown = asked.texts if asked.return_text else [None] * len(scores)
+        shown = body.texts if body.return_text else [None] * len(scores)
         ranks = [TextRank(index, score, shown[index]) for index, score in enumerate(scores)]
         return sorted(ranks, key=lambda rank: -rank.score)  # equal scores keep their order
 

@@ -65,31 +65,31 @@ Predictions = (list[Prediction], list[list[Prediction]])
 
 
 @table.row("/predict", PredictRequest, Predictions, "predict-", "inputs", ("classify", "rank"))
-def predict(asked: PredictRequest, received: RequestContext) -> Made:
+def predict(body: PredictRequest, request: RequestContext) -> Made:
     """Return the class labels of each text or pair of texts."""
-    context, parameters = received.context, asked.parameters or PredictParameters()
+    context, parameters = request.context, body.parameters or PredictParameters()
     most, function = parameters.top_k, parameters.function_to_apply
     if most is not None and most < 1:
         msg = f"top_k must be at least 1, got {most}"
         raise InvalidRequest(msg, param="top_k")
-    pairs, is_ranked = _sequences(asked.inputs), context.pooling == "rank"
+    pairs, is_ranked = _sequences(body.inputs), context.pooling == "rank"
     if is_ranked:
-        raw = asked.raw_scores or function == "none"
-        call = asked.call(pairs=pairs, vectors="raw" if raw else "")
+        raw = body.raw_scores or function == "none"
+        call = body.call(pairs=pairs, vectors="raw" if raw else "")
     else:
-        call = asked.call(pairs=pairs, classify="text")
+        call = body.call(pairs=pairs, classify="text")
 
     def labels_of(choice: Choice) -> list[Prediction]:
         values: list[float] = choice.values.tolist()
         if not is_ranked:
-            kind = "none" if asked.raw_scores else context.class_activation
+            kind = "none" if body.raw_scores else context.class_activation
             values = activated(values, function or kind)
         found = map(Prediction, values, context.labels or [_SCORE])
         return sorted(found, key=lambda prediction: -prediction.score)[:most]
 
     def value(response: WholeResponse) -> object:
         found = [labels_of(choice) for choice in response.choices]
-        return found if asked.several else found[0]
+        return found if body.several else found[0]
 
     return call, value
 

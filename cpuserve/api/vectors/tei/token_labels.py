@@ -80,26 +80,26 @@ class Entity(msgspec.Struct, omit_defaults=True, gc=False):
     words=lambda _: {"prompt": "inputs", **CUT},
     poolings=("token_classify",),
 )
-async def token_labels(received: RequestContext, asked: TokenLabelsRequest) -> Response:
+async def token_labels(request: RequestContext, body: TokenLabelsRequest) -> Response:
     """Return the labels of the tokens of each text."""
-    await received.choose(asked.model)
-    _check(asked)
-    spans = await encode_spans(received.context, asked.texts)
+    await request.choose(body.model)
+    _check(body)
+    spans = await encode_spans(request.context, body.texts)
 
-    def make(asked: TokenLabelsRequest, received: RequestContext) -> Made:
+    def make(body: TokenLabelsRequest, request: RequestContext) -> Made:
         fields = TeiFields(
-            model=asked.model, truncate=False, priority=asked.priority, timeout=asked.timeout
+            model=body.model, truncate=False, priority=body.priority, timeout=body.timeout
         )
         ids: list[str | int | list[int]] = [[span.id for span in found] for found in spans]
         call = fields.call(prompt=ids, classify="tokens")
-        return call, lambda response: _found(asked, spans, response, received.context.labels)
+        return call, lambda response: _found(body, spans, response, request.context.labels)
 
-    return await answer(received, asked, make)
+    return await answer(request, body, make)
 
 
-def _check(asked: TokenLabelsRequest) -> None:
-    check_inputs("inputs", asked.inputs)
-    parameters = asked.parameters or TokenParameters()
+def _check(body: TokenLabelsRequest) -> None:
+    check_inputs("inputs", body.inputs)
+    parameters = body.parameters or TokenParameters()
     strategy = parameters.aggregation_strategy
     if strategy is not None and strategy not in _STRATEGIES:
         msg = f"aggregation_strategy must be one of {', '.join(_STRATEGIES)}, got {strategy[:40]!r}"
@@ -110,21 +110,21 @@ def _check(asked: TokenLabelsRequest) -> None:
 
 
 def _found(
-    asked: TokenLabelsRequest,
+    body: TokenLabelsRequest,
     spans: list[list[TokenSpan]],
     response: WholeResponse,
     labels: Sequence[str],
 ) -> list[Entity] | list[list[Entity]]:
     """Return the labelled tokens or the entities of each text."""
-    parameters = asked.parameters or TokenParameters()
+    parameters = body.parameters or TokenParameters()
     ignored = _OUTSIDE if parameters.ignore_labels is None else parameters.ignore_labels
     found = []
-    for text, own, choice in zip(asked.texts, spans, response.choices, strict=True):
+    for text, own, choice in zip(body.texts, spans, response.choices, strict=True):
         entities = _entities(own, rows_of(choice.values, len(own)), labels)
         if parameters.aggregation_strategy == "simple":
             entities = [_joined(text, group) for group in _groups(entities)]
         found.append([e for e in entities if (e.entity or e.entity_group) not in ignored])
-    return found[0] if isinstance(asked.inputs, str) else found
+    return found[0] if isinstance(body.inputs, str) else found
 
 
 def _entities(

@@ -55,15 +55,15 @@ class DecodeRequest(msgspec.Struct, kw_only=True):
     id_prefix="tokenize-",
     words=lambda _: {"prompt": "inputs"},
 )
-async def tei_tokenize(received: RequestContext, asked: TeiTokenizeRequest) -> Response:
+async def tei_tokenize(request: RequestContext, body: TeiTokenizeRequest) -> Response:
     """Return the tokens of each text."""
-    await received.choose(asked.model)
-    check_inputs("inputs", [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs)
-    context = received.context
-    before = named_prompt(context.get_tokenizer().prompts, asked.prompt_name)
-    given = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    await request.choose(body.model)
+    check_inputs("inputs", [body.inputs] if isinstance(body.inputs, str) else body.inputs)
+    context = request.context
+    before = named_prompt(context.get_tokenizer().prompts, body.prompt_name)
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     texts = [before + text for text in given]
-    add_special = asked.add_special_tokens is not False
+    add_special = body.add_special_tokens is not False
     found = await encode_spans(context, texts, add_special_tokens=add_special)
 
     def written() -> bytes:
@@ -73,8 +73,8 @@ async def tei_tokenize(received: RequestContext, asked: TeiTokenizeRequest) -> R
             )
         )
 
-    body = await run_sized(sum(map(len, texts)), written)
-    return Response(body, media_type="application/json")
+    data = await run_sized(sum(map(len, texts)), written)
+    return Response(data, media_type="application/json")
 
 
 def _tokens(text: str, spans: list[TokenSpan]) -> list[TeiToken]:
@@ -98,21 +98,21 @@ def _tokens(text: str, spans: list[TokenSpan]) -> list[TeiToken]:
     dialect=TEI,
     id_prefix="decode-",
 )
-async def decode(received: RequestContext, asked: DecodeRequest) -> Response:
+async def decode(request: RequestContext, body: DecodeRequest) -> Response:
     """Return the text of each list of token ids."""
-    await received.choose(asked.model)
-    check_inputs("ids", asked.ids)
-    several = [ids for ids in asked.ids if isinstance(ids, list)]
-    single = [number for number in asked.ids if isinstance(number, int)]
+    await request.choose(body.model)
+    check_inputs("ids", body.ids)
+    several = [ids for ids in body.ids if isinstance(ids, list)]
+    single = [number for number in body.ids if isinstance(number, int)]
     lists = [single] if single else several
     if single and several:
         msg = "ids mixes token ids with lists of them: give one list of ids, or a list of lists"
         raise InvalidRequest(msg, param="ids")
-    skips = asked.skip_special_tokens is not False
+    skips = body.skip_special_tokens is not False
     count = sum(map(len, lists))
-    check_count(received.context, "ids", count)
-    body = await run_sized(count, lambda: _texts(received.context, lists, skips=skips))
-    return Response(body, media_type="application/json")
+    check_count(request.context, "ids", count)
+    data = await run_sized(count, lambda: _texts(request.context, lists, skips=skips))
+    return Response(data, media_type="application/json")
 
 
 def _texts(context: ModelContext, lists: list[list[int]], *, skips: bool) -> bytes:
