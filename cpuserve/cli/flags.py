@@ -157,6 +157,8 @@ class Collect(argparse.Action):
         flag = option_string or "MODEL"
         if self.field.kind == "flag":
             values = not flag.startswith("--no-")
+        elif flag in self.field.bare_flags:
+            values = "true"
         before: Given | None = namespace.given.get(self.field.name)
         given = flag_given(self.field, flag, values, before)
         if self.field.name == "model" and before is not None:
@@ -290,7 +292,7 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
     env = f"; env {field.env}" if field.env else ""
     text = f"{field.help} [default: {field.default}{env}]".replace("%", "%%")
     flags = list(field.flags)
-    hidden = [f for f in field.all_flags if f not in flags]
+    hidden = [f for f in field.all_flags if f not in (*flags, *field.bare_flags)]
     options: dict[str, Any] = {"metavar": field.metavar}
     if field.kind == "flag":
         hidden += [f"--no-{f[2:]}" for f in flags]
@@ -299,10 +301,11 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
         options["nargs"] = "+"
     dest = f"_{field.name}"
     group.add_argument(*flags, action=Collect, field=field, dest=dest, help=text, **options)
-    if hidden:
-        group.add_argument(
-            *hidden, action=Collect, field=field, dest=dest, help=argparse.SUPPRESS, **options
-        )
+    for names, how in ((hidden, options), (field.bare_flags, {"nargs": 0})):
+        if names:
+            group.add_argument(
+                *names, action=Collect, field=field, dest=dest, help=argparse.SUPPRESS, **how
+            )
 
 
 def asked(args: argparse.Namespace) -> Asked:

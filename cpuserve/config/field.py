@@ -38,11 +38,13 @@ class Alias:
     """The name that another server has for an option; `convert` translates a value of that server.
 
     differs: how the meaning of the value differs from the other server, or "".
+    bare: whether it is a flag without a value; `convert` then gets "true".
     """
 
     name: str
     convert: Callable[[str], str] | None = None
     differs: str = ""
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,11 @@ class Field:
         """The aliases of this option that are environment variables."""
         return tuple(a for a in self.aliases if not a.name.startswith("-"))
 
+    @property
+    def bare_flags(self) -> tuple[str, ...]:
+        """The aliases of this option that are flags without a value."""
+        return tuple(a.name for a in self.aliases if a.bare)
+
     def convert(self, name: str, text: str) -> str:
         """Translate `text` from the alias `name` to the text that the main flag accepts.
 
@@ -121,7 +128,7 @@ class Field:
         if self.read is not None:
             return self.read(value)
         if self.kind == "flag":
-            return _boolean(value)
+            return parse_flag(value)
         if self.kind == "count":
             return _count(value)
         if self.kind == "size":
@@ -143,7 +150,8 @@ class Field:
         return text
 
 
-def _boolean(value: object) -> bool:
+def parse_flag(value: object) -> bool:
+    """Return whether a value means "on"; a ValueError if it means neither on nor off."""
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower()

@@ -90,11 +90,6 @@ NO_OPS: tuple[NoOp, ...] = (
         "none",
     ),
     NoOp("--disable-fastapi-docs", "there are no documentation pages", "none"),
-    NoOp(
-        "--disable-uvicorn-access-log --disable-access-log",
-        "--access-log says which requests are logged (off: none)",
-        "none",
-    ),
     NoOp("--max-log-len", "no text of requests is logged"),
     NoOp("--enable-request-id-headers", "every response has an X-Request-Id", "none"),
     NoOp("--enable-prompt-tokens-details", "usage always contains them", "none"),

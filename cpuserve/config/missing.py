@@ -100,6 +100,10 @@ _VLLM = (
         "traces are not supported yet; /metrics has timings",
     ),
     Missing(
+        "--disable-access-log-for-endpoints",
+        "health checks and metrics have lines only with --access-log all",
+    ),
+    Missing(
         "--enable-log-requests --log-config-file",
         "use --access-log all to log one line per request, without its text",
     ),

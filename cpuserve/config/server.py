@@ -11,7 +11,16 @@ from typing import Annotated
 
 import msgspec
 
-from cpuserve.config.field import SERVER, at_least, fields_of, named, not_empty, option
+from cpuserve.config.field import (
+    SERVER,
+    Alias,
+    at_least,
+    fields_of,
+    named,
+    not_empty,
+    option,
+    parse_flag,
+)
 from cpuserve.config.values import parse_duration
 
 _option = partial(option, SERVER, server=True)
@@ -43,6 +52,11 @@ def _keys(value: list[str]) -> None:
     if not all(key.strip() and key.isascii() for key in value):
         msg = "keys must be ASCII text and not empty"
         raise ValueError(msg)
+
+
+def _off(text: str) -> str:
+    """Return the value of --access-log for a flag of vLLM that switches its log off."""
+    return "off" if parse_flag(text) else "errors"
 
 
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -222,6 +236,10 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         _option(
             "Which requests get a line in the log: errors (requests that fail or lose their "
             "client), all (with /health and /metrics; no line is left out), off.",
+            aliases=(
+                Alias("--disable-uvicorn-access-log", _off, "off", bare=True),
+                Alias("--disable-access-log", _off, "off", bare=True),
+            ),
             choices=("errors", "all", "off"),
             metavar="WHICH",
         ),

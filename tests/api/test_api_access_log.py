@@ -12,6 +12,7 @@ import pytest
 from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.server import make_server
 from cpuserve.config.server import ServerOptions
+from cpuserve.engine.ipc import Output
 from cpuserve.log import Limited, OneLine
 from tests.api.fakes import Api
 from tests.api.test_api_request_log import GENERATING, LINE, SECRET
@@ -87,6 +88,41 @@ def test_a_stream_is_one_line(written, path):
     assert Api(access=AccessLog("all")).post(path, **body).status_code == 200
     (line,) = written()
     assert int(read(line)["done"]) > 0
+
+
+def in_pairs(engine, number, prompt, params):
+    """Yield tokens as steps with drafts do: two in each step but the first, an accepted draft."""
+    yield Output(number, [5])
+    yield Output(number, [6, 7])
+    yield Output(number, [8, 9], "length")
+
+
+@pytest.mark.parametrize("has_drafts", [True, False])
+def test_a_line_has_the_drafts_that_the_model_accepted(written, has_drafts):
+    for as_json in (False, True):
+        api = Api(in_pairs, access=AccessLog("all", as_json=as_json))
+        api.context.metrics.drafts = has_drafts
+        api.complete(max_tokens=5)
+    text, told = written()
+    assert read(text)["accepted"] == ("2" if has_drafts else None)
+    assert json.loads(told)["accepted_tokens"] == (2 if has_drafts else None)
+
+
+def test_a_beam_search_has_times_and_an_end(written):
+    api = Api(access=AccessLog("all", as_json=True))
+    assert api.complete(use_beam_search=True, n=2, max_tokens=2).status_code == 200
+    told = json.loads(*written())
+    assert 0 <= told["queue_s"] <= told["first_token_s"] <= told["total_s"]
+    assert told["end"] == ["length"]
+
+
+def test_a_line_of_questions_that_share_a_beginning_says_why_they_ended(written):
+    api = Api(access=AccessLog("all", as_json=True))
+    prompt = list(range(40))
+    assert api.complete(prompt=[[*prompt, 1], [*prompt, 2]], max_tokens=2).status_code == 200
+    told = json.loads(*written())
+    assert told["end"] == ["length"]
+    assert told["completion_tokens"] == 4
 
 
 def test_which_requests_have_a_line(written):

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
+from cpuserve.cli import flags
 from cpuserve.config.env import read_env
 from cpuserve.config.field import GROUPS, Alias, fields_of, option
 from cpuserve.config.fields import BY_NAME, FIELDS, NO_OPS, keywords
@@ -224,10 +225,10 @@ def test_every_field_is_an_attribute_of_its_options():
 
 
 def test_no_flag_or_variable_means_two_things():
-    flags = [flag for f in FIELDS for flag in f.all_flags]
+    every_flag = [flag for f in FIELDS for flag in f.all_flags]
     variables = [f.env for f in FIELDS if f.env] + [a.name for f in FIELDS for a in f.env_aliases]
     taken = [n for no_op in NO_OPS for n in no_op.names]
-    names = flags + variables + taken
+    names = every_flag + variables + taken
     assert len(names) == len(set(names))
 
 
@@ -497,3 +498,20 @@ def test_adapters_may_be_given_as_in_vllm(value):
 def test_one_adapter_may_be_an_object():
     for value in (ADAPTER, json.dumps(ADAPTER), [ADAPTER]):
         assert from_arguments({"lora_modules": value}, environ={}).options.lora_modules == ["x=y,z"]
+
+
+@pytest.mark.parametrize("flag", ["--disable-uvicorn-access-log", "--disable-access-log"])
+def test_flags_of_vllm_switch_the_access_log_off(flag):
+    parser = flags.Parser(prog="cpuserve serve")
+    flags.add_options(parser, server=True)
+    found = flags.asked(parser.parse_args(["smollm2:135m", flag, "--port", "1"]))
+    assert (found.server.access_log, found.server.port) == ("off", 1)
+    found = flags.asked(parser.parse_args([flag, "--access-log", "all", "smollm2:135m"]))
+    assert (found.server.access_log, found.options.model) == ("all", "smollm2:135m")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", "off"), ("false", "errors")])
+def test_a_config_file_of_vllm_switches_the_access_log_off(tmp_path, value, expected):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"disable-uvicorn-access-log: {value}\n")
+    assert load_options({}, config_file=str(file), environ={}).server.access_log == expected

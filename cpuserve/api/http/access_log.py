@@ -71,6 +71,7 @@ def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
         facts.append(f"{found.usage.prompt} + {found.usage.completion} tokens")
         details += [f"cached {found.usage.cached}"] if found.usage.cached else []
         details += [f"thought {found.usage.reasoning}"] if found.usage.reasoning else []
+        details += [f"accepted {found.accepted}"] if found.accepted else []
         details += [] if found.queue_s is None else [f"queue {found.queue_s:.3f} s"]
         details += [] if found.first_s is None else [f"first token {found.first_s:.3f} s"]
         details += [f"end {' '.join(found.reasons)}"] if found.reasons else []
@@ -105,6 +106,7 @@ def _json(record: RequestRecord, method: str, path: str, caller: str) -> str:
             "cached_tokens": found.usage.cached,
             "completion_tokens": found.usage.completion,
             "reasoning_tokens": found.usage.reasoning,
+            "accepted_tokens": found.accepted,
             "queue_s": found.queue_s and round(found.queue_s, 6),
             "first_token_s": found.first_s and round(found.first_s, 6),
             "end": list(found.reasons),

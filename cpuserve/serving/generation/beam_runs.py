@@ -43,6 +43,8 @@ async def beam_events(
     num_prompt, most = len(first.prompt.ids), params.max_tokens or 0
     who = params.caller, params.adapter or ""
     meters = [metrics.start(num_prompt, most, first.n, *who) for _ in sequences]
+    for sequence, meter in zip(sequences, meters, strict=True):
+        sequence.meter = meter
     reasons = ["error"] * len(sequences)
     try:
         run = _Run(context, sequences, rules)

@@ -250,11 +250,18 @@ class Generation:
 
     def usage(self) -> TokenUsage:
         """Return the token counts so far."""
-        prompt_tokens = sum(each.prompt_tokens for each in self._rounds)
+        return usage_of(sum(each.prompt_tokens for each in self._rounds), self.all_sequences)
+
+    @property
+    def all_sequences(self) -> list[SequenceRequest]:
+        """The sequences of all rounds so far, and the one that computes a shared beginning."""
         first = [] if self._beginning is None else [self._beginning]
-        return usage_of(
-            prompt_tokens, [*first, *(s for each in self._rounds for s in each.sequences)]
-        )
+        return [*first, *self.shown_sequences]
+
+    @property
+    def shown_sequences(self) -> list[SequenceRequest]:
+        """The sequences of all rounds so far."""
+        return [sequence for each in self._rounds for sequence in each.sequences]
 
     @property
     def searches_tools(self) -> bool:
@@ -492,7 +499,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                         sequence.cached_tokens = output.cached_tokens
                         if (why := cache_miss(sequence)) is not None:
                             metrics.on_cache_miss(str(why["reason"]))
-                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    sampled = len(output.tokens)
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled, sampled)
                     sequence.count(count, run.num_reasoning)
                     if events := pace.push(events, ends=run.finish is not None):
                         yield events

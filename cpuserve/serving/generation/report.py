@@ -1,4 +1,4 @@
-"""The report of a generation for the access log: tokens, times and why it ended."""
+"""The report of a generation, for the access log and for traces: tokens, times, why it ended."""
 
 from __future__ import annotations
 
@@ -11,34 +11,67 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Times of a generation as time.monotonic(); None = not yet.
+
+    prepared: when the prompts had been rendered and tokenized.
+    arrived: when the first sequence was sent to the engine.
+    scheduled: when the engine first ran a sequence.
+    first, last: the first output, and the last output with tokens.
+    """
+
+    prepared: float
+    arrived: float | None = None
+    scheduled: float | None = None
+    first: float | None = None
+    last: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationReport:
     """The state of a generation now.
 
     model: the first name of the model that serves it.
-    queue_s: seconds until the engine first ran a sequence; None = none has run.
-    first_s: seconds until the first output; None = there is none.
     reasons: why the sequences ended, each reason once.
+    accepted: draft tokens that the model accepted; None = the model has no drafts.
     """
 
     usage: TokenUsage
     model: str
     adapter: str | None
-    queue_s: float | None
-    first_s: float | None
+    times: Times
     reasons: tuple[str, ...]
+    accepted: int | None
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until the engine first ran a sequence; None = none has run."""
+        arrived, scheduled = self.times.arrived, self.times.scheduled
+        return None if arrived is None or scheduled is None else max(0.0, scheduled - arrived)
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds until the first output; None = there is none."""
+        arrived, first = self.times.arrived, self.times.first
+        return None if arrived is None or first is None else first - arrived
 
 
 def report_of(generation: Generation) -> GenerationReport:
     """Return the report of a generation that runs or has ended."""
-    meters = [sequence.meter for sequence in generation.sequences if sequence.meter is not None]
-    begun = min((meter.arrival for meter in meters), default=0.0)
-    scheduled = min((meter.scheduled for meter in meters if meter.first), default=None)
-    first = min((meter.first for meter in meters if meter.first), default=None)
+    meters = [each.meter for each in generation.all_sequences if each.meter is not None]
+    shown = [each.meter for each in generation.shown_sequences if each.meter is not None]
+    ran = [meter for meter in meters if meter.first]
     return GenerationReport(
         generation.usage(),
         generation.context.model_names[0],
         generation.call.adapter,
-        None if scheduled is None else max(0.0, scheduled - begun),
-        None if first is None else first - begun,
-        tuple(dict.fromkeys(meter.reason for meter in meters if meter.reason)),
+        Times(
+            generation.sequences[0].started,
+            min((meter.arrival for meter in meters), default=None),
+            min((meter.scheduled for meter in ran), default=None),
+            min((meter.first for meter in ran), default=None),
+            max((meter.last for meter in ran if meter.last), default=None),
+        ),
+        tuple(dict.fromkeys(meter.reason for meter in shown if meter.reason)),
+        sum(meter.accepted for meter in meters) if generation.context.metrics.drafts else None,
     )
