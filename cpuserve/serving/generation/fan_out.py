@@ -51,6 +51,7 @@ class SequenceRequest:
     meter: its times, while it runs and afterwards; None before.
     recent: the record of the prompt, which gets the response at its end; None = no record.
     response_ids: all tokens of the response, when it has ended.
+    accepted_tokens: draft tokens that the model accepted.
     """
 
     index: int
@@ -66,6 +67,7 @@ class SequenceRequest:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0
     held: bool = False
     waits: bool = False
     num_queued: int = 0
@@ -77,10 +79,16 @@ class SequenceRequest:
     meter: Meter | None = None
     response_ids: Sequence[int] = ()
 
-    def count(self, tokens: int, reasoning: int) -> None:
-        """Add `tokens` new tokens; reasoning: how many tokens are thoughts so far."""
+    def count(self, tokens: int, reasoning: int, sampled: int = 0) -> None:
+        """Add `tokens` new tokens.
+
+        reasoning: how many tokens are thoughts so far.
+        sampled: how many tokens one step of the engine sampled; all but one were draft tokens.
+        """
         self.completion_tokens += tokens
         self.reasoning_tokens = reasoning
+        if sampled > 1:
+            self.accepted_tokens += sampled - 1
 
     def progress_of(self, output: Output) -> PromptProgress:
         """Return the event of an output that only reports the prompt's progress."""

@@ -499,9 +499,8 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                         sequence.cached_tokens = output.cached_tokens
                         if (why := cache_miss(sequence)) is not None:
                             metrics.on_cache_miss(str(why["reason"]))
-                    sampled = len(output.tokens)
-                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled, sampled)
-                    sequence.count(count, run.num_reasoning)
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    sequence.count(count, run.num_reasoning, len(output.tokens))
                     if events := pace.push(events, ends=run.finish is not None):
                         yield events
                     if run.finish is not None or run.turns:

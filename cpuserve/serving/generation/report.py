@@ -73,5 +73,7 @@ def report_of(generation: Generation) -> GenerationReport:
             max((meter.last for meter in ran if meter.last), default=None),
         ),
         tuple(dict.fromkeys(meter.reason for meter in shown if meter.reason)),
-        sum(meter.accepted for meter in meters) if generation.context.metrics.drafts else None,
+        sum(each.accepted_tokens for each in generation.shown_sequences)
+        if generation.context.metrics.drafts
+        else None,
     )
