@@ -238,7 +238,6 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.loader.generation import recommended
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
-    from cpuserve.program.barriers import num_barriers
 
     files = _ModelFiles(path)
     config, weight_bytes, quantization = _read(files)
@@ -268,7 +267,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         table_bytes=_table_bytes(program, files, config) if program else 0,
         rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
         vocab=0 if spec.pooled or program is None else spec.vocab,
-        barriers=num_barriers(program) if program else 0,
+        barriers=program.barriers if program else 0,
         activation_width=_activation_width(spec),
         selected_floats=_selected_floats(program) if program else 0,
         has_program=has_program,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from cpuserve.bench.forecast import Forecast, told_seconds
 from cpuserve.bench.plan import (
     OVERHEAD_CONTEXT,
     OVERHEAD_STEPS,
@@ -498,3 +497,30 @@ class StepBench:
     ) -> None:
         """Emit a record of a metric that should be small, such as a time."""
         self.emit(record(name, unit, samples, self.where, better="less", parameters=shape))
+
+
+class Forecast:
+    """Predicts the seconds of prompts and of decode steps.
+
+    The first prompt is short, so the first prediction for long prompts is usually too long.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._seconds = 0.0
+
+    def saw_prompt(self, tokens: int, seconds: float) -> None:
+        """Record that a prompt, or several at a time, took `seconds`. Long ones count more."""
+        if tokens >= self._tokens:
+            self._tokens, self._seconds = tokens, seconds
+
+    def prompt(self, tokens: int) -> float:
+        """Return the expected seconds of prompts with `tokens` tokens together."""
+        return self._seconds * tokens / self._tokens if self._tokens else 0.0
+
+
+def told_seconds(seconds: float) -> str:
+    """Return an expected time as text, such as "about 40 s" or "about 3 minutes"."""
+    if seconds < 1.5:
+        return "about a second"
+    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"

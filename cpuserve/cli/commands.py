@@ -15,10 +15,10 @@ from cpuserve.prepare import Prepared, find, model_facts, model_name, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cpuserve.api.lifecycle.serve import ProgressFn
-    from cpuserve.config.engine import Decision
+    from cpuserve.config.engine import Decision, EngineConfig
     from cpuserve.config.load import Asked
     from cpuserve.config.options import EngineOptions
     from cpuserve.config.several import NamedModel
@@ -92,17 +92,46 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print each setting with its source and its reason."""
-    from cpuserve.cli.response_format import response_decisions
     from cpuserve.config.decisions import render_json, server_decisions
 
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
-    of_responses = response_decisions(resolved.config, asked.sources)
+    of_responses = _response_decisions(resolved.config, asked.sources)
     decisions = [*resolved.decisions, *of_responses, *of_server]
     say(render_json(decisions) if args.json else _table(decisions, columns(sys.stdout)))
     return 0
+
+
+def _response_decisions(config: EngineConfig, sources: Mapping[str, str]) -> list[Decision]:
+    """Return how the model writes tool calls and thoughts; [] for an embedding model.
+
+    sources: the source of the value of each option, such as a flag or the config file.
+    """
+    from cpuserve.config.engine import Decision
+    from cpuserve.errors import ModelError
+    from cpuserve.serving.tools.learn import learn_format, parsers_of
+    from cpuserve.serving.tools.thoughts import NO_THOUGHTS
+    from cpuserve.tokenizer.load import load_tokenizer
+
+    if config.pooling != "none":
+        return []
+    try:
+        template = load_tokenizer(config.tokenizer_path, config.chat_template)[1]
+        found = learn_format(template, *parsers_of(config))
+    except ModelError as error:
+        return [Decision("tool_calls", None, "default", None, str(error))]
+    name = None if found.calls is None else found.calls.name
+    tags = None if found.tags in (None, NO_THOUGHTS) else f"{found.tags.open} {found.tags.close}"
+    chosen = [None if name == "auto" else name for name in parsers_of(config)]
+    calls, thoughts = (
+        sources.get(option, "default") for option in ("tool_call_parser", "reasoning_parser")
+    )
+    return [
+        Decision("tool_calls", chosen[0], calls, name, found.why),
+        Decision("thoughts", chosen[1], thoughts, tags, found.why_tags),
+    ]
 
 
 def _table(decisions: Sequence[Decision], width: int | None) -> str:

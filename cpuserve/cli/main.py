@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from cpuserve.cli.bench_flags import add_bench, number
@@ -87,6 +87,22 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
+def version_text(version: str, levels: Sequence[str], facts: Mapping[str, str], error: str) -> str:
+    """Return the output of --version; CpuPlatform.build returns all arguments but the first."""
+    lines = [f"cpuserve {version}"]
+    if error:
+        return "\n".join([*lines, f"  kernels   none: {error}"])
+    built = f"{facts['compiler']} ({facts['build_type']}), {facts['c_library']}"
+    return "\n".join(
+        [
+            *lines,
+            f"  levels    {', '.join(levels)} (CPUSERVE_LEVELS={facts['levels']})",
+            f"  built     for {facts['arch']} and Python {facts['python']}, with {built}",
+            f"  baseline  {facts['baseline']} outside the kernels",
+        ]
+    )
+
+
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     if not argv:
@@ -94,9 +110,10 @@ def _run(argv: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if args.version:
-        from cpuserve.cli.build_info import render
+        from cpuserve.platforms.cpu import CpuPlatform
+        from cpuserve.version import version
 
-        print(render())
+        print(version_text(version(), *CpuPlatform().build()))
         return 0
     if args.command is None:
         refuse_unknown(parser, unknown)

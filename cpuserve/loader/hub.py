@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -15,7 +16,6 @@ from cpuserve.config.env import cache_dir
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, ProgressFn, fetch_builtin
-from cpuserve.loader.conversion import find_conversion, has_safetensors
 from cpuserve.loader.gguf.parts import model_files, part_names
 from cpuserve.loader.load import find_model, no_model
 from cpuserve.loader.mapped import not_permitted
@@ -498,3 +498,42 @@ def _type_of(name: str) -> str:
 def _ends_with(name: str, wanted: str) -> bool:
     stem = _END.sub("", name).lower()
     return f"/{stem}".endswith(tuple(f"{mark}{wanted.lower()}" for mark in "-./"))
+
+
+# Anyone may open a pull request with arbitrary weights.
+# Only the conversions by this account of the hub have the same weights as the repository.
+BOT = "SFconvertbot"
+CONVERSIONS_TRIED = 5
+
+
+def has_safetensors(names: list[str]) -> bool:
+    """Whether a repository with these files has safetensors of the model itself.
+
+    Only files outside of folders count: folders contain modules of sentence-transformers.
+    """
+    return any(n.endswith(".safetensors") and "/" not in n for n in names)
+
+
+def find_conversion(
+    repo: str, names_at: Callable[[str], list[str]]
+) -> tuple[str, list[str]] | None:
+    """Return (revision "refs/pr/N", its files) of an open conversion pull request, or None.
+
+    names_at: a function that returns the files of a revision.
+    Exceptions of this function and of the hub library are passed on.
+    """
+    from huggingface_hub import HfApi
+
+    requests = HfApi().get_repo_discussions(
+        repo, author=BOT, discussion_type="pull_request", discussion_status="open"
+    )
+    for request in islice(requests, CONVERSIONS_TRIED):
+        # The query already filters by author, type and status. They are checked again for safety,
+        # because anyone could have written the weights of another pull request.
+        if request.author != BOT or not request.is_pull_request or request.status != "open":
+            continue
+        revision = f"refs/pr/{request.num}"
+        names = names_at(revision)
+        if has_safetensors(names):
+            return revision, names
+    return None

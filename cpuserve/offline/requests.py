@@ -1,22 +1,133 @@
-"""The methods of `LLM` that make the requests of a call and run them."""
+"""The methods of `LLM` that make requests, run them, and control the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
+from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.llm_arguments import PromptInput, Tokenization, text_and_ids
 from cpuserve.offline.adapters import AdapterMethods
-from cpuserve.offline.control import ControlMethods
 from cpuserve.offline.jobs import UseTqdm, progress
+from cpuserve.offline.metrics import Metric, metrics_of
 from cpuserve.outputs import RequestOutput
 from cpuserve.serving.generation.batch import BatchItem, run_batch
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.inline import InlineClient
     from cpuserve.serving.calls.events import Choice
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.tokenizer.cut import Cut
     from cpuserve.tokenizer.tokenizer import Tokenizer
+
+_OF_STEPS = ("vllm:iteration_tokens_total",)  # only the server observes each step
+MODES = ("abort", "wait", "keep")
+
+
+class ControlMethods:
+    """The methods of LLM that control its engine. They wait until the engine has done it."""
+
+    config: EngineConfig
+    _client: InlineClient
+    _adapters: dict[str, str]
+    _asleep: bool
+    _context: ModelContext
+    _chats: dict[str | None, ModelContext]
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Remove all cached prefixes; return True.
+
+        reset_running_requests: has no effect, because no request runs between two calls.
+
+        Raises:
+            InvalidRequest: reset_connector is set: blocks in offload tiers stay.
+        """
+        del reset_running_requests
+        if reset_connector:
+            msg = "reset_connector is not supported, because blocks in offload tiers stay: omit it"
+            raise InvalidRequest(msg, param="reset_connector")
+        self._check_awake()
+        self._client.ask_now("reset_prefix_cache")
+        return True
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """End the engine, which frees the memory of weights and KV cache, until `wake_up`.
+
+        level: 1 or 2, which have the same effect: `wake_up` loads the files of the model again.
+        mode: "abort", "wait" or "keep", without effect, because no request runs between two calls.
+
+        Raises:
+            InvalidRequest: the level or the mode is unknown.
+        """
+        if level not in (1, 2) or mode not in MODES:
+            msg = f"sleep takes the levels 1 and 2 and the modes {', '.join(MODES)}"
+            raise InvalidRequest(msg, param="level")
+        self._asleep = True
+        self._client.shutdown()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Start the engine again, with the adapters that were loaded; nothing if it is awake.
+
+        tags: has no effect, because the weights and the KV cache wake together.
+
+        Raises:
+            StartupError: the engine cannot start, or the files of the model have changed.
+        """
+        del tags
+        if not self._asleep:
+            return
+        self._client = client = self._start_engine()
+        self._asleep = False
+        for context in self._contexts():
+            context.client = cast("EngineClient", weakref.proxy(client))
+        fixed = self.config.adapters
+        for name in fixed.keys() - self._adapters.keys():
+            client.ask_now("unload_adapter", name=name)
+        for name, path in self._adapters.items():
+            if fixed.get(name) != path:
+                client.ask_now("stage_adapter", name=name, path=path, in_place=True)
+                client.ask_now("use_adapter", name=name)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the metrics that vLLM has as well, with their values now."""
+        from cpuserve.metrics.families import server_families
+
+        families = server_families(next(self._contexts()).metrics)
+        return metrics_of(each for each in families if each.name not in _OF_STEPS)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return the number of ranks, which are groups of threads in this process.
+
+        include_dp: has no effect, because `LLM` has one engine.
+        """
+        del include_dp
+        return self.config.tensor_parallel_size
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing, because prompts are text, and there is no cache of images or audio."""
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            msg = "the model sleeps: call wake_up()"
+            raise EngineDead(msg)
+
+    def _start_engine(self) -> InlineClient:
+        """Return a client of a new engine that is ready."""
+        from cpuserve.engine.inline import InlineClient
+
+        client = InlineClient(self.config)
+        client.start()
+        return client
+
+    def _contexts(self) -> Iterator[ModelContext]:
+        """Yield all contexts of the model."""
+        yield self._context
+        yield from self._chats.values()
 
 
 class RequestMethods(AdapterMethods, ControlMethods):

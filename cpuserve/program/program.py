@@ -95,6 +95,15 @@ class Program:
         found = (getattr(op, "rope", None) for op in self.ops)
         return {rope for rope in found if rope is not None}
 
+    @property
+    def barriers(self) -> int:
+        """Return the number of barriers in a step of one token.
+
+        A barrier follows each op that is divided into tasks for several threads (`Op.claimed`).
+        The last thread to arrive at a barrier runs all ops up to the next op with such tasks.
+        """
+        return sum(op.claimed for op in self.ops)
+
 
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the cache group of each layer.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.bench.forecast import Forecast, told_seconds
+from cpuserve.bench.step import Forecast, told_seconds
 
 
 def test_the_longest_prompt_predicts_the_others():

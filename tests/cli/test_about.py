@@ -3,7 +3,7 @@
 import platform
 
 from cpuserve.cli import main as cli
-from cpuserve.cli.build_info import text
+from cpuserve.cli.main import version_text
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.version import version
 
@@ -28,4 +28,4 @@ def test_the_levels_of_this_cpu_are_levels_of_the_build():
 
 
 def test_an_installation_without_kernels_says_why():
-    assert text("1.2", (), {}, "no file") == "cpuserve 1.2\n  kernels   none: no file"
+    assert version_text("1.2", (), {}, "no file") == "cpuserve 1.2\n  kernels   none: no file"

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from cpuserve.cli.chat import HELP, Conversation
-from cpuserve.cli.line_input import AGAIN_S, Lines, interruptible
+from cpuserve.cli.chat import AGAIN_S, HELP, Conversation, Lines, interruptible
 from cpuserve.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answer to hello"}]

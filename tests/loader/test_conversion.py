@@ -11,7 +11,7 @@ import pytest
 
 from cpuserve.errors import ModelError
 from cpuserve.loader import hub
-from cpuserve.loader.conversion import BOT
+from cpuserve.loader.hub import BOT
 
 PICKLES = ["config.json", "tokenizer.json", "pytorch_model.bin", "convert.py"]
 CONVERTED = [*PICKLES, "model.safetensors"]

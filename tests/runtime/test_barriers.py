@@ -9,7 +9,6 @@ from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.barriers import num_barriers
 from cpuserve.program.lower import Lowering
 from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
@@ -98,6 +97,6 @@ def test_the_program_counts_the_barriers_of_a_step_of_one_token(family):
 
     def count(**overrides):
         config = open_checkpoint(tiny_model(family, **overrides)).config
-        return num_barriers(build_program(spec_from_config(config)))
+        return build_program(spec_from_config(config)).barriers
 
     assert count(**one_more_layer(family)) - count() == LAYERS[family][0]
