@@ -30,10 +30,10 @@ class Pauses:
 
 
 PAUSES = Pauses()
-# Why tasks have failed, with their titles, and references to all tasks:
+# Why tasks have failed, with their titles, and references to all tasks with their titles:
 # asyncio itself has only weak references to tasks.
 _troubles: dict[asyncio.Task[None], tuple[str, str]] = {}
-_tasks: set[asyncio.Task[None]] = set()
+_tasks: dict[asyncio.Task[None], str] = {}
 
 
 def keep(
@@ -47,7 +47,7 @@ def keep(
     name: the work in a few words, for the log and for /health.
     """
     task = asyncio.get_running_loop().create_task(_keep(name, work, pauses or PAUSES))
-    _tasks.add(task)
+    _tasks[task] = name
     task.add_done_callback(_forget)
     return task
 
@@ -57,8 +57,14 @@ def troubles() -> dict[str, str]:
     return dict(_troubles.values())
 
 
+def running() -> dict[str, bool]:
+    """Return whether each background task works now, by its title; see `troubles`."""
+    failed = troubles()
+    return {title: title not in failed for title in _tasks.values()}
+
+
 def _forget(task: asyncio.Task[None]) -> None:
-    _tasks.discard(task)
+    _tasks.pop(task, None)
     _troubles.pop(task, None)
 
 

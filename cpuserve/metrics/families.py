@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from inspect import signature
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -11,7 +15,14 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics.exposition import (
+    CONTENT_TYPE_LATEST,
+)
+from prometheus_client.openmetrics.exposition import (
+    generate_latest as open_text,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from cpuserve.metrics.figures import CpuSample, ReplicaFigures, StepStats
 from cpuserve.metrics.histogram import BucketHistogram
@@ -187,8 +198,21 @@ def _histograms(metrics: ServerMetrics) -> Iterable[Metric]:
     for name, attribute, text in HISTOGRAMS:
         histogram: BucketHistogram = getattr(metrics, attribute)
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(metrics.labels))
-        family.add_metric(list(metrics.labels.values()), histogram.cumulative(), histogram.sum)
+        family.add_metric(list(metrics.labels.values()), _buckets(histogram), histogram.sum)
         yield family
+
+
+def _buckets(
+    histogram: BucketHistogram,
+) -> Sequence[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Return (upper bound, number of values up to it, an exemplar if there is one) of buckets."""
+    since = time.time() - time.monotonic()
+    return [
+        (bound, count)
+        if example is None
+        else (bound, count, Exemplar(dict(example[0]), example[1], since + example[2]))
+        for (bound, count), example in zip(histogram.cumulative(), histogram.examples, strict=True)
+    ]
 
 
 def _callers(metrics: ServerMetrics) -> Iterable[Metric]:
@@ -248,16 +272,56 @@ def _cpu(cpu: CpuSample, labels: Mapping[str, str]) -> Iterable[Metric]:
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS, OPEN_CONTENT_TYPE = "application/openmetrics-text", CONTENT_TYPE_LATEST
+# Newer versions of the library write the colon in a name as "_", unless all characters may stay.
+_AS_THEY_ARE = {"escaping": "allow-utf-8"} if "escaping" in signature(open_text).parameters else {}
+_open_text: Callable[..., bytes] = partial(open_text, **_AS_THEY_ARE)
+# The most characters of the names and values of an exemplar's labels (OpenMetrics 1.0).
+MOST_IN_EXEMPLAR = 128
 
 
-def exposition(families: Iterable[Metric]) -> bytes:
+def exposition(families: Iterable[Metric], *, openmetrics: bool = False) -> bytes:
     """Return metric families in the text format of Prometheus (CONTENT_TYPE).
 
     Families with the same name become one family with all of their samples, told apart by labels.
+    openmetrics: use the format OpenMetrics (OPEN_CONTENT_TYPE), which has exemplars.
     """
     registry = CollectorRegistry()
     registry.register(_Families(families))
-    return generate_latest(registry)
+    return _open_text(registry) if openmetrics else generate_latest(registry)
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Return whether an Accept header lists OpenMetrics, and not with less weight than text."""
+    weights: dict[str, float] = {}
+    for item in accept.split(","):
+        name, *parameters = (part.strip() for part in item.lower().split(";"))
+        given = [each[2:] for each in parameters if each.startswith("q=")]
+        try:
+            weight = float(given[0]) if given else 1.0
+        except ValueError:
+            weight = 0.0
+        weights[name] = max(weight, weights.get(name, 0.0))
+    asked = weights.get(OPEN_METRICS, 0.0)
+    return asked > 0 and asked >= weights.get("text/plain", 0.0)
+
+
+def exemplar_labels(request_id: str, traceparent: str = "") -> dict[str, str]:
+    """Return the labels that name a request in exemplars: its trace, and its id if it fits.
+
+    traceparent: the header of W3C Trace Context, or another text, which is ignored.
+    """
+    trace = _TRACEPARENT.fullmatch(traceparent)
+    labels = {"trace_id": trace[1]} if trace else {}
+    room = MOST_IN_EXEMPLAR - sum(len(name) + len(value) for name, value in labels.items())
+    if len("request_id") + len(request_id) <= room:
+        labels["request_id"] = request_id
+    return labels
+
+
+_TRACEPARENT = re.compile(
+    r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}.*"
+)
 
 
 class _Families(Collector):

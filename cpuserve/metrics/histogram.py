@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # The bounds follow vLLM (v1/metrics/loggers.py, v0.30), because alerting rules use them.
 TTFT_S = (
@@ -22,20 +22,35 @@ ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 PARAMS_N = (1, 2, 5, 10, 20)
 
 
-class BucketHistogram:
-    """A histogram: counts per bucket and a sum; for use on one thread."""
+# Labels that name a request, a value of it, and time.monotonic() when it was observed.
+Example = tuple[Mapping[str, str], float, float]
 
-    __slots__ = ("bounds", "counts", "sum")
+
+class BucketHistogram:
+    """A histogram: counts per bucket and a sum; for use on one thread.
+
+    examples: the last value of each bucket that belongs to a named request, or None.
+    """
+
+    __slots__ = ("bounds", "counts", "examples", "sum")
 
     def __init__(self, bounds: Iterable[float]) -> None:
         self.bounds = tuple(float(b) for b in bounds)
         self.counts = [0] * (len(self.bounds) + 1)
+        self.examples: list[Example | None] = [None] * len(self.counts)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count `value` in the first bucket with an upper bound of at least `value`."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, of: Mapping[str, str] | None = None, now: float = 0.0) -> None:
+        """Count `value` in the first bucket with an upper bound of at least `value`.
+
+        of: labels that name the request; None or empty = the bucket keeps its example.
+        now: time.monotonic().
+        """
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if of:
+            self.examples[bucket] = of, value, now
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper bound, number of values up to it) of all buckets, ending with +Inf."""

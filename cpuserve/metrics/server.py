@@ -1,6 +1,6 @@
 """Observations of a model's sequences: times, counts and histograms.
 
-Observations are plain additions made on the event loop's thread: no locks and no objects per token.
+Observations are plain additions made on the event loop's thread, without locks.
 families.py converts them to metrics when /metrics is read.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from cpuserve.metrics.figures import CpuSample, ReplicaFigures, StepStats
@@ -27,6 +28,8 @@ MAX_CALLERS = 100
 # How many ended sequences `sequences` remembers.
 MAX_ENDED = 200
 FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
+# Labels that name the HTTP request which the current task serves, for exemplars of histograms.
+SERVED: ContextVar[Mapping[str, str] | None] = ContextVar("served", default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,7 @@ class Sequence:
 
     arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet.
     reason: why the sequence ended.
+    of: labels that name its HTTP request; None outside of a request.
     """
 
     number: int
@@ -51,6 +55,7 @@ class Sequence:
     reason: str = ""
     tokens: int = 0
     cached_tokens: int = 0
+    of: Mapping[str, str] | None = field(default_factory=SERVED.get)
 
 
 class ServerMetrics:
@@ -140,12 +145,12 @@ class ServerMetrics:
         if sequence.first == 0.0:
             sequence.first = now
             sequence.scheduled = scheduled or sequence.arrival
-            self.ttft.observe(now - sequence.arrival)
+            self.ttft.observe(now - sequence.arrival, sequence.of, now)
             self.prompt_tokens += sequence.prompt_tokens
             self.cached_tokens += cached_tokens
             sequence.cached_tokens = cached_tokens
         elif tokens:
-            self.itl.observe(now - sequence.last)
+            self.itl.observe(now - sequence.last, sequence.of, now)
         if tokens:
             sequence.last = now
             sequence.tokens += tokens
@@ -170,22 +175,28 @@ class ServerMetrics:
         sequence.ended, sequence.reason = now, reason
         self._active.pop(sequence.number, None)
         self._ended.append(sequence)
-        self.e2e.observe(now - sequence.arrival)
-        self.request_prompt.observe(sequence.prompt_tokens)
-        self.request_generation.observe(sequence.tokens)
-        self.request_max_tokens.observe(sequence.tokens)
-        self.params_max_tokens.observe(sequence.max_tokens)
-        self.params_n.observe(sequence.n)
         self._count_caller(sequence)
-        if sequence.first == 0.0:
-            return
-        last = sequence.last or sequence.first
-        self.queue.observe(max(0.0, sequence.scheduled - sequence.arrival))
-        self.prefill.observe(sequence.first - sequence.scheduled)
-        self.decode.observe(last - sequence.first)
-        self.inference.observe(last - sequence.scheduled)
-        if sequence.tokens > 1:
-            self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
+        observed: list[tuple[BucketHistogram, float]] = [
+            (self.e2e, now - sequence.arrival),
+            (self.request_prompt, sequence.prompt_tokens),
+            (self.request_generation, sequence.tokens),
+            (self.request_max_tokens, sequence.tokens),
+            (self.params_max_tokens, sequence.max_tokens),
+            (self.params_n, sequence.n),
+        ]
+        if sequence.first:
+            last = sequence.last or sequence.first
+            observed += [
+                (self.queue, max(0.0, sequence.scheduled - sequence.arrival)),
+                (self.prefill, sequence.first - sequence.scheduled),
+                (self.decode, last - sequence.first),
+                (self.inference, last - sequence.scheduled),
+            ]
+            if sequence.tokens > 1:
+                per_token = (last - sequence.first) / (sequence.tokens - 1)
+                observed.append((self.per_token, per_token))
+        for histogram, value in observed:
+            histogram.observe(value, sequence.of, now)
 
     def _count_caller(self, sequence: Sequence) -> None:
         known = sequence.caller in self.callers or len(self.callers) < MAX_CALLERS

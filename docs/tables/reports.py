@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.status.metrics import AdapterMetrics
+from cpuserve.api.status.metrics import AdapterMetrics, store_families, task_families
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.support_tables import markdown
 from cpuserve.engine.client import ReplicaStatus
@@ -17,6 +17,7 @@ from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.processes import PageFigures, RoleFigures, page_families, process_families
 from cpuserve.metrics.server import ServerMetrics
 
 
@@ -34,7 +35,15 @@ def metrics() -> str:
     )
     server.on_cache_miss("new")  # this metric is listed only after a first cache miss
     adapters = AdapterMetrics(["a"], ())
-    families = [*server_families(server), *adapters.collect(), *HttpMetrics().collect()]
+    families = [
+        *server_families(server),
+        *adapters.collect(),
+        *HttpMetrics().collect(),
+        *process_families({"engine": RoleFigures()}),
+        *page_families(PageFigures({"engine": 0}, {("engine", "0"): 0})),
+        *task_families({}),
+        *store_families({}),
+    ]
     rows = [["metric", "type", "meaning"]]
     for family in sorted(families, key=lambda family: family.name):
         suffix = "_total" if family.type == "counter" else ""

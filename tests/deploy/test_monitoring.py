@@ -10,24 +10,24 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpuserve.api.status.metrics import AdapterMetrics
+from cpuserve.api.status.metrics import AdapterMetrics, store_families, task_families
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import exposition, server_families
 from cpuserve.metrics.figures import CpuSample
 from cpuserve.metrics.http import HttpMetrics
-from cpuserve.metrics.server import ServerMetrics
+from cpuserve.metrics.processes import PageFigures, RoleFigures, page_families, process_families
+from cpuserve.metrics.server import SERVED, ServerMetrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
 # Labels that Prometheus adds to every sample.
 TARGET_LABELS = {"instance", "job", "namespace", "pod", "__name__"}
-METRIC = re.compile(r"\b((?:vllm|cpuserve):\w+|http_requests_total)(?:\{([^}]*)\})?")
+METRIC = re.compile(r"\b((?:vllm|cpuserve):\w+|http_requests_total|process_\w+)(?:\{([^}]*)\})?")
 
 
-@pytest.fixture(scope="module")
-def labels_of():
-    """{name of a sample: its labels} of a server with a CPU quota."""
+def families():
+    """Return all metrics of a server with a CPU quota, which stores files and has served."""
     metrics = ServerMetrics(
         model_name="m",
         max_model_len=100,
@@ -35,13 +35,36 @@ def labels_of():
         cache={"block_size": 32, "num_gpu_blocks": 100},
         cpu=lambda: CpuSample(4, 1.0, 1.0, 1.0, 0, 0.0, 4.0),
         replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
+        tiers=("disk",),
+        drafts=True,
     )
+    metrics.on_cache_miss("new")
+    token = SERVED.set({"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736", "request_id": 'a"b'})
+    for _ in range(2):
+        sequence = metrics.start(10, 20, 1, "key-1")
+        for _ in range(3):
+            metrics.on_tokens(sequence, 1, 0, 0.0)
+        metrics.finish(sequence, "stop")
+    SERVED.reset(token)
     http = HttpMetrics()
     http.count("/v1/chat/completions", "POST", 200)
-    text = exposition([*server_families(metrics), *http.collect()]).decode()
+    return [
+        *server_families(metrics),
+        *http.collect(),
+        *process_families({"engine": RoleFigures(1, 1.0, 1, 1, 1.0, 1, 1)}),
+        *page_families(PageFigures({"engine": 0}, {("engine", "0"): 0})),
+        *task_families({"running batches": True}),
+        *store_families({"files": (1, 2)}),
+        *AdapterMetrics(["a"], ()).collect(),
+    ]
+
+
+@pytest.fixture(scope="module")
+def labels_of():
+    """{name of a sample: its labels} of a server."""
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(exposition(families()).decode())
         for sample in family.samples
     }
 
@@ -88,9 +111,14 @@ def test_the_alerts_mention_labels_that_their_expressions_keep(labels_of):
             assert used <= known, rule["alert"]
 
 
-def test_promtool_accepts_the_settings_the_alerts_and_every_query(tmp_path):
+def promtool_or_skip():
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
+    return promtool
+
+
+def test_promtool_accepts_the_settings_the_alerts_and_every_query(tmp_path):
+    promtool = promtool_or_skip()
     (tmp_path / "key").write_text("key")
     settings = (MONITORING / "prometheus.yml").read_text()
     settings = settings.replace("/run/secrets/api-key", str(tmp_path / "key"))
@@ -115,6 +143,46 @@ def test_promtool_accepts_the_settings_the_alerts_and_every_query(tmp_path):
     assert accepts("config", "prometheus.yml")
     assert accepts("rules", "dashboard.yml")
     assert not accepts("rules", "wrong.yml")
+
+
+# What promtool says of names that vLLM chose, and other servers' dashboards use.
+OF_VLLM = (
+    "metric names should not contain ':'",
+    'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix',
+)
+
+
+def test_promtool_finds_no_fault_in_the_metrics():
+    promtool = promtool_or_skip()
+
+    def check(text):
+        command = [promtool, "check", "metrics"]
+        found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        lines = (found.stdout + found.stderr).splitlines()
+        return [line for line in lines if not line.endswith(OF_VLLM)]
+
+    text = exposition(families()).decode()
+    assert "vllm:request_decode_time_seconds_bucket" in text
+    assert check(text) == []
+    assert check(text.replace("# HELP process_open_fds", "# HELP process_closed_fds")) != []
+    assert check(text.replace('role="engine"', 'role="engine', 1)) != []
+
+
+def test_promtool_reads_openmetrics_with_exemplars(tmp_path):
+    """It reads this format only to import it, and then wants a time of each sample."""
+    promtool = promtool_or_skip()
+    text = exposition(families(), openmetrics=True).decode()
+    assert text.count(" # {") > 10
+
+    def imports(text):
+        (tmp_path / "metrics").write_text(text)
+        command = [promtool, "tsdb", "create-blocks-from", "openmetrics", "metrics", "data"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.returncode == 0 or done.stderr
+
+    timed = re.sub(r"^([^#\n]\S* \S+)", r"\1 1700000000", text, flags=re.MULTILINE)
+    assert imports(timed) is True
+    assert imports(timed.replace(" # {", " # ", 1)) is not True
 
 
 def test_panels_have_units_descriptions_and_places_of_their_own():

@@ -122,6 +122,11 @@ class FileDirectory:
         """Return the total size of all files in bytes, including files that are being written."""
         return self._bytes.total
 
+    @property
+    def used(self) -> tuple[int, int]:
+        """The total size of all files in bytes, and the most that it may be."""
+        return self._bytes.total, self._bytes.limit
+
     def resume(self, file_id: str, caller: str) -> None:
         """Count the content of a batch that is on disk already, unless it is counted."""
         if file_id not in self._contents:

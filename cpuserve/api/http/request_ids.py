@@ -12,6 +12,8 @@ from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
+from cpuserve.metrics.families import exemplar_labels
+from cpuserve.metrics.server import SERVED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -78,6 +80,8 @@ class RequestIds:
         given = header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
+        traceparent = header(scope, b"traceparent").decode("latin-1")
+        SERVED.set(exemplar_labels(request_id, traceparent))
         scope[CALLER] = scope[OWNER] = address_of(scope)
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id = request_id

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
+from cpuserve.engine.grammars.process import MODULE as GRAMMARS_MODULE
+from cpuserve.engine.launch import CHILD_MODULE
 from cpuserve.errors import NotServing
 from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.processes import Processes
+from cpuserve.tokenizer.rendering.client import MODULE as RENDERING_MODULE
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from cpuserve.serving.models.limits import ClientLimits
     from cpuserve.serving.models.registry import ModelRegistry
 
+# The role of a process in metrics by the module that its command runs.
+_ROLES = {CHILD_MODULE: "engine", GRAMMARS_MODULE: "grammars", RENDERING_MODULE: "templates"}
 DAMAGED = (
     "The model's weights are damaged: none of the last steps computed a finite number. "
     "Check the files of the model, or download them again, then start the server again"
@@ -47,6 +53,7 @@ class ServerState:
     draining: bool = False
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
+    processes: Processes = field(default_factory=lambda: Processes(_ROLES))
     stored: Store = field(default_factory=Store)
     seal: Seal = field(default_factory=Seal)
     batches: Any = None

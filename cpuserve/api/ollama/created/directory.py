@@ -118,6 +118,11 @@ class ModelDirectory:
         """Release the lock, so that another server may use the directory."""
         os.close(self._lock)
 
+    @property
+    def used(self) -> tuple[int, int]:
+        """The bytes of all files and downloads, and the most that they may be."""
+        return self._bytes.total, self._bytes.limit
+
     def _drop_parts(self) -> None:
         for folder in (self._blobs, self._models):
             for path in folder.glob("*.part"):
