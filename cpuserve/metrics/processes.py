@@ -45,7 +45,7 @@ class ReadingPace:
 class RoleFigures:
     """The processes of one role now.
 
-    cpu_s: CPU seconds, with those of processes of this role that have ended.
+    cpu_s: CPU seconds; processes of this role that have ended count too.
     started: when the newest of them started, in seconds since 1970.
     open_files, max_files: of the process with the most open files; max_files 0 = unknown.
     """

@@ -72,7 +72,7 @@ def store_families(stores: Mapping[str, tuple[int, int]]) -> Iterable[Metric]:
     """Yield the metrics of the stores from (bytes, most bytes) of each; most 0 = not known here."""
     used = GaugeMetricFamily(
         "cpuserve:store_bytes",
-        "Bytes of files (with those of batches), models, prefix cache on disk, and responses.",
+        "Bytes of files and batches, models, prefix cache on disk, and responses.",
         labels=["store"],
     )
     most = GaugeMetricFamily(
