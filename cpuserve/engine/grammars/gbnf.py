@@ -1,6 +1,6 @@
 """Converts GBNF, the grammar format of llama.cpp, to Lark grammars for llguidance.
 
-The converter of llguidance does not support characters by their number,
+The converter of llguidance does not support characters by their number (`\\u`),
 `{0}`, a rule named start, and that `.` matches a line break.
 """
 

@@ -9,7 +9,7 @@ LineBreaks forbids line breaks before `:` and `,`. Grammars allow white space be
 of JSON, so that models can indent objects. A model that is forced into an unusual object may then
 write a line break after a name or a value, and go on with a separator.
 
-llguidance has no option for either.
+llguidance accepts both, and has no option for either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Facts that a JSON schema states: targets of references, types, values, members."""
+"""Facts that a JSON schema states: targets of references, types, values, members.
+
+schemas.py needs them because llguidance leaves objects open, closes each part of an allOf by
+itself, and has neither `not` nor `if`: their opposite is computed from these facts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds the schemas with a finite value: a schema that requires itself has none."""
+"""Finds the schemas with a finite value: a schema that requires itself has none.
+
+llguidance begins the texts of such a schema, and they never end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Converts constraints of JSON schemas on numbers and texts to constraints of llguidance."""
+"""Converts constraints of JSON schemas on numbers and texts to constraints of llguidance.
+
+It has no bounds beyond 64 bits and rounds others to doubles; it accepts patterns that end in a
+backslash, February 29 in every year, the year 0 and any number of digits in times and durations,
+and refuses IPv6 addresses that end like IPv4 addresses. It has no look-around and no references
+to groups: patterns with these are refused here, with their place.
+"""
 
 from __future__ import annotations
 

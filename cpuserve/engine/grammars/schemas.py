@@ -1,7 +1,10 @@
 """Converts JSON schemas to the keywords that llguidance enforces.
 
-All values that fit the result of `convert` fit the client's schema.
-Keywords that llguidance lacks are expressed by other keywords. This may exclude some valid values
+All values that fit the result of `convert` fit the client's schema. llguidance lacks not, if,
+dependentRequired, dependentSchemas, propertyNames, contains, uniqueItems, unevaluatedProperties,
+unevaluatedItems, $dynamicRef, unknown formats, a oneOf whose types overlap, and a number of members
+beside optional ones (tests/engine/test_grammar_library.py shows each of these facts).
+Keywords that it lacks are expressed by other keywords. This may exclude some valid values
 (comments say where), but never admits invalid values. Annotations are left out. A keyword
 that cannot be enforced is refused, and the error has its JSON pointer. Objects are closed: without
 additionalProperties, they have only the members that their schema declares. The reason is that
@@ -199,11 +202,6 @@ class _Place:
         self._count_members()
         if self._more:
             out["allOf"] = [*out.get("allOf", ()), *self._more]
-        # A list with one schema is replaced by this schema,
-        # because llguidance has problems with references to recursive schemas in lists.
-        if list(out) == ["allOf"] and len(out["allOf"]) == 1:
-            only: Schema = out["allOf"][0]
-            return only
         return out
 
     def _described(self, facts: Facts) -> dict[str, None]:
