@@ -15,14 +15,22 @@ from cpuserve.api.anthropic.batches import router as message_batches
 from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.http_errors import install_error_handlers
 from cpuserve.api.http.access_log import AccessLog
-from cpuserve.api.http.allowed_hosts import AllowedHosts, host_names
-from cpuserve.api.http.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
-from cpuserve.api.http.drain import ConnectionClose
-from cpuserve.api.http.leases import ModelLeases
-from cpuserve.api.http.request_ids import RequestIds, ResponseCounts
-from cpuserve.api.http.request_line import RequestLine
-from cpuserve.api.http.unexpected_errors import UnexpectedErrors
-from cpuserve.api.http.web_pages import WebPages
+from cpuserve.api.http.guards import (
+    METRICS_PATHS,
+    PUBLIC_PATHS,
+    AllowedHosts,
+    ApiKeys,
+    WebPages,
+    host_names,
+)
+from cpuserve.api.http.middleware import (
+    ConnectionClose,
+    ModelLeases,
+    RequestIds,
+    RequestLine,
+    ResponseCounts,
+    UnexpectedErrors,
+)
 from cpuserve.api.llamacpp import adapters, props, slots, template
 from cpuserve.api.llamacpp import models as llamacpp_models
 from cpuserve.api.llamacpp.completion import infill

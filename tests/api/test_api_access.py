@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from cpuserve.api.app import Cors
-from cpuserve.api.http.allowed_hosts import host_names
+from cpuserve.api.http.guards import host_names
 from cpuserve.config.server import ServerOptions
 from tests.api.fakes import Api, error_of
 from tests.api.live import live

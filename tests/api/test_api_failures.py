@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from cpuserve import errors
-from cpuserve.api.http import api_keys
+from cpuserve.api.http import guards
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.tokenizer.tokenizer import Tokenizer as OurTokenizer
@@ -121,7 +121,7 @@ def test_a_failure_while_a_key_is_checked_is_a_500_too(caplog, monkeypatch):
         msg = "secret"
         raise ZeroDivisionError(msg)
 
-    monkeypatch.setattr(api_keys.ApiKeys, "_identify", fail)
+    monkeypatch.setattr(guards.ApiKeys, "_identify", fail)
     response = ask(Api(api_keys=("key",)), PATHS[0])
     assert response.status_code == 500
     assert "secret" not in error_of(response)["message"]

@@ -1,0 +1,257 @@
+"""Middleware of all requests, whoever sends them (guards.py refuses some).
+
+It assigns ids, counts and logs responses, reads unusual request lines, handles unexpected errors,
+releases models, and closes connections while the server drains.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+from cpuserve.api.dialects import dialect_of
+from cpuserve.api.errors.http_errors import (
+    DIALECT,
+    REQUEST_ID,
+    HeadersTooLarge,
+    error_response,
+    settle_failure,
+)
+from cpuserve.api.errors.record import RECORD, RequestRecord
+from cpuserve.api.http.access_log import AccessLog
+from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.context import LEASES
+from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
+from cpuserve.api.stored.disk import disk_error
+from cpuserve.errors import InvalidRequest
+from cpuserve.metrics.families import exemplar_labels
+from cpuserve.metrics.server import SERVED
+from cpuserve.serving.cancellation import CANCELLATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from cpuserve.api.request.state import ServerState
+    from cpuserve.metrics.http import HttpMetrics
+    from cpuserve.serving.models.registry import Lease
+
+
+class ConnectionClose:
+    """Adds "Connection: close" to responses while the server drains.
+
+    Otherwise a client could send its next request on the same connection just
+    when the server closes it. A proxy that has to open a new connection chooses another server.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app; while the server drains, add "Connection: close" to its response."""
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._state.draining:
+                kept = [field for field in message.get("headers", ()) if field[0] != b"connection"]
+                message["headers"] = [*kept, (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
+
+
+class ModelLeases:
+    """Releases the leases of a request when its response is complete or its client has gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app, and release the leases of the request when the app returns."""
+        held: list[Lease] = []
+        scope[LEASES] = held
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for lease in held:
+                lease.release()
+
+
+class RequestLine:
+    """Normalizes requests for the middleware and routes after this one.
+
+    HEAD gets the response of GET without the body. A request for a full URL, which clients
+    of a proxy send, becomes a request for its path, and its host replaces the Host header
+    (RFC 9112, 3.2.2). A request with both Content-Length and Transfer-Encoding is rejected
+    and its connection is closed, because a proxy may have read it as two requests (RFC 9112, 6.1).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app with a normalized request, or reject an ambiguous body length."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names = {name for name, _ in scope["headers"]}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            msg = "The request has both Content-Length and Transfer-Encoding: send one of them"
+            error = InvalidRequest(msg, code="invalid_http")
+            await error_response(error, {"connection": "close"}, scope)(scope, receive, send)
+            return
+        _use_path_only(scope)
+        if scope["method"] == "HEAD":
+            # Change only a copy of the scope: the HTTP server must see HEAD and send no body.
+            await self._app({**scope, "method": "GET"}, receive, _without_body(send))
+        else:
+            await self._app(scope, receive, send)
+
+
+def _use_path_only(scope: Scope) -> None:
+    """Change a request for http://host/path to a request for /path with the Host header `host`."""
+    scheme, found, rest = scope["path"].partition("://")
+    if not found or scheme.lower() not in ("http", "https"):
+        return
+    authority, slash, path = rest.partition("/")
+    scope["path"] = slash + path or "/"
+    scope["raw_path"] = scope["path"].encode()
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    scope["headers"] = [(b"host", authority.encode("latin-1", "replace")), *others]
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
+
+
+class UnexpectedErrors:
+    """Logs unexpected exceptions and responds to them with 500, without the exception's text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app; log an exception that it raises, and respond with 500."""
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientGone:
+            if RECORD in scope:
+                scope[RECORD].gone = True
+        except CANCELLATIONS:
+            raise
+        except BaseException as error:
+            shown = disk_error(error) or error
+            settle_failure(shown, scope)
+            if started:
+                raise  # the response has started, so uvicorn can only close the connection
+            await error_response(shown, None, scope)(scope, receive, send)
+
+
+# Monitors request these paths all the time; vLLM does not count them either.
+_UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_MAX_HEADER_FIELDS = 128
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ResponseCounts:
+    """Counts responses by route, HTTP method and status, for /metrics.
+
+    A path that matches no route template and is not in `paths` counts as the route "none".
+    """
+
+    def __init__(self, metrics: HttpMetrics, paths: Collection[str]) -> None:
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    def add(self, scope: Scope, status: int) -> None:
+        """Count a response with this status to the request of `scope`."""
+        if scope["path"] in _UNCOUNTED_PATHS:
+            return
+        # Clients may send any path and method, and each different one would add a metrics series.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count(self.route(scope), method, status)
+
+    def route(self, scope: Scope) -> str:
+        """Return the route template of the request, such as /v1/models/{name}, or "none"."""
+        path: str = scope["path"]
+        template = getattr(scope.get("route"), "path", None)
+        return template or (path if path in self._paths else "none")
+
+
+class RequestIds:
+    """Assigns a dialect and an id to each request: the client's X-Request-Id if valid, or a new id.
+
+    The response has the id in x-request-id and in the id headers of the path's dialect.
+    This class removes trailing slashes before other middleware reads the path.
+    One wrapper of `send` adds the headers and counts the response, because each chunk
+    of a stream passes every wrapper. At its end, the access log gets the request.
+    """
+
+    def __init__(self, app: ASGIApp, counts: ResponseCounts, access: AccessLog) -> None:
+        self._app = app
+        self._counts = counts
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app with a request id, and count and log its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        dialect = dialect_of(scope["path"], {name for name, _ in scope["headers"]})
+        scope[DIALECT] = dialect
+        given = header(scope, b"x-request-id").decode("latin-1")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
+        traceparent = header(scope, b"traceparent").decode("latin-1")
+        SERVED.set(exemplar_labels(request_id, traceparent))
+        scope[CALLER] = scope[OWNER] = address_of(scope)
+        record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
+        record.request_id = request_id
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        names = ("x-request-id", *dialect.id_headers)
+        echoed = [(name.encode(), request_id.encode()) for name in names]
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *echoed]
+                record.status = message["status"]
+                self._counts.add(scope, record.status)
+            await send(message)
+
+        try:
+            await self._checked(scope, receive, send_with_id)
+        finally:
+            self._log(scope, record)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(scope["headers"]) > _MAX_HEADER_FIELDS:
+            msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
+            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _log(self, scope: Scope, record: RequestRecord) -> None:
+        path = scope["path"]
+        if self._access.which != "all" and record.status == 503 and path in PUBLIC_PATHS:
+            return  # load balancers poll this path, and the log has the reason already
+        route = self._counts.route(scope)
+        shown = path if route == "none" else route
+        self._access.write(record, scope["method"], shown, scope[CALLER])
