@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cpuserve.api.http import protocol
+from cpuserve.api.http import server as served
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.models.limits import ClientLimits
 from tests.api.fakes import ANSWER
@@ -54,7 +54,7 @@ def gated(gate, tokens):
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 @runs
 async def test_a_half_closed_client_gets_an_answer_that_takes_its_time(monkeypatch, body, tokens):
-    monkeypatch.setattr(protocol, "_RESET_POLL_S", 0.01)
+    monkeypatch.setattr(served, "_RESET_POLL_S", 0.01)
     gate = asyncio.Event()
     async with live(gated(gate, tokens)) as server:
         reader = await half_close(server, post("/v1/chat/completions", body))
@@ -110,7 +110,7 @@ async def test_half_a_request_behind_a_whole_one_ends_the_connection():
 
 @runs
 async def test_nobody_computes_for_long_for_an_http_1_0_client_that_may_have_gone(monkeypatch):
-    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+    monkeypatch.setattr(served, "LINGER_S", 0.1)
     async with live(silent) as server:
         request = post("/v1/chat/completions", CHAT).replace(b"HTTP/1.1", b"HTTP/1.0")
         reader = await half_close(server, request)

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from cpuserve.api.http import protocol
+from cpuserve.api.http import server as served
 from cpuserve.api.response import direct_body
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +55,10 @@ def names(module, of):
 
 
 def test_a_connection_has_what_the_protocol_uses(connection):
-    used = names(protocol, ("self", "super()"))
+    used = names(served, ("self", "super()"))
     assert {"conn", "cycle", "flow", "transport", "app", "loop", "client"} <= used
     assert [name for name in sorted(used) if not hasattr(connection, name)] == []
-    overridden = vars(protocol.GuardedProtocol).keys() & vars(H11Protocol).keys()
+    overridden = vars(served.GuardedProtocol).keys() & vars(H11Protocol).keys()
     assert {
         "connection_made", "data_received", "eof_received", "connection_lost", "pause_writing",
         "resume_writing", "on_response_complete", "send_400_response",
@@ -67,7 +67,7 @@ def test_a_connection_has_what_the_protocol_uses(connection):
 
 
 def test_a_request_has_what_the_protocol_and_direct_bodies_use(connection):
-    used = names(protocol, ("cycle", "self.cycle")) | names(direct_body, ("cycle", "self._cycle"))
+    used = names(served, ("cycle", "self.cycle")) | names(direct_body, ("cycle", "self._cycle"))
     assert {"response_started", "response_complete", "more_body", "disconnected"} <= used
     assert [name for name in sorted(used) if not hasattr(connection.cycle, name)] == []
 

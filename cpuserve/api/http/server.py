@@ -1,21 +1,278 @@
-"""uvicorn's HTTP server for the application, with the GuardedProtocol and our log format."""
+"""The HTTP server: uvicorn, with timeouts for slow clients and our log format."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cpuserve.api.http.protocol import MAX_HEADER_BYTES, GuardedProtocol, guarded_protocol
+from cpuserve.api.dialects import dialect_of, dialect_of_head
+from cpuserve.api.errors.http_errors import LINGER_S, HeadersTooLarge, RequestTimeout
+from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
+from cpuserve.api.http.access_log import log_refused
+from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
+from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from cpuserve.api.errors.dialect import Dialect
     from cpuserve.config.server import ServerOptions
+    from cpuserve.errors import RequestError
+
+MAX_HEADER_BYTES = 64 * 1024
+
+# How often to check whether a client with a half-closed connection has disconnected.
+_RESET_POLL_S = 0.1
+
+
+class GuardedProtocol(H11Protocol):
+    """H11Protocol that closes stalled connections, and responds on half-closed ones.
+
+    The request line and headers must arrive within header_timeout_s of opening the connection,
+    or of the first byte of a later request. A body may pause for at most header_timeout_s.
+    If a full write buffer does not drain within write_timeout_s,
+    the connection and its request are aborted.
+    """
+
+    header_timeout_s = 15.0
+    write_timeout_s = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._gone_timer: asyncio.TimerHandle | None = None
+        # The bytes of the next request until its headers are complete.
+        # The first of these bytes may have arrived together with the previous request.
+        self._head = b""
+        self._refused = False
+        self._half_closed = False
+        self._asgi = self.app
+        self.app = self._call_asgi
+
+    async def _call_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application with a DirectBody for the request of the current `self.cycle`."""
+        scope[DIRECT_BODY] = DirectBody(self.cycle)
+        await self._asgi(scope, receive, send)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the header timeout for the first request."""
+        super().connection_made(transport)
+        self._start_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the header timeout if a request begins; stop it when its headers are complete."""
+        if self._refused:
+            return
+        if self._between_requests():
+            if self._header_timer is None:
+                self._start_header_timer()
+            self._head = (self._head + data)[:MAX_HEADER_BYTES]
+        super().data_received(data)
+        if not self._between_requests():
+            self._head = b""
+            self._stop(self._header_timer)
+            self._header_timer = None
+        self._watch_body()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: HTTP allows a server to ignore an upgrade to WebSocket or h2c.
+
+        uvicorn would log the advice to install a WebSocket library, which this server cannot use.
+        """
+
+    def _between_requests(self) -> bool:
+        return self.conn.their_state is h11.IDLE
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout_s, self._header_late)
+
+    def _header_late(self) -> None:
+        self._header_timer = None
+        if self._between_requests() and not self.transport.is_closing():
+            msg = f"The request headers were not complete within {self.header_timeout_s:g} s"
+            self._refuse(RequestTimeout(msg))
+
+    def _watch_body(self) -> None:
+        """Restart the body timeout for each piece of a body, unless the response has been sent."""
+        incomplete = self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing()
+        if incomplete and self._body_timer is not None and self.cycle.response_complete:
+            return
+        self._stop(self._body_timer)
+        self._body_timer = None
+        if incomplete:
+            self._body_timer = self.loop.call_later(self.header_timeout_s, self._body_late)
+
+    def _body_late(self) -> None:
+        self._body_timer = None
+        if self.flow.read_paused:  # the client cannot send while the server has paused reading
+            self._watch_body()
+        elif self.cycle.response_started:
+            self.transport.abort()
+        else:
+            msg = f"The client sent no more of the request body for {self.header_timeout_s:g} s"
+            self._refuse(RequestTimeout(msg))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Handle a half-close; return True, to keep the connection, if a response is pending."""
+        cycle = self.cycle
+        if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            self._provoke_reset()
+        return True
+
+    def _provoke_reset(self) -> None:
+        """Find out whether the client still reads, or has closed the connection completely.
+
+        Both cases look the same until the server sends something: if the client has closed
+        the connection, its system then replies with a reset. Before the response, the server sends
+        an interim response (100), which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses,
+        so a response to such a client must start within LINGER_S.
+        """
+        cycle = self.cycle
+        if not cycle.response_started and cycle.scope["http_version"] != "1.1":
+            self._gone_timer = self.loop.call_later(LINGER_S, self._give_up)
+            return
+        if not cycle.response_started:
+            going_on = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(going_on) or b"")
+            cycle.waiting_for_100_continue = False
+        self._look_for_reset()
+
+    def _look_for_reset(self) -> None:
+        """Poll for a reset: asyncio stops reading at the half-close, so it does not report one."""
+        sock = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._gone_timer = self.loop.call_later(_RESET_POLL_S, self._look_for_reset)
+
+    def _give_up(self) -> None:
+        if not self.cycle.response_started:
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Adjust the timers: the headers of a pipelined request may already be complete."""
+        self._head = bytes(self.conn.trailing_data[0][:MAX_HEADER_BYTES])
+        super().on_response_complete()
+        if self._header_timer is not None and not self._between_requests():
+            self._stop(self._header_timer)
+            self._header_timer = None
+        self._watch_body()
+        if self._half_closed and (self._between_requests() or self.cycle.more_body):
+            self.transport.close()  # the client can send no further request
+        elif self._half_closed:
+            self._provoke_reset()
+
+    def send_400_response(self, msg: str) -> None:
+        """Respond to invalid HTTP with an error in the dialect's format; close the connection."""
+        request, _ = self.conn.trailing_data
+        if len(request) > MAX_HEADER_BYTES:
+            msg = f"The request headers exceed {MAX_HEADER_BYTES} bytes: send fewer or shorter ones"
+            self._refuse(HeadersTooLarge(msg))
+        else:
+            self._refuse(InvalidRequest(msg, code="invalid_http"))
+
+    def _refuse(self, error: RequestError) -> None:
+        self._log_refusal(error)
+        body = self._dialect().error(error, "")
+        head = h11.Response(
+            status_code=error.status,
+            headers=[
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ],
+        )
+        try:
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            self.transport.close()  # a response has started, so no error can be sent
+            return
+        # Closing with unread data resets the connection, and the client would lose the response.
+        # Close only the sending side, and drop received data for up to LINGER_S.
+        self._refused = True
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._stop(self._header_timer)
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _dialect(self) -> Dialect:
+        """Return the dialect of the request that is being received."""
+        if self._head or self._between_requests():
+            return dialect_of_head(self._head)
+        scope = self.cycle.scope
+        return dialect_of(scope["path"], {name for name, _ in scope["headers"]})
+
+    def _log_refusal(self, error: RequestError) -> None:
+        """Log a refused connection; if a request is running, end the request, which logs it."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            data, _ = self.conn.trailing_data
+            # A connection without any data is a port probe, or a browser that connects early.
+            if data or not isinstance(error, RequestTimeout):
+                log_refused(self.client, error, data)
+            return
+        scope = cast("dict[str, Any]", cycle.scope)
+        scope.setdefault(RECORD, RequestRecord())
+        if not cycle.response_started:
+            note_failure(error, scope)
+            scope[RECORD].status = error.status
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def pause_writing(self) -> None:
+        """Start the write timeout: the write buffer is full because the client does not read."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self._write_late)
+
+    def resume_writing(self) -> None:
+        """Stop the write timeout: the client reads again."""
+        super().resume_writing()
+        self._stop(self._write_timer)
+        self._write_timer = None
+
+    def _write_late(self) -> None:
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers of the closed connection."""
+        for timer in (self._header_timer, self._body_timer, self._write_timer, self._gone_timer):
+            self._stop(timer)
+        super().connection_lost(exc)
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def guarded_protocol(header_timeout_s: float, write_timeout_s: float) -> type[GuardedProtocol]:
+    """Return a GuardedProtocol class with these timeouts."""
+
+    class Configured(GuardedProtocol):
+        pass
+
+    Configured.header_timeout_s = header_timeout_s
+    Configured.write_timeout_s = write_timeout_s
+    return Configured
+
 
 _KEEP_ALIVE_S = 30
 
