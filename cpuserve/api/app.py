@@ -46,7 +46,7 @@ from cpuserve.api.openai.completions import tokens
 from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 from cpuserve.api.response.openapi import install_schema
-from cpuserve.api.status import activity, cpu, health, index, metrics
+from cpuserve.api.status import router as status
 from cpuserve.api.tgi import router as tgi
 from cpuserve.api.vectors import llamacpp as llamacpp_embedding
 from cpuserve.api.vectors import ollama as ollama_embed
@@ -56,7 +56,6 @@ from cpuserve.api.vectors.cohere import embed as cohere
 from cpuserve.api.vectors.tei import embed as tei
 from cpuserve.api.vectors.tei import info, predict, token_labels
 from cpuserve.api.vectors.tei import tokens as tei_tokens
-from cpuserve.api.vllm import load
 from cpuserve.api.vllm import tokens as tokenize
 from cpuserve.version import version
 
@@ -81,8 +80,7 @@ ROUTERS = tuple(
         *(template, slots, adapters),
         *(scores, pooling, systemone),
         *(tei, predict, tei_tokens, token_labels, info, tgi, cohere),
-        *(tokenize, shared_paths, load),
-        *(activity, cpu, health, metrics, index),
+        *(tokenize, shared_paths, status),
     )
 )
 

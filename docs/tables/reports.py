@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.api.status.metrics import AdapterMetrics, store_families, task_families
+from cpuserve.api.status.router import AdapterMetrics, store_families, task_families
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.support_tables import markdown
 from cpuserve.engine.client import ReplicaStatus

@@ -5,7 +5,7 @@ import json
 import jsonschema
 import msgspec
 
-from cpuserve.api.status.activity import Activity
+from cpuserve.api.status.router import Activity
 from cpuserve.metrics.server import MAX_ENDED, ServerMetrics
 from cpuserve.platforms.cpu_times import CpuTimes, cpu_times
 from tests.api.fakes import Api
@@ -52,7 +52,7 @@ def metrics():
 
 
 def test_the_state_follows_the_life_of_a_sequence():
-    from cpuserve.api.status.activity import _sequence
+    from cpuserve.api.status.router import _sequence
 
     known = metrics()
     sequence = known.start(10, 5, 1)

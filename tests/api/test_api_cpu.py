@@ -223,7 +223,7 @@ def test_the_report_is_plain_json():
 
 
 def test_a_report_that_does_not_come_is_a_504_after_a_time_of_its_own(monkeypatch):
-    monkeypatch.setattr("cpuserve.api.status.cpu.REPORT_S", 0.05)
+    monkeypatch.setattr("cpuserve.api.status.router.REPORT_S", 0.05)
     api = Api()
     api.state.cpu = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
 

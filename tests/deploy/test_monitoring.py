@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpuserve.api.status.metrics import AdapterMetrics, store_families, task_families
+from cpuserve.api.status.router import AdapterMetrics, store_families, task_families
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import exposition, server_families
