@@ -9,9 +9,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api import shared_paths, systemone
+from cpuserve.api.anthropic import batches as message_batches
 from cpuserve.api.anthropic import models as anthropic_models
 from cpuserve.api.anthropic import router as messages
-from cpuserve.api.anthropic.batches import router as message_batches
 from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.http_errors import install_error_handlers
 from cpuserve.api.http.access_log import AccessLog

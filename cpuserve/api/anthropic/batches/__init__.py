@@ -1,1 +1,0 @@
-"""Batches of messages, in the format of Anthropic."""
