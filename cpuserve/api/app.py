@@ -31,19 +31,17 @@ from cpuserve.api.http.middleware import (
     ResponseCounts,
     UnexpectedErrors,
 )
-from cpuserve.api.llamacpp import adapters, props, slots, template
-from cpuserve.api.llamacpp import models as llamacpp_models
-from cpuserve.api.llamacpp.completion import infill
+from cpuserve.api.llamacpp import adapters
+from cpuserve.api.llamacpp import server as llamacpp_server
 from cpuserve.api.llamacpp.completion import router as completion
 from cpuserve.api.ollama import create, manage, pull
 from cpuserve.api.ollama import models as ollama_models
 from cpuserve.api.ollama import router as ollama
-from cpuserve.api.openai import batches, conversations, files
+from cpuserve.api.openai import batches, conversations
 from cpuserve.api.openai import models as openai_models
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.completions import tokens
-from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.status import router as status
@@ -73,11 +71,10 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(messages, message_batches, anthropic_models),
-        *(chat, completions, tokens, compact, responses, conversations),
-        *(embeddings, files, batches, openai_models),
+        *(chat, completions, tokens, responses, conversations),
+        *(embeddings, batches, openai_models),
         *(ollama, ollama_embed, ollama_models, pull, create, manage),
-        *(props, llamacpp_models, completion, infill, llamacpp_embedding),
-        *(template, slots, adapters),
+        *(llamacpp_server, completion, llamacpp_embedding, adapters),
         *(scores, pooling, systemone),
         *(tei, predict, tei_tokens, token_labels, info, tgi, cohere),
         *(tokenize, shared_paths, status),

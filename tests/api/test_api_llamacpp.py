@@ -63,7 +63,7 @@ def test_models_of_llama_server_are_the_same_list():
 
 
 def test_events_report_models_that_are_loaded_and_end_when_the_server_drains(monkeypatch):
-    monkeypatch.setattr("cpuserve.api.llamacpp.models._POLL_S", 0.01)
+    monkeypatch.setattr("cpuserve.api.llamacpp.server._POLL_S", 0.01)
     second = Second()
 
     async def event(reader):
