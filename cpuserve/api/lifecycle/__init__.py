@@ -13,5 +13,5 @@
 7. The front end watches the engines and the signals (`signals.py`). The first signal drains
    the server, a second one ends the running requests, and a third one ends the process.
 
-`model_loader.py` does steps 3, 4 and 6 for a further model when a request needs this model.
+`loaders.py` does steps 3, 4 and 6 for a further model when a request needs this model.
 """

@@ -143,9 +143,8 @@ def _front_end(
     """Import FastAPI while the engine loads, and return the front end."""
     from cpuserve.api.lifecycle.created import Creation
     from cpuserve.api.lifecycle.front_end import FrontEnd
+    from cpuserve.api.lifecycle.loaders import EngineSleeper, ModelLoader
     from cpuserve.api.lifecycle.model_details import details_of
-    from cpuserve.api.lifecycle.model_loader import ModelLoader
-    from cpuserve.api.lifecycle.sleeper import EngineSleeper
     from cpuserve.prepare import kv_cache_bytes
 
     def make_loader(

@@ -26,7 +26,7 @@ from cpuserve.serving.calls.events import (
 from cpuserve.serving.calls.params import sampling_params
 from cpuserve.serving.calls.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
 from cpuserve.serving.cancellation import CANCELLATIONS
-from cpuserve.serving.generation.beam_runs import beam_events
+from cpuserve.serving.generation.beam_search import beam_events
 from cpuserve.serving.generation.fan_out import (
     admit,
     check_capacity,
@@ -36,8 +36,7 @@ from cpuserve.serving.generation.fan_out import (
     start,
     usage_of,
 )
-from cpuserve.serving.generation.pace import EventPace
-from cpuserve.serving.generation.sequence import SequenceRun
+from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.chat_prompt import chat_prompt
 from cpuserve.serving.prompts.encode import most_counted

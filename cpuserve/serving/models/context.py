@@ -59,8 +59,7 @@ class ModelContext:
     pooling: how the model makes embeddings (see EngineConfig.pooling).
     vector_width: the number of values in an embedding.
     adapters: the path of each LoRA adapter, by the name that requests use as their model.
-    adapters_change: whether clients may load and unload adapters,
-      which needs `adapter_lock` (serving/models/lora.py).
+    adapters_change: whether clients may load and unload adapters, which needs `adapter_lock`.
     default_adapter, default_scale: the adapter of requests that select none, and its scale.
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.

@@ -1,4 +1,4 @@
-"""The interfaces through which the registry loads models, and lets the first model sleep."""
+"""The interfaces through which the registry loads models, and the loader of the first model."""
 
 from __future__ import annotations
 
@@ -53,3 +53,25 @@ class Sleeper(Protocol):
 
     async def rest(self, context: ModelContext) -> None:
         """Free what only loaded models need: processes and memory. No model is loaded now."""
+
+
+class FirstLoader:
+    """Loads the first model again after it has slept."""
+
+    adapters: Mapping[str, str] = {}  # the ModelContext has the adapters of the first model
+
+    def __init__(self, context: ModelContext, sleeper: Sleeper | None) -> None:
+        self.name, *self.aliases = context.model_names
+        self.most_body_bytes = context.limits.max_body_bytes
+        self._context = context
+        self._sleeper = sleeper
+
+    async def pooling(self) -> str:
+        """Return the pooling type of the first model."""
+        return self._context.pooling
+
+    async def load(self, promised_bytes: int) -> ModelContext:
+        """Wake the engines; see Loader."""
+        assert self._sleeper is not None
+        await self._sleeper.wake(self._context, promised_bytes)
+        return self._context

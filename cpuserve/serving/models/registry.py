@@ -27,7 +27,7 @@ from cpuserve.errors import (
 )
 from cpuserve.log import get_logger
 from cpuserve.serving.models.created_name import CreatedName
-from cpuserve.serving.models.first_loader import FirstLoader
+from cpuserve.serving.models.loaders import FirstLoader
 from cpuserve.serving.models.timers import Timers
 
 if TYPE_CHECKING:
