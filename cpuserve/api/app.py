@@ -34,7 +34,7 @@ from cpuserve.api.http.middleware import (
 from cpuserve.api.llamacpp import adapters
 from cpuserve.api.llamacpp import server as llamacpp_server
 from cpuserve.api.llamacpp.completion import router as completion
-from cpuserve.api.ollama import create, manage, pull
+from cpuserve.api.ollama import create, pull
 from cpuserve.api.ollama import models as ollama_models
 from cpuserve.api.ollama import router as ollama
 from cpuserve.api.openai import batches, conversations
@@ -73,7 +73,7 @@ ROUTERS = tuple(
         *(messages, message_batches, anthropic_models),
         *(chat, completions, tokens, responses, conversations),
         *(embeddings, batches, openai_models),
-        *(ollama, ollama_embed, ollama_models, pull, create, manage),
+        *(ollama, ollama_embed, ollama_models, pull, create),
         *(llamacpp_server, completion, llamacpp_embedding, adapters),
         *(scores, pooling, systemone),
         *(tei, predict, tei_tokens, token_labels, info, tgi, cohere),

@@ -10,9 +10,9 @@ from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.families import HERMES, family
 from cpuserve.serving.tools.learn import LearnedFormat
-from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
 from cpuserve.serving.tools.thoughts import THINK
 from cpuserve.serving.tools.use import tool_use
+from cpuserve.serving.tools.wrapped import ThoughtCalls, finds_calls
 from tests.helpers.fuzzed_answers import cuts
 from tests.serving.test_call_families import WRITTEN
 

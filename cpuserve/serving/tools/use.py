@@ -27,9 +27,8 @@ from cpuserve.serving.tools.base import (
 )
 from cpuserve.serving.tools.custom import CustomCalls
 from cpuserve.serving.tools.machine import PLAIN, CallParser
-from cpuserve.serving.tools.thought_calls import ThoughtCalls, finds_calls
 from cpuserve.serving.tools.thoughts import USUAL, Around, ThoughtUse
-from cpuserve.serving.tools.wrapped import FormParser
+from cpuserve.serving.tools.wrapped import FormParser, ThoughtCalls, finds_calls
 
 if TYPE_CHECKING:
     from cpuserve.serving.calls.call import GenerateCall, Prompt

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import uuid
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from cpuserve.api.openai.responses import response_object
+from cpuserve.api.openai.responses.foreign_items import COMPACTED
 from cpuserve.api.openai.responses.history import ReferringRequest, decoded, new_items, read_turn
 from cpuserve.api.openai.responses.recording import respond_recorded, sent, stream_of
 from cpuserve.api.openai.responses.response_object import ResponseUsage
 from cpuserve.api.openai.responses.schema import ResponsesRequest, check_include, to_call, words
-from cpuserve.api.openai.responses.sealed_items import with_opened
 from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.openai.responses.writer import usage_of
 from cpuserve.api.openai.schema import InputTokens
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.sealed import is_sealed
+from cpuserve.api.request.sealed_texts import opened
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.response.stream import JsonResult
@@ -31,6 +33,9 @@ from cpuserve.api.stored.page import Page, page_of
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generation.report import report_of
 from cpuserve.serving.threads import run_sized
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 router = APIRouter()
 _ONE = "/v1/responses/{response_id}"
@@ -277,3 +282,32 @@ async def compact_response(request: RequestContext, body: CompactRequest) -> Res
         )
 
     return JsonResult(compacted, partial(report_of, generation))
+
+
+_SEALED = "encrypted_content"
+
+
+async def with_opened(
+    request: RequestContext, items: str | list[dict[str, Any]] | None
+) -> str | list[dict[str, Any]] | None:
+    """Return the items with the texts that this server sealed in them; for errors, see `opened`."""
+    if not isinstance(items, list):
+        return items
+    found = await run_sized(len(items), lambda: [i[_SEALED] for i in items if _has_sealed(i)])
+    texts = await opened(request, found, "input")
+    return [_read(item, texts) if _has_sealed(item) else item for item in items] if texts else items
+
+
+def _has_sealed(item: dict[str, Any]) -> bool:
+    kind = item.get("type")
+    known = kind == "reasoning" or (isinstance(kind, str) and kind in COMPACTED)
+    return known and is_sealed(item.get(_SEALED))
+
+
+def _read(item: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    text = texts.get(item[_SEALED])
+    if text is None:
+        return item
+    if item["type"] == "reasoning":
+        return {**item, "content": [{"type": "reasoning_text", "text": text}]}
+    return {**item, "summary": text}
