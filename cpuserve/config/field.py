@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -54,6 +55,8 @@ class Field:
     default: a text that describes the value if the option is not set.
     flags, env: its flags, and its variable in the environment; `fields_of` derives them
       from the name of the attribute (FROM_NAME, None).
+    more_choices: "module:function" that returns further choices, from a table of another package;
+      it is imported only if a value is none of `choices`.
     synonyms: other spellings for the choices of the option.
     words: texts that are accepted besides values of the type `kind`.
     read(value): converts a value that `kind` cannot describe; raises a ValueError as `parse` does.
@@ -71,6 +74,7 @@ class Field:
     env: str | None = None
     aliases: tuple[Alias, ...] = ()
     choices: tuple[str, ...] = ()
+    more_choices: str = ""
     synonyms: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     secret: bool = False
@@ -99,6 +103,14 @@ class Field:
         """The aliases of this option that are flags without a value."""
         return tuple(a.name for a in self.aliases if a.bare)
 
+    @property
+    def all_choices(self) -> tuple[str, ...]:
+        """The values that the option accepts; () = any value of its kind."""
+        if not self.more_choices:
+            return self.choices
+        module, _, function = self.more_choices.partition(":")
+        return (*self.choices, *getattr(import_module(module), function)())
+
     def convert(self, name: str, text: str) -> str:
         """Translate `text` from the alias `name` to the text that the main flag accepts.
 
@@ -117,8 +129,8 @@ class Field:
         if self.words and str(value).strip().lower() in self.words:
             return str(value).strip().lower()
         parsed = self._typed(value)
-        if self.choices and parsed not in self.choices:
-            msg = f"choose one of {', '.join(self.choices)}"
+        if self.choices and parsed not in self.choices and parsed not in self.all_choices:
+            msg = f"choose one of {', '.join(self.all_choices)}"
             raise ValueError(msg)
         if self.check is not None:
             self.check(parsed)

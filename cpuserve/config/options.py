@@ -26,21 +26,6 @@ from cpuserve.config.kv_events import read_kv_events
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_nodes, parse_space
 
-# The two options also accept "auto" (the parser is found from the model's files) and "none".
-TOOL_CALL_PARSERS = (
-    "apertus", "cohere_command_r", "cohere_command3", "deepseek_v3", "deepseek_v31",
-    "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "glm47", "granite", "hermes",
-    "hunyuan_a13b", "kimi_k2", "lfm2", "llama3_json", "llama4_json", "llama4_pythonic", "minimax",
-    "minimax_m2", "mistral", "mistral_args", "nemotron_json", "olmo3", "openai", "phi4_mini_json",
-    "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss",
-)  # fmt: skip
-REASONING_PARSERS = (
-    "apriel", "cohere", "deepseek_r1", "deepseek_v3", "gemma4", "glm45", "granite", "hunyuan_a13b",
-    "kimi_k2", "minimax_m2", "mistral", "nemotron_v3", "olmo3", "openai_gptoss", "qwen3",
-    "seed_oss", "step3",
-)  # fmt: skip
-
-
 _model, _server, _memory, _cpu = (partial(option, group) for group in GROUPS)
 
 DTYPES = {
@@ -230,7 +215,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         _model(
             "How the model writes tool calls. `auto` finds it from the chat template and the "
             "tokenizer, and `none` refuses requests with tools. The values are vLLM's.",
-            choices=("auto", "none", *TOOL_CALL_PARSERS),
+            choices=("auto", "none"),
+            more_choices="cpuserve.serving.tools.families:names",
             metavar="NAME",
         ),
     ] = "auto"
@@ -239,7 +225,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         _model(
             "The tags between which the model thinks. `auto` finds them in the chat template, and "
             "`none` reads thoughts as text. The values are vLLM's.",
-            choices=("auto", "none", *REASONING_PARSERS),
+            choices=("auto", "none"),
+            more_choices="cpuserve.serving.tools.thoughts:names",
             metavar="NAME",
         ),
     ] = "auto"

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from cpuserve.config.options import REASONING_PARSERS, TOOL_CALL_PARSERS
+from cpuserve.config.fields import FIELDS
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.families import family, hinted
+from cpuserve.serving.tools.families import family, hinted, names
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.thoughts import REASONING
 from cpuserve.serving.tools.use import tool_use
@@ -82,14 +82,24 @@ SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}
 
 
 def test_the_options_know_the_parsers_of_the_table():
-    assert sorted(WRITTEN) == sorted(TOOL_CALL_PARSERS)
-    known = [name for name in REASONING_PARSERS if name != "openai_gptoss"]
+    choices = {field.name: field.all_choices for field in FIELDS}
+    assert sorted(WRITTEN) == sorted(choices["tool_call_parser"][2:]) == names()
+    known = [name for name in choices["reasoning_parser"][2:] if name != "openai_gptoss"]
     assert sorted(REASONING) == sorted(known), "harmony has channels"
     with pytest.raises(KeyError):
         family("unknown")
 
 
-@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+@pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
+def test_an_option_accepts_each_name_of_its_table_and_lists_them(option):
+    field = next(field for field in FIELDS if field.name == option)
+    for name in field.all_choices:
+        assert field.parse(name.upper()) == name
+    with pytest.raises(ValueError, match=r"choose one of auto, none, .*granite.*seed_oss"):
+        field.parse("unknown")
+
+
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "cut"])
 def test_the_calls_of_a_family_are_read(name, whole):
     parser = family(name).parser(0, schemas={"f": SCHEMA, "g": {}})
@@ -107,7 +117,7 @@ def test_the_calls_of_a_family_are_read(name, whole):
     assert parser.ends_with_call
 
 
-@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("schema", deep_but([SCHEMA], [SCHEMA, None]), ids=["schema", "free"])
 def test_forced_calls_are_what_the_family_writes(name, schema, allows):
     found = family(name)

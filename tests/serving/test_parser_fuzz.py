@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from cpuserve.config.options import TOOL_CALL_PARSERS
 from cpuserve.serving.calls.events import Text, Thought
-from cpuserve.serving.tools.families import family
+from cpuserve.serving.tools.families import family, names
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.learn import learn_format
 from cpuserve.serving.tools.machine import PLAIN
@@ -22,7 +21,7 @@ from tests.serving.test_call_families import SCHEMA, WRITTEN
 from tests.serving.test_layouts import SCHEMAS, TOOLS, call
 
 CHANNELS = WRITTEN["openai"]
-NAMES = [f"table {name}" for name in TOOL_CALL_PARSERS]
+NAMES = [f"table {name}" for name in names()]
 NAMES += [f"learned {name}" for name in (*LEARNED, *HEADED)] + ["plain", "channels without calls"]
 parsers = pytest.mark.parametrize("name", deep_but(NAMES[::3], NAMES))
 _made = {}

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from cpuserve.config.options import TOOL_CALL_PARSERS
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
-from cpuserve.serving.tools.families import HERMES, family
+from cpuserve.serving.tools.families import HERMES, family, names
 from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.thoughts import THINK
 from cpuserve.serving.tools.use import tool_use
@@ -63,7 +62,7 @@ def is_marked(name):
     return finds_calls(parser) and WRITTEN[name].startswith(parser.markers)
 
 
-IN_THOUGHT = [name for name in TOOL_CALL_PARSERS if name != "openai" and is_marked(name)]
+IN_THOUGHT = [name for name in names() if name != "openai" and is_marked(name)]
 
 
 @pytest.mark.parametrize("name", IN_THOUGHT)

@@ -147,6 +147,11 @@ def family(name: str) -> ToolFormat:
     return _FAMILIES[name]
 
 
+def names() -> list[str]:
+    """Return the values of --tool-call-parser besides auto and none."""
+    return sorted(_FAMILIES.keys() - {"mcp"})  # mcp is no parser of vLLM, only found by its hint
+
+
 def asked(instructions: str) -> ToolFormat | None:
     """Return the format that a prompt with tools instructs the model to write, or None."""
     for found, texts in _ASKED:

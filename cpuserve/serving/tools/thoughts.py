@@ -42,6 +42,11 @@ REASONING |= dict.fromkeys(
 )  # fmt: skip
 
 
+def names() -> list[str]:
+    """Return the values of --reasoning-parser besides auto and none."""
+    return sorted([*REASONING, "openai_gptoss"])  # harmony has channels instead of tags
+
+
 def tags_in(source: str) -> ThinkTags | None:
     """Return the first pair of tags that a chat template contains; None if it has none."""
     return next((tags for tags in KNOWN_TAGS if tags.open in source or tags.close in source), None)
