@@ -13,6 +13,7 @@ from cpuserve.api.anthropic import batches as message_batches
 from cpuserve.api.anthropic import models as anthropic_models
 from cpuserve.api.anthropic import router as messages
 from cpuserve.api.dialects import DIALECTS
+from cpuserve.api.errors.dialect import OPENAI
 from cpuserve.api.errors.http_errors import install_error_handlers
 from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.guards import (
@@ -20,6 +21,7 @@ from cpuserve.api.http.guards import (
     PUBLIC_PATHS,
     AllowedHosts,
     ApiKeys,
+    CallersWithinLimits,
     WebPages,
     host_names,
 )
@@ -58,10 +60,11 @@ from cpuserve.api.vllm import tokens as tokenize
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fastapi import APIRouter
 
+    from cpuserve.api.callers.callers import Callers
     from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
@@ -95,7 +98,7 @@ class Cors:
 def create_app(
     state: ServerState,
     *,
-    api_keys: Sequence[str] = (),
+    callers: Callers | None = None,
     public_metrics: bool = False,
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,
@@ -105,9 +108,9 @@ def create_app(
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
-    If `api_keys` is not empty, all requests require a key, except to read /health, /ping, /live
-    and the chat page; public_metrics exempts /metrics and /version as well.
-
+    callers: all requests need a key of these, except to read /health, /ping, /live and the chat
+      page; None = requests need no key, and have the caller that their scope has.
+    public_metrics: whether /metrics and /version need no key either.
     host_names: the values that the Host header may have besides local names; None allows any.
     cors: the CORS rules; None = web pages of other origins cannot read responses.
     admin_routes: serve the routes that change the state of the server.
@@ -135,9 +138,10 @@ def create_app(
     # The middleware that is added last handles a request first.
     origins = () if cors is None else cors.origins
     app.add_middleware(WebPages, routes=app.state.routes, origins=origins)
-    if api_keys:
+    app.add_middleware(CallersWithinLimits)
+    if callers is not None:
         public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
-        app.add_middleware(ApiKeys, keys=api_keys, public=public, webui=webui)
+        app.add_middleware(ApiKeys, callers=callers, public=public, webui=webui)
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
@@ -160,19 +164,27 @@ def _add_cors(app: FastAPI, cors: Cors) -> None:
         allow_credentials=cors.credentials,
         # Public web pages of the allowed origins may use a server in a private network.
         allow_private_network=True,
-        expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
+        expose_headers=["x-request-id", *dict.fromkeys(_shown_headers())],
     )
 
 
+def _shown_headers() -> Iterator[str]:
+    """Yield the response headers of all dialects that pages of other origins may read."""
+    for dialect in (OPENAI, *DIALECTS):
+        yield from dialect.id_headers
+        yield from dialect.limits.all()
+    yield "retry-after"
+
+
 def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
-    """Return the app with the API keys, CORS rules and routes that the server options set."""
+    """Return the app that the server options describe, with the callers of `state`."""
     cors = None
     if options.allowed_origins:
         lists = options.allowed_origins, options.allowed_methods, options.allowed_headers
         cors = Cors(*lists, credentials=options.allow_credentials)
     return create_app(
         state,
-        api_keys=options.api_key,
+        callers=state.callers if state.callers.have_keys else None,
         public_metrics=options.public_metrics,
         host_names=host_names(options),
         cors=cors,

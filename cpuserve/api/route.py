@@ -27,6 +27,7 @@ from cpuserve.api.errors.http_errors import DIALECT, WORDS, Words
 from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
+from cpuserve.api.request.sender import apply_sender
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import (
     BODY_ERRORS,
@@ -298,10 +299,17 @@ async def prepared(
     request: RequestContext, body: N, to_call: Callable[[N], GenerateCall]
 ) -> Generation:
     """Return a Generation for a body without running it; for errors, see `generate`."""
-    call, caller = await call_of(request, body, to_call), request.caller
+    call, allowance = await call_of(request, body, to_call), request.allowance
+    apply_sender(request.sender, call, request.state.seal)
     if request.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
-    generation = await prepare(request.served, call, request.body_bytes, caller=caller)
+    generation = await prepare(
+        request.served,
+        call,
+        request.body_bytes,
+        caller=request.caller,
+        allowance=allowance if allowance is not None and allowance.counts_tokens else None,
+    )
     generation.set_id(request.id)
     return generation
 

@@ -56,7 +56,8 @@ def _run_engine(asked: Asked, lines: BinaryIO, output: _Output) -> None:
     log.configure("warning")
     prepared, progress = prepared_start(asked)
     # No client can connect, so stored responses, files and API keys are not needed.
-    server = msgspec.structs.replace(asked.server, files_dir=None, api_key=(), stored_responses=0)
+    unused = {"files_dir": None, "api_key": (), "api_key_file": None, "stored_responses": 0}
+    server = msgspec.structs.replace(asked.server, **unused)
     try:
         asyncio.run(_run(prepared, server, progress, lines, output))
     finally:

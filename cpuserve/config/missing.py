@@ -291,7 +291,6 @@ _LLAMA_CPP = (
     Missing("--special -sp", "set skip_special_tokens to false in the request"),
     Missing("-s", "use --seed"),
     # the server
-    Missing("--api-key-file", "set CPUSERVE_API_KEY to the keys, separated by commas"),
     Missing("--timeout -to", "use --request-timeout to bound a request"),
     Missing("--reuse-port", "use --data-parallel-size for several engines at one port"),
     Missing("--path", "let a proxy serve static files (see deploy/nginx.conf)"),
@@ -339,7 +338,6 @@ _FLAGS = {
     "LLAMA_ARG_TOP_P": "--top-p",
     "LLAMA_ARG_THREADS_HTTP": "--threads-http",
     "LLAMA_ARG_TIMEOUT": "--timeout",
-    "LLAMA_ARG_API_KEY_FILE": "--api-key-file",
     "LLAMA_ARG_SLOT_SAVE_PATH": "--slot-save-path",
 }
 

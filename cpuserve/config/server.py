@@ -59,6 +59,9 @@ def _off(text: str) -> str:
     return "off" if parse_flag(text) else "errors"
 
 
+_KEY_FILE_DIFFERS = "with a name before each key"
+
+
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Settings of the front end, each with the help text of its flag.
 
@@ -110,6 +113,17 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="KEY",
         ),
     ] = ()
+    api_key_file: Annotated[
+        str | None,
+        _option(
+            "File of callers, a line NAME KEY for each, with limits such as rpm=60 tpm=100k "
+            "parallel=4 priority=10 cache=private (docs/serving.md, Callers).",
+            default="none",
+            aliases=(Alias("LLAMA_ARG_API_KEY_FILE", differs=_KEY_FILE_DIFFERS),),
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
     public_metrics: Annotated[
         bool,
         _option(
@@ -425,6 +439,11 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "code 1.",
         ),
     ] = True
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_key) or self.api_key_file is not None
 
     @property
     def socket(self) -> str | None:

@@ -107,7 +107,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
         repeats: object = self.repetition_detection
         if repeats is not None:
             self.repetition_detection = repetition_from(repeats)
-        if not _is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
+        if not is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, role="cache_salt")
         structured: object = self.structured_outputs
@@ -265,7 +265,7 @@ def scale_key(scale: float) -> str:
     return "" if scale == 1.0 else f"*{scale}"
 
 
-def _is_salt(salt: str | None) -> bool:
+def is_salt(salt: str | None) -> bool:
     if salt is None:
         return True
     return 1 <= len(salt) <= MAX_SALT and not NOT_IN_SALT.intersection(salt)

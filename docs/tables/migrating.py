@@ -123,6 +123,7 @@ LLAMA_CPP = OtherServer(
     },
     {
         "--port": "the default is 8000",
+        "--api-key-file": "a name before each key, and limits after it",
         "--numa": "with other values: auto, tp, replicas, interleave and off",
         "--models-dir": "directory of models that clients create and pull; `--models FILE` lists "
         "models of the disk",

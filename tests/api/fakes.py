@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from cpuserve.api.app import create_app
+from cpuserve.api.callers.callers import Callers
 from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.metrics.server import ServerMetrics
@@ -115,6 +116,7 @@ class Api:
         *,
         http: ClientLimits | None = None,
         api_keys: tuple[str, ...] = (),
+        key_file: str | None = None,
         key: str | None = None,
         default_sampling: dict[str, float] | None = None,
         loaders: Sequence[Loader] = (),
@@ -123,7 +125,9 @@ class Api:
         self.engine = FakeEngine(script)
         self.context = make_context(self.engine, http=http, default_sampling=default_sampling)
         self.state = ServerState(ModelRegistry(self.context, loaders))
-        self.app = create_app(self.state, api_keys=api_keys, **access)
+        if api_keys or key_file is not None:
+            self.state.callers = access["callers"] = Callers(api_keys, key_file)
+        self.app = create_app(self.state, **access)
         self._key = key
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:

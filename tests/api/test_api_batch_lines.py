@@ -17,6 +17,7 @@ from cpuserve.api.batches.lines import read_lines
 from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, ServiceUnavailable
+from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.models.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, make_context, speak
 from tests.helpers.served import running_server
@@ -42,7 +43,8 @@ def run(*lines, script=speak, most=4, engine=None, **options):
     async def main():
         client = engine or FakeEngine(script)
         app = create_app(ServerState(ModelRegistry(make_context(client))))
-        runner = LineRunner(app, "caller", "batch", **options)
+        sender = Caller.of_address("caller")
+        runner = LineRunner(app, lambda: sender, "batch", **options)
         await runner.run(read_lines(data, (URL,), 10_000), take, most=most)
 
     asyncio.run(main())

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cpuserve.api.callers.key_file import owner_of
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.stored.owners import owner_of
 from cpuserve.api.stored.quota import Quota
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, line
@@ -24,7 +24,7 @@ def test_each_key_can_always_have_its_share_and_no_limit_is_exceeded(num_keys):
     keys = [f"key{number}" for number in range(num_keys)]
     chance = random.Random(num_keys)
     for _ in range(50):
-        quota, held = Quota(1000, keys), dict.fromkeys(keys, 0)
+        quota, held = Quota(1000, lambda: keys), dict.fromkeys(keys, 0)
         for _ in range(100):
             key, amount = chance.choice(keys), chance.randrange(400)
             if chance.random() < 0.3:
@@ -38,7 +38,7 @@ def test_each_key_can_always_have_its_share_and_no_limit_is_exceeded(num_keys):
 
 
 def test_one_key_can_have_the_whole_limit_and_an_address_leaves_room_for_another():
-    assert Quota(1600, ["key"]).room("key") == 1600
+    assert Quota(1600, lambda: ["key"]).room("key") == 1600
     quota = Quota(1600)
     assert quota.take("10.0.0.1", quota.room("10.0.0.1"))
     assert quota.room("10.0.0.2") == 100

@@ -67,6 +67,7 @@ BAD = {
     "port": ["-1", "65536", "http", "80.5"],
     "uds": [""],
     "api_key": ["", "a,,b", "schlüssel"],
+    "api_key_file": [""],
     "access_log": ["some", "1"],
     "access_log_format": ["xml"],
     "log_level": ["loud"],

@@ -17,7 +17,7 @@ from cpuserve.api.batches.lines import EXPIRED, read_lines
 from cpuserve.api.batches.service import MESSAGE_BATCHES
 from cpuserve.api.batches.start import batches_of
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post, post_nothing
@@ -247,7 +247,7 @@ def _check_ids(body: CreateMessageBatch) -> None:
 @get(router, _ALL, MessageBatchPage, dialect=ANTHROPIC, after_id=str, before_id=str, limit=int)
 async def list_message_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
-    found = _batches(request).batches(request.scope[OWNER], MESSAGE_BATCHES)
+    found = _batches(request).batches(request.scope[CALLER].owner, MESSAGE_BATCHES)
     known = {record.batch.id: record for record in reversed(found)}
     ids, more = page_of_ids(list(known), request.query_params)
     shown = [_shown(request, known[each]) for each in ids]
@@ -275,7 +275,7 @@ async def get_message_batch_results(request: Request) -> Response:
 @post_nothing(router, f"{_ONE}/cancel", MessageBatch, dialect=ANTHROPIC)
 async def cancel_message_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of requests that have finished."""
-    caller, name = request.scope[OWNER], request.path_params["message_batch_id"]
+    caller, name = request.scope[CALLER].owner, request.path_params["message_batch_id"]
     found = _batches(request).cancel(caller, name, MESSAGE_BATCHES)
     return json_response(_shown(request, found))
 
@@ -284,7 +284,7 @@ async def cancel_message_batch(request: Request) -> Response:
 async def delete_message_batch(request: Request) -> Response:
     """Delete a batch that has ended, and its results."""
     name = request.path_params["message_batch_id"]
-    _batches(request).delete(request.scope[OWNER], name, MESSAGE_BATCHES)
+    _batches(request).delete(request.scope[CALLER].owner, name, MESSAGE_BATCHES)
     return json_response(DeletedMessageBatch(name))
 
 
@@ -294,7 +294,7 @@ def _batches(request: Request) -> BatchService:
 
 def _find(request: Request) -> BatchRecord:
     name = request.path_params["message_batch_id"]
-    return _batches(request).find(request.scope[OWNER], name, MESSAGE_BATCHES)
+    return _batches(request).find(request.scope[CALLER].owner, name, MESSAGE_BATCHES)
 
 
 def _shown(request: Request, record: BatchRecord) -> MessageBatch:

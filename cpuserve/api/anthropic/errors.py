@@ -6,6 +6,7 @@ import msgspec
 
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.errors.error_json import public_message
+from cpuserve.api.errors.limit_headers import ANTHROPIC_LIMITS
 from cpuserve.api.request.fields import NO_THREADS
 from cpuserve.errors import PromptTooLong, RequestError
 
@@ -71,6 +72,7 @@ ANTHROPIC = Dialect(
     MessageError,
     beginnings=("/v1/messages",),
     id_headers=("request-id",),
+    limits=ANTHROPIC_LIMITS,
     shared=("/v1/models",),
     header=b"anthropic-version",
 )

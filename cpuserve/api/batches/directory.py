@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import msgspec
 
+from cpuserve.api.callers.callers import Callers
 from cpuserve.api.stored.disk import writing
-from cpuserve.api.stored.owners import Owners
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 from cpuserve.log import get_logger
@@ -43,7 +43,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """The description of a file on disk; caller: its owner (see owners.py)."""
+    """The description of a file on disk; caller: its owner (Caller.owner)."""
 
     caller: str
     file: FileObject
@@ -66,19 +66,19 @@ class FileDirectory:
     """
 
     def __init__(
-        self, place: str, max_bytes: int, max_files: int, owners: Owners | None = None
+        self, place: str, max_bytes: int, max_files: int, callers: Callers | None = None
     ) -> None:
         """`place`: the directory, which is created if it is missing.
 
-        owners: the API keys as owners, which have shares of the limits (see Quota).
+        callers: the owners of files, which have shares of the limits (see Quota).
 
         Raises:
           ConfigError: the directory cannot be written, or another server uses it.
         """
         self.max_files = max_files
-        self.owners = owners or Owners()
-        self._bytes = Quota(max_bytes, self.owners.ids)
-        self._count = Quota(max_files, self.owners.ids)
+        self.callers = callers or Callers()
+        self._bytes = Quota(max_bytes, self.owners)
+        self._count = Quota(max_files, self.owners)
         self._contents: dict[str, _Content] = {}
         self._files = Path(place) / "files"
         self._batches = Path(place) / "batches"
@@ -103,12 +103,16 @@ class FileDirectory:
             if _is_of(path, found.file.id, self._damaged)
         }
         for found in self._known.values():
-            if (owner := self.owners.current(found.caller)) != found.caller:
+            if (owner := self.callers.current_owner(found.caller)) != found.caller:
                 found.caller = owner
                 self._rewrite(self._files / f"{found.file.id}.json", found)
         for file_id, found in self._known.items():
             self._measure(file_id, found.caller, counts=True)
         self._drop_unknown()
+
+    def owners(self) -> tuple[str, ...]:
+        """Return the callers that have shares of all limits."""
+        return self.callers.owners
 
     def close(self) -> None:
         """Release the lock, so that another server may use the directory."""
@@ -268,7 +272,7 @@ class FileDirectory:
         return [found for _, found in read_records(self._batches, kind, self._damaged)]
 
     def adopt(self, name: str, record: msgspec.Struct) -> None:
-        """Write the record of the batch `name` with its new owner; see Owners.current."""
+        """Write the record of the batch `name` with its new owner; see Callers.current_owner."""
         self._rewrite(self._batches / f"{name}.json", record)
 
     def _rewrite(self, path: Path, record: msgspec.Struct) -> None:

@@ -15,15 +15,20 @@ import msgspec
 
 from cpuserve.api.batches.lines import BatchLine, LineError, expired
 from cpuserve.api.errors.record import RECORD, RequestRecord
-from cpuserve.api.request.headers import LOW_PRIORITY
+from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
 from cpuserve.errors import EngineDead, NotServing, ServiceUnavailable
+from cpuserve.serving.callers.allowance import LimitReached
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
+    from cpuserve.serving.callers.caller import Caller
+
 # How often a line runs again after its engine has ended, and after other refusals with 503.
 _MOST_DEATHS = _MOST_REFUSALS = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+# How long a line waits at most for a limit of its caller, which a reload of its file may raise.
+_LONGEST_WAIT_S = 5.0
 
 
 class LineResponse(msgspec.Struct):
@@ -65,15 +70,17 @@ class LineRunner:
     otherwise a line that ends every engine would use up the tries of the lines beside it.
     """
 
-    def __init__(self, app: ASGIApp, caller: str, batch: str, *, until: float = math.inf) -> None:
+    def __init__(
+        self, app: ASGIApp, sender: Callable[[], Caller], batch: str, *, until: float = math.inf
+    ) -> None:
         """app: the ASGI app that serves the endpoints.
 
-        caller: the id of the client that owns the batch.
+        sender: returns who owns the batch; a reload of --api-key-file may change its limits.
         batch: the id of the batch.
         until: the end of the completion window, as time.time(): lines that still wait then expire.
         """
         self._app = app
-        self._caller = caller
+        self._sender = sender
         self._batch = batch
         self._until = until
         self._suspects = asyncio.Lock()
@@ -144,7 +151,7 @@ class LineRunner:
                 body.extend(message.get("body", b""))
 
         record = RequestRecord()
-        scope = _scope(self._caller, line, request_id) | {RECORD: record}
+        scope = _scope(self._sender(), line, request_id) | {RECORD: record}
         with suppress(Exception):  # the app has logged it and sent status 500
             await self._app(scope, receive, send)
         return status, bytes(body), record.error
@@ -165,7 +172,7 @@ class _Tried:
 
     def is_final(self, status: int, error: BaseException | None) -> bool:
         """Return whether a response with this status and error is the result of the line."""
-        if status == 429:  # the queue is full
+        if status == 429:  # the queue is full, or the caller has reached a limit
             self.refusals = 0
             return False
         if status != 503:
@@ -183,10 +190,12 @@ class _Tried:
         self.waits += 1
         if isinstance(error, ServiceUnavailable) and not isinstance(error, NotServing):
             return max(pause_s, error.retry_after_s)
+        if isinstance(error, LimitReached):
+            return max(pause_s, min(error.retry_after_s, _LONGEST_WAIT_S))
         return pause_s
 
 
-def _scope(caller: str, line: BatchLine, request_id: str) -> dict[str, Any]:
+def _scope(sender: Caller, line: BatchLine, request_id: str) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -202,8 +211,8 @@ def _scope(caller: str, line: BatchLine, request_id: str) -> dict[str, Any]:
             (b"content-length", str(len(line.body)).encode()),
             (b"x-request-id", request_id.encode()),
         ],
-        # RequestIds reads the caller from here, where other requests have the client's address.
-        "client": (caller, 0),
+        "client": (sender.name, 0),
         "server": ("127.0.0.1", 0),
+        CALLER: sender,
         LOW_PRIORITY: True,
     }

@@ -12,6 +12,7 @@ import msgspec
 from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
 from cpuserve.api.batches.lines import ENDPOINTS, BatchLine, check_lines, read_lines
 from cpuserve.errors import ConfigError
+from cpuserve.serving.callers.caller import Caller
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -96,7 +97,8 @@ async def run_file(
     ordered = _InOrder(write)
     left = islice(read_lines(source, FILE_ENDPOINTS, longest), skip, None)
     lines = ordered.noted(left)
-    await LineRunner(app, _NAME, _NAME).run(lines, ordered.take, most=most)
+    sender = Caller.of_address(_NAME)
+    await LineRunner(app, lambda: sender, _NAME).run(lines, ordered.take, most=most)
 
 
 class _InOrder:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -82,7 +83,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
 class BatchRecord(msgspec.Struct, kw_only=True):
     """The state of a batch on disk.
 
-    caller: the owner of the batch (see owners.py).
+    caller: the owner of the batch (Caller.owner).
     output, errors: the ids of the files with results and with errors.
     owns_files: whether the input and result files belong to the batch:
       no list of files shows them, and they are deleted together with the batch.
@@ -128,7 +129,7 @@ class BatchService:
         self._longest_line = longest_line
         self._records = {found.batch.id: found for found in directory.records(BatchRecord)}
         for found in self._records.values():
-            if (owner := directory.owners.current(found.caller)) != found.caller:
+            if (owner := directory.callers.current_owner(found.caller)) != found.caller:
                 found.caller = owner
                 directory.adopt(found.batch.id, found)
         directory.keep_only(
@@ -177,7 +178,7 @@ class BatchService:
         It is the oldest of the caller, or the oldest of all if the caller has its share to claim.
         A batch that owns its files is never deleted here, because its results would be lost.
         """
-        quota = Quota(self.directory.max_files, self.directory.owners.ids)
+        quota = Quota(self.directory.max_files, self.directory.owners)
         for record in self._records.values():
             quota.add(record.caller, 1)
         if quota.room(caller) > 0:
@@ -351,8 +352,8 @@ class BatchService:
             results = _Results(directory, record)
             try:
                 lines = self._left(record, source, results.done)
-                caller = directory.owners.caller(record.caller)
-                runner = LineRunner(app, caller, batch.id, until=batch.expires_at)
+                sender = partial(directory.callers.of_owner, record.caller)
+                runner = LineRunner(app, sender, batch.id, until=batch.expires_at)
                 await runner.run(lines, results.write, most=MOST_RUNNING)
             finally:
                 results.close()

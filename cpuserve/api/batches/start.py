@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.batches.service import BatchService
-from cpuserve.api.stored.owners import Owners
 from cpuserve.errors import NotFound
 
 if TYPE_CHECKING:
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 def batch_service(state: ServerState, options: ServerOptions) -> BatchService:
     """Return a BatchService for --files-dir; ConfigError if the directory cannot be used."""
     assert options.files_dir is not None
-    owners = Owners(options.api_key)
-    directory = FileDirectory(options.files_dir, options.files_bytes, options.files_count, owners)
+    limits = options.files_bytes, options.files_count
+    directory = FileDirectory(options.files_dir, *limits, state.callers)
     return BatchService(directory, lambda: state.models.most_body_bytes)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cpuserve.api.errors.error_json import Envelope, ErrorBody, error_json
+from cpuserve.api.errors.limit_headers import OPENAI_LIMITS, LimitHeaders
 from cpuserve.errors import status_of
 
 
@@ -25,6 +26,7 @@ class Dialect:
     beginnings: the path prefixes of the dialect, even of paths without a route;
       all other paths belong to the OpenAI dialect.
     id_headers: response headers with the request id, besides x-request-id.
+    limits: the response headers with the limits of the caller.
     shared: prefixes of OpenAI paths that belong to this dialect if the request has `header`.
     """
 
@@ -34,6 +36,7 @@ class Dialect:
     statuses: tuple[int, ...] = ()
     beginnings: tuple[str, ...] = ()
     id_headers: tuple[str, ...] = ()
+    limits: LimitHeaders = OPENAI_LIMITS
     shared: tuple[str, ...] = ()
     header: bytes = b""
 

@@ -128,12 +128,17 @@ def error_response(
     return Response(body, dialect.status(error), all_headers, "application/json")
 
 
-class _Lingering(Response):
+class LingeringResponse(Response):
     """A response to a request with a body that was not read completely.
 
     Closing a connection with unread data resets it, and the client would lose the response. So
     the rest of the body is read and dropped, for up to LINGER_S seconds, before the response ends.
     """
+
+    @classmethod
+    def of(cls, response: Response) -> LingeringResponse:
+        """Return a response with the status, headers and body of another one."""
+        return cls(response.body, response.status_code, dict(response.headers))
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Send the response, then drop the rest of the body."""
@@ -154,7 +159,7 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
     settle_failure(error, request.scope)
     if isinstance(error, PayloadTooLarge | ServerBusy):
         response = error_response(error, {"connection": "close"}, request.scope)
-        return _Lingering(response.body, response.status_code, dict(response.headers))
+        return LingeringResponse.of(response)
     return error_response(error, None, request.scope)
 
 

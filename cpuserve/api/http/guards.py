@@ -1,9 +1,10 @@
-"""Middleware that refuses requests: without an API key, for unknown hosts, from web pages."""
+"""Middleware that refuses requests.
+
+They have no API key, exceed a limit of their caller, are for unknown hosts, or from web pages.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import socket
 from typing import TYPE_CHECKING
@@ -12,15 +13,22 @@ from starlette.routing import Route
 
 from cpuserve.api.errors.http_errors import (
     Forbidden,
+    LingeringResponse,
     Unauthorized,
     UnsupportedMediaType,
     error_response,
 )
 from cpuserve.api.http.listener import is_loopback
-from cpuserve.api.request.headers import CALLER, OWNER, READS, header, may_be_web_page
+from cpuserve.api.request.headers import (
+    ALLOWANCE,
+    CALLER,
+    READS,
+    header,
+    may_be_web_page,
+)
 from cpuserve.api.route import reads_pages
-from cpuserve.api.stored.owners import owner_of
 from cpuserve.api.webui.page import asks_for_page
+from cpuserve.serving.callers.allowance import Allowance, LimitReached
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -28,7 +36,9 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from cpuserve.api.callers.callers import Callers
     from cpuserve.config.server import ServerOptions
+    from cpuserve.serving.callers.caller import Caller
 
 # Load balancers and supervisors read these paths without a key; they show only the status.
 PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/ping", "/live"})
@@ -41,6 +51,7 @@ class ApiKeys:
 
     No path is public for other methods: POST / computes embeddings, and GET / is the chat page.
 
+    callers: who may send requests; a reload of their file changes them.
     public: the paths that GET and HEAD may read without a key.
     webui: the chat page is public, because it contains no data and asks the user for the key.
     """
@@ -48,16 +59,15 @@ class ApiKeys:
     def __init__(
         self,
         app: ASGIApp,
-        keys: Sequence[str],
+        callers: Callers,
         public: Collection[str] = PUBLIC_PATHS,
         *,
         webui: bool = False,
     ) -> None:
         self._app = app
+        self._callers = callers
         self._public = public
         self._webui = webui
-        self._digests = [_digest(key.encode()) for key in keys]
-        self._owners = [owner_of(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app, or respond with 401 if the request needs a key and has none."""
@@ -78,15 +88,11 @@ class ApiKeys:
         key = _key(scope)
         if not key:
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
-        # The time of this comparison does not depend on the key: all digests have the same length,
-        # and the digest of the key is compared with all of them.
-        digest = _digest(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if any(matches):
-            place = matches.index(True)
-            scope[CALLER], scope[OWNER] = f"key-{1 + place}", self._owners[place]
-            return None
-        return Unauthorized("Wrong API key: send a key that this server was started with")
+        caller = self._callers.find(key)
+        if caller is None:
+            return Unauthorized("Wrong API key: send a key that this server knows")
+        scope[CALLER] = caller
+        return None
 
 
 def _key(scope: Scope) -> bytes:
@@ -97,8 +103,34 @@ def _key(scope: Scope) -> bytes:
     return key.strip()
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+class CallersWithinLimits:
+    """Responds with 429 if the caller has as many requests as it may have.
+
+    All requests count, except GET and HEAD, from their headers to the end of their response,
+    and also the lines of batches, which run as requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app with an Allowance of the caller, or respond with 429."""
+        caller: Caller | None = scope.get(CALLER)
+        if caller is None or caller.use is None or scope["method"] in READS:
+            await self._app(scope, receive, send)
+            return
+        scope[ALLOWANCE] = allowance = Allowance(caller)
+        try:
+            allowance.begin()
+        except LimitReached as error:
+            # A client that sends a large body must be able to read when to come back.
+            refused = LingeringResponse.of(error_response(error, None, scope))
+            await refused(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            allowance.end()
 
 
 # Containers reach their host by host.docker.internal (Docker) or host.containers.internal (Podman).
@@ -154,7 +186,7 @@ def host_names(options: ServerOptions) -> Sequence[str] | None:
         return None
     if options.allowed_hosts:
         return options.allowed_hosts
-    protected = options.socket or options.api_key or not is_loopback(options.host)
+    protected = options.socket or options.asks_for_keys or not is_loopback(options.host)
     return None if protected else ()
 
 

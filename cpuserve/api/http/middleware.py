@@ -23,11 +23,12 @@ from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.context import LEASES
-from cpuserve.api.request.headers import CALLER, OWNER, address_of, header
+from cpuserve.api.request.headers import ALLOWANCE, CALLER, address_of, header
 from cpuserve.api.stored.disk import disk_error
 from cpuserve.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
 from cpuserve.metrics.server import SERVED
+from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ class RequestIds:
 
     The response has the id in x-request-id and in the id headers of the path's dialect.
     This class removes trailing slashes before other middleware reads the path.
+    Responses to callers with limits have the headers of the dialect about limits.
     One wrapper of `send` adds the headers and counts the response, because each chunk
     of a stream passes every wrapper. At its end, the access log gets the request.
     """
@@ -222,7 +224,7 @@ class RequestIds:
         scope[REQUEST_ID] = request_id
         traceparent = header(scope, b"traceparent").decode("latin-1")
         SERVED.set(exemplar_labels(request_id, traceparent))
-        scope[CALLER] = scope[OWNER] = address_of(scope)
+        scope.setdefault(CALLER, Caller.of_address(address_of(scope)))
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
         record.request_id = request_id
         scope["path"] = scope["path"].rstrip("/") or "/"
@@ -231,7 +233,8 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *echoed]
+                limits = scope[DIALECT].limits.of(scope.get(ALLOWANCE))
+                message["headers"] = [*message.get("headers", ()), *echoed, *limits]
                 record.status = message["status"]
                 self._counts.add(scope, record.status)
             await send(message)
@@ -254,4 +257,4 @@ class RequestIds:
             return  # load balancers poll this path, and the log has the reason already
         route = self._counts.route(scope)
         shown = path if route == "none" else route
-        self._access.write(record, scope["method"], shown, scope[CALLER])
+        self._access.write(record, scope["method"], shown, scope[CALLER].name)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.stored.owners import Owners
 
 if TYPE_CHECKING:
+    from cpuserve.api.callers.callers import Callers
     from cpuserve.api.ollama.created.store import MakeLoader
     from cpuserve.config.server import ServerOptions
     from cpuserve.serving.models.registry import ModelRegistry
@@ -28,15 +28,17 @@ class Creation:
 
 
 def stored_models(
-    models: ModelRegistry, options: ServerOptions, creation: Creation
+    models: ModelRegistry, options: ServerOptions, creation: Creation, callers: Callers
 ) -> CreatedModels:
     """Return the models in --models-dir, which `models` serves from now on.
+
+    callers: who may own them.
 
     Raises:
       ConfigError: the directory cannot be used.
     """
     assert options.models_dir is not None
     directory = ModelDirectory(
-        options.models_dir, options.models_bytes, options.models_count, Owners(options.api_key)
+        options.models_dir, options.models_bytes, options.models_count, callers
     )
     return CreatedModels(directory, models, creation.make_loader, creation.sources)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
+from cpuserve.api.callers.callers import Callers
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
@@ -102,11 +103,14 @@ class FrontEnd:
         )
         stored = Store(StoreBounds.of(options))
         seal = Seal.kept_in(_secrets_folder(config))
-        self.state = ServerState(self.models, cpu, config, stored=stored, seal=seal)
+        callers = Callers.of(options)
+        self.state = ServerState(
+            self.models, cpu, config, stored=stored, callers=callers, seal=seal
+        )
         if options.files_dir is not None:
             self.state.batches = batch_service(self.state, options)
         if options.models_dir is not None and creation is not None:
-            self.state.created = stored_models(self.models, options, creation)
+            self.state.created = stored_models(self.models, options, creation, callers)
         self.manager = ServiceManager({})
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()

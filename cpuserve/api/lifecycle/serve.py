@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from cpuserve.api.callers.key_file import read_key_file
 from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.lifecycle.engines import start_engines
@@ -78,6 +79,8 @@ def serve(
       StoppedWhilePreparing: a signal arrived while a model was being prepared.
     """
     options = options or ServerOptions()
+    if options.api_key_file is not None:
+        read_key_file(options.api_key_file)  # an error ends the start before the model is loaded
     raise_file_limit()
     try:
         with (
@@ -242,10 +245,10 @@ def _stop_signals_raise() -> Iterator[None]:
 
 
 def _warn_if_open(options: ServerOptions) -> None:
-    if options.socket or options.api_key or is_loopback(options.host):
+    if options.socket or options.asks_for_keys or is_loopback(options.host):
         return
     log.warning(
         "listening on %s without an API key: everyone who can connect to this address can use "
-        "the server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
+        "the server. Set CPUSERVE_API_KEY or --api-key-file, or leave --host at 127.0.0.1",
         options.host,
     )

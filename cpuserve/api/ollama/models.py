@@ -23,7 +23,7 @@ from cpuserve.api.ollama.errors import OLLAMA, OllamaError
 from cpuserve.api.ollama.parameters import parameter_lines
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
 from cpuserve.api.request.file_body import receive_body
-from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.listed import described, listed, timestamp
 from cpuserve.api.response.openapi import json_body, parameters, response_types
@@ -300,7 +300,7 @@ async def send_blob(request: Request) -> Response:
     """Store a file of a model if its SHA-256 is the digest in the path."""
     created = created_models(get_state(request))
     wanted = checked_digest(request.path_params["digest"])
-    owner = request.scope[OWNER]
+    owner = request.scope[CALLER].owner
     with created.directory.receiving(owner) as (part, room):
         got = await _receive(request, part, room)
         if got != wanted:

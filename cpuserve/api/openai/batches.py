@@ -15,7 +15,7 @@ from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.request.headers import OWNER
+from cpuserve.api.request.headers import CALLER
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
@@ -57,7 +57,7 @@ def _batches(request: Request) -> BatchService:
 
 def _named(request: Request) -> FileObject:
     directory = _batches(request).directory
-    return directory.find(request.scope[OWNER], request.path_params["file_id"])
+    return directory.find(request.scope[CALLER].owner, request.path_params["file_id"])
 
 
 @router.post(
@@ -67,7 +67,7 @@ def _named(request: Request) -> FileObject:
 async def upload_file(request: Request) -> Response:
     """Store an uploaded file of JSON lines as the input of a batch."""
     directory, limits = _batches(request).directory, get_state(request).limits
-    caller = request.scope[OWNER]
+    caller = request.scope[CALLER].owner
     made = directory.begin(caller)
     try:
         name, fields = await read_upload(request, directory, made, limits.body_timeout_s)
@@ -86,7 +86,7 @@ async def upload_file(request: Request) -> Response:
 @get(router, "/v1/files", Page, after=str, limit=int, order=str, purpose=str)
 async def list_files(request: Request) -> Response:
     """List the files of the caller."""
-    found = _batches(request).directory.files(request.scope[OWNER])
+    found = _batches(request).directory.files(request.scope[CALLER].owner)
     purpose = request.query_params.get("purpose")
     shown = [file for file in found if purpose in (None, file.purpose)]
     page = page_of(request.query_params, shown, lambda file: file.id, msgspec.json.encode)
@@ -158,7 +158,7 @@ async def create_batch(request: RequestContext, body: CreateBatch) -> Response:
 @get(router, "/v1/batches", Page, after=str, limit=int)
 async def list_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
-    found = batches_of(get_state(request)).batches(request.scope[OWNER])
+    found = batches_of(get_state(request)).batches(request.scope[CALLER].owner)
     page = page_of(
         request.query_params,
         [record.batch for record in found],
@@ -172,11 +172,11 @@ async def list_batches(request: Request) -> Response:
 async def get_batch(request: Request) -> Response:
     """Return a batch: its status, the number of finished lines, and the ids of result files."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
-    return json_response(batches.find(request.scope[OWNER], name).batch)
+    return json_response(batches.find(request.scope[CALLER].owner, name).batch)
 
 
 @post_nothing(router, f"{_ONE}/cancel", BatchObject)
 async def cancel_batch(request: Request) -> Response:
     """Cancel a batch; clients can still read the results of lines that have finished."""
     batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
-    return json_response(batches.cancel(request.scope[OWNER], name).batch)
+    return json_response(batches.cancel(request.scope[CALLER].owner, name).batch)

@@ -198,7 +198,7 @@ def _found(request: RequestContext) -> StoredConversation:
 
 def _named(request: Request) -> StoredConversation:
     named = request.path_params["conversation_id"]
-    return find_conversation(get_state(request).stored, request.scope[CALLER], named)
+    return find_conversation(get_state(request).stored, request.scope[CALLER].name, named)
 
 
 def _item(request: Request, found: StoredConversation) -> StoredItem:

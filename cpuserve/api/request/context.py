@@ -21,11 +21,12 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
-from cpuserve.api.request.headers import CALLER, LOW_PRIORITY, OWNER
+from cpuserve.api.request.headers import ALLOWANCE, CALLER, LOW_PRIORITY
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
+from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from cpuserve.api.errors.record import RequestRecord
     from cpuserve.api.request.state import ServerState
+    from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.registry import Lease, ModelRegistry, Served
 
@@ -55,8 +57,8 @@ class RequestContext:
     path: the parameters in the path of the request.
     default: the model of a body that selects none; None = the first model.
     low_priority: whether the scheduler should run the request after all others.
-    caller: "key-1" for the first API key of the server, or the address of the client.
-    owner: the owner of files, batches and models that the request stores (owners.py).
+    sender: who sends the request.
+    allowance: the part of its caller's limits that the request takes; None = it has no limits.
     body_bytes: the size of the body in bytes, with the stored items that it refers to;
       0 until the body has been read.
     held: the memory that is reserved for the body and for the thoughts that are sealed in it.
@@ -69,8 +71,8 @@ class RequestContext:
     request_id: str
     id: str
     held: Reservation
-    caller: str = ""
-    owner: str = ""
+    sender: Caller = field(default_factory=lambda: Caller("", ""))
+    allowance: Allowance | None = None
     body_bytes: int = 0
     record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -79,6 +81,16 @@ class RequestContext:
     low_priority: bool = False
     default: str | None = None
     _served: Served | None = None
+
+    @property
+    def caller(self) -> str:
+        """The name of the caller: "key-1", a name in --api-key-file, or an address."""
+        return self.sender.name
+
+    @property
+    def owner(self) -> str:
+        """The owner of files, batches and models that the request stores."""
+        return self.sender.owner
 
     @property
     def models(self) -> ModelRegistry:
@@ -173,15 +185,15 @@ async def read_call(
     check_media_type(request)
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
-    caller, held = request.scope.get(CALLER, ""), Reservation(state.bodies)
+    held = Reservation(state.bodies)
     received = RequestContext(
         state,
         leases,
         number,
         number,
         held,
-        caller=caller,
-        owner=request.scope.get(OWNER, ""),
+        sender=request.scope[CALLER],
+        allowance=request.scope.get(ALLOWANCE),
         record=record,
         path=request.path_params,
         low_priority=request.scope.get(LOW_PRIORITY, False),

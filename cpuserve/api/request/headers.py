@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-# The key in ASGI scopes for the sender of the request. RequestIds sets it to the client's address;
-# if the server has API keys, ApiKeys sets it to "key-1" for the first key, "key-2" for the second.
+# The key in ASGI scopes for the Caller of the request. RequestIds sets it to the client's address;
+# if the server has API keys, ApiKeys sets it to the caller with the key of the request.
 CALLER = "cpuserve.caller"
-# The key in ASGI scopes for the owner of things that the request stores on disk (owners.py).
-OWNER = "cpuserve.owner"
+# The key in ASGI scopes for the part of its caller's limits that the request takes: an Allowance.
+ALLOWANCE = "cpuserve.allowance"
 # The key in ASGI scopes for a flag: run this request after all others, as for lines of a batch.
 LOW_PRIORITY = "cpuserve.low_priority"
 # The methods that change nothing, in any route.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.api.callers.callers import Callers
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
@@ -40,6 +41,7 @@ class ServerState:
     stopping: whether the server no longer serves any requests.
     config: the settings of the first model's engines.
     stored: the responses and conversations that clients have stored.
+    callers: the API keys, and the limits of their callers.
     seal: seals and opens the thoughts that clients send back as opaque texts.
     cpu: the CpuView of /v1/cpu; None = there is none.
     batches: the BatchService (batches/start.py); None = the server has no --files-dir.
@@ -55,6 +57,7 @@ class ServerState:
     http: HttpMetrics = field(default_factory=HttpMetrics)
     processes: Processes = field(default_factory=lambda: Processes(_ROLES))
     stored: Store = field(default_factory=Store)
+    callers: Callers = field(default_factory=Callers)
     seal: Seal = field(default_factory=Seal)
     batches: Any = None
     created: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 # Half of a quota belongs to the callers in equal shares, which nobody else can take. A server
 # without API keys does not know its callers, and shares this half among as many.
@@ -19,12 +19,14 @@ class Quota:
     for an address that stores nothing yet.
     """
 
-    def __init__(self, limit: int, callers: Collection[str] = ()) -> None:
-        """callers: the ids of all API keys; empty = the server has no keys."""
+    def __init__(self, limit: int, callers: Callable[[], Collection[str]] = tuple) -> None:
+        """callers: returns the owner ids of all API keys; empty = the server has no keys.
+
+        A reload of --api-key-file may change them.
+        """
         self.limit = limit
         self.total = 0
-        self._known = frozenset(callers)
-        self._share = limit // (2 * (len(self._known) or _UNKNOWN_CALLERS))
+        self._callers = callers
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -51,6 +53,10 @@ class Quota:
         with self._lock:
             self._add(caller, amount)
 
+    @property
+    def _share(self) -> int:
+        return self.limit // (2 * (len(self._callers()) or _UNKNOWN_CALLERS))
+
     def _add(self, caller: str, amount: int) -> None:
         self.total += amount
         self._held[caller] += amount
@@ -60,11 +66,12 @@ class Quota:
     def _room(self, caller: str) -> int:
         own = self._held[caller]
         others = self.total - own
-        most = max(min(self._share, self.limit - others), self.limit - others - self._kept(caller))
+        share = self._share
+        most = max(min(share, self.limit - others), self.limit - others - self._kept(caller, share))
         return most - own
 
-    def _kept(self, caller: str) -> int:
+    def _kept(self, caller: str, share: int) -> int:
         """Return how much is kept for other callers, besides the amounts that they hold."""
-        if self._known:
-            return sum(max(0, self._share - self._held[c]) for c in self._known if c != caller)
-        return self._share
+        if known := self._callers():
+            return sum(max(0, share - self._held[c]) for c in known if c != caller)
+        return share

@@ -18,6 +18,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields
 from cpuserve.sampling.structured import InputGrammar
+from cpuserve.serving.callers.allowance import Allowance
 from cpuserve.serving.calls.line_limits import LineRules
 from cpuserve.serving.calls.tool_catalog import ToolSearch
 from cpuserve.serving.decisions.labels import Labels
@@ -183,7 +184,8 @@ class GenerateCall(CommonFields, kw_only=True):
 
     adapter: the LoRA adapter that the request selects; "" = no adapter, None = the default.
     adapter_scale: the factor of the adapter's change of the model.
-    caller: who sends the request. Callers take turns in queues.
+    caller: the name of who sends the request (Caller.name). Callers take turns in queues.
+    allowance: the part of its caller's limits that the request takes; None = there are no limits.
     session: the id of the client's session, which other clients cannot know.
     """
 
@@ -223,6 +225,7 @@ class GenerateCall(CommonFields, kw_only=True):
     adapter: str | None = None
     adapter_scale: float = 1.0
     caller: str = ""
+    allowance: Allowance | None = None
     session: str | None = None
     stream: bool = False
     return_progress: bool = False

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 from cpuserve.core.exclusion import stop_ids
 from cpuserve.engine.client import EngineRequest
 from cpuserve.engine.ipc import Output, TokenLogprob
+from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.generation.fan_out import dismiss, start
 from cpuserve.serving.generation.sequence import SequenceRun
 from cpuserve.serving.generation.text import check_failed
@@ -167,7 +169,7 @@ async def beam_events(
     meters = [metrics.start(num_prompt, most, first.n, *who) for _ in sequences]
     for sequence, meter in zip(sequences, meters, strict=True):
         sequence.meter = meter
-    reasons = ["error"] * len(sequences)
+    reasons, ended = ["error"] * len(sequences), ""
     try:
         run = _Run(context, sequences, rules)
         beams = await run.best()
@@ -183,9 +185,12 @@ async def beam_events(
             reasons[i] = text.finish or "length"
             events += shown
         return events
+    except (*CANCELLATIONS, DeadlineExceeded):
+        ended = "abort"
+        raise
     finally:
         for sequence, meter, reason in zip(sequences, meters, reasons, strict=True):
-            dismiss(context, sequence)
+            dismiss(context, sequence, ended)
             metrics.finish(meter, reason)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.metrics.server import Sequence as Meter
     from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.calls.line_limits import LineRules
     from cpuserve.serving.models.context import ModelContext
@@ -52,6 +53,7 @@ class SequenceRequest:
     recent: the record of the prompt, which gets the response at its end; None = no record.
     response_ids: all tokens of the response, when it has ended.
     accepted_tokens: draft tokens that the model accepted.
+    allowance: where its tokens are counted for its caller; None = they are not limited.
     """
 
     index: int
@@ -78,6 +80,7 @@ class SequenceRequest:
     recent: RecentPrompt | None = None
     meter: Meter | None = None
     response_ids: Sequence[int] = ()
+    allowance: Allowance | None = None
 
     def count(self, tokens: int, reasoning: int, sampled: int = 0) -> None:
         """Add `tokens` new tokens.
@@ -86,6 +89,8 @@ class SequenceRequest:
         sampled: how many tokens one step of the engine sampled; all but one were draft tokens.
         """
         self.completion_tokens += tokens
+        if self.allowance is not None:
+            self.allowance.spend(tokens)
         self.reasoning_tokens = reasoning
         if sampled > 1:
             self.accepted_tokens += sampled - 1
@@ -134,6 +139,7 @@ def fan_out(
             sequence.progress = call.stream and call.return_progress
             sequence.lines = call.lines
             sequence.interval = _interval(call)
+            sequence.allowance = call.allowance
             sequences.append(sequence)
     return sequences
 
@@ -168,8 +174,9 @@ def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | 
         return None
     prompt = Prompt(first.prompt.ids[: first.prompt.shared])
     params = msgspec.structs.replace(first.params, max_tokens=0, logprobs=None, label_ids=[])
-    timeout = first.timeout_s
-    return SequenceRequest(first.index, prompt, params, 1, first.priority, timeout_s=timeout)
+    made = SequenceRequest(first.index, prompt, params, 1, first.priority)
+    made.timeout_s, made.allowance = first.timeout_s, first.allowance
+    return made
 
 
 def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
@@ -261,7 +268,8 @@ def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`.
 
     Sequences are counted before they run, so that the check of the next request includes them.
-    The errors are the same as in check_capacity.
+    The tokens that they may use are reserved for their caller.
+    The errors are the same as in check_capacity, and LimitReached.
     """
     check_capacity(context, sequences)
     seen: set[int] = set()
@@ -270,6 +278,9 @@ def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
         prompt = sequence.prompt
         sequence.num_queued = 0 if id(prompt) in seen else len(prompt.ids) - prompt.shared
         seen.add(id(prompt))
+    if (allowance := sequences[0].allowance) is not None:
+        allowance.reserve(sum(s.num_queued + (s.params.max_tokens or 0) for s in sequences))
+    for sequence in sequences:
         sequence.held = sequence.waits = True
         context.active_sequences += 1
         context.backlog.enter(sequence.num_queued, sequence.params.caller)
@@ -281,12 +292,21 @@ def start(context: ModelContext, sequence: SequenceRequest, cached_tokens: int) 
     sequence.first_output = time.monotonic()
     computed = len(sequence.prompt.ids) - cached_tokens
     context.backlog.start(sequence.num_queued, computed, sequence.params.caller)
+    if sequence.allowance is not None:
+        sequence.allowance.spend(min(sequence.num_queued, computed))
 
 
-def dismiss(context: ModelContext, sequence: SequenceRequest) -> None:
-    """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing."""
+def dismiss(context: ModelContext, sequence: SequenceRequest, reason: str = "") -> None:
+    """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing.
+
+    reason: "abort" or "late" if its client has ended it, by disconnecting or by a timeout.
+      Before the first output, all of its prompt then counts for its caller. How much of it was
+      computed is not known here, and clients must not have long prompts computed for free.
+    """
     if sequence.waits:
         context.backlog.leave(sequence.num_queued, sequence.params.caller)
+        if sequence.allowance is not None and reason in ("abort", "late"):
+            sequence.allowance.spend(sequence.num_queued)
     if sequence.held:
         sequence.ended = time.monotonic()
     context.active_sequences -= sequence.held

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.errors import DeadlineExceeded, InvalidRequest, RequestError
 from cpuserve.serving.calls.bad_words import bad_words_us, with_bad_word_ids
 from cpuserve.serving.calls.events import (
     Choice,
@@ -48,6 +48,7 @@ from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_t
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.sampling.beams import BeamRules
+    from cpuserve.serving.callers.allowance import Allowance
     from cpuserve.serving.calls.call import GenerateCall, Prompt
     from cpuserve.serving.generation.fan_out import SequenceRequest
     from cpuserve.serving.models.context import ModelContext
@@ -67,21 +68,29 @@ Events = AsyncGenerator[list[Event], None]
 
 
 async def prepare(
-    served: Served, call: GenerateCall, num_bytes: int, *, caller: str = ""
+    served: Served,
+    call: GenerateCall,
+    num_bytes: int,
+    *,
+    caller: str = "",
+    allowance: Allowance | None = None,
 ) -> Generation:
     """Check a call, and return the generation that will serve it.
 
     served: the model of the request, which may be an adapter.
     num_bytes: the size of the request's body (small and large requests render on separate threads).
-    caller: who sends the request.
+    caller: the name of who sends the request.
+    allowance: the part of its caller's limits that the request takes; None = there are no limits.
 
     Raises:
       InvalidRequest: this model cannot serve the call.
-      TooManyRequests: there is no capacity for the call now.
+      TooManyRequests: there is no capacity for the call now, or its caller has no tokens left.
     """
+    if allowance is not None:
+        allowance.check_tokens()
     _check_kind(served.context, call)
     _choose_adapter(served, call)
-    call.caller = caller
+    call.caller, call.allowance = caller, allowance
     # A search for tools makes further prompts, which need the messages and tools again.
     kept = None if call.tool_search is None else msgspec.structs.replace(call)
     return await _prepared(served.context, call, num_bytes, kept)
@@ -507,11 +516,11 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
             if not run.turns:
                 break
         reason = run.finish or reason
-    except RequestError:
-        reason = "error"
+    except RequestError as error:
+        reason = "late" if isinstance(error, DeadlineExceeded) else "error"
         raise
     finally:
-        dismiss(context, sequence)
+        dismiss(context, sequence, reason)
         metrics.finish(meter, reason)
         if run is not None and sequence.first_output:
             sequence.response_ids = run.response_ids

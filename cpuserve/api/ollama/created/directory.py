@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cpuserve.api.batches.directory import open_plain, read_records, write_whole
+from cpuserve.api.callers.callers import Callers
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.stored.disk import writing
-from cpuserve.api.stored.owners import Owners
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
 
@@ -69,19 +69,19 @@ class ModelDirectory:
     """
 
     def __init__(
-        self, place: str, max_bytes: int, max_models: int, owners: Owners | None = None
+        self, place: str, max_bytes: int, max_models: int, callers: Callers | None = None
     ) -> None:
         """`place`: the directory, which is created if it is missing.
 
-        owners: the API keys as owners, which have shares of the limits (see Quota).
+        callers: the owners of models, which have shares of the limits (see Quota).
 
         Raises:
           ConfigError: the directory cannot be written, or another server uses it.
         """
         self.max_models = max_models
-        self._owners = owners or Owners()
-        self._bytes = Quota(max_bytes, self._owners.ids)
-        self._num_blobs = Quota(MOST_FILES + _BLOBS_A_MODEL * max_models, self._owners.ids)
+        self._callers = callers or Callers()
+        self._bytes = Quota(max_bytes, self._owners)
+        self._num_blobs = Quota(MOST_FILES + _BLOBS_A_MODEL * max_models, self._owners)
         self._stored: dict[str, tuple[str, int]] = {}  # the owner and bytes of each blob
         self._creating: list[Manifest] = []
         root = Path(place).expanduser().absolute()
@@ -109,10 +109,13 @@ class ModelDirectory:
             found.name: found for _, found in read_records(self._models, Manifest, self._damaged)
         }
         for found in self.manifests.values():
-            found.owner = self._owners.current(found.owner)
+            found.owner = self._callers.current_owner(found.owner)
         self._drop_parts()
         self._measure()
         self.drop_unused()
+
+    def _owners(self) -> tuple[str, ...]:
+        return self._callers.owners
 
     def close(self) -> None:
         """Release the lock, so that another server may use the directory."""
@@ -271,9 +274,9 @@ class ModelDirectory:
         by earlier versions or while the server had none, because these owners are gone.
         """
         found = self.manifests.get(name)
-        if found is None or not self._owners.ids or found.owner == owner:
+        if found is None or not self._owners() or found.owner == owner:
             return True
-        return not found.owner.startswith("key-")
+        return not found.owner.startswith(("key-", "caller-"))
 
     def check_room(self, name: str, owner: str) -> None:
         """Raise InvalidRequest if `owner` has no room for a model and `name` is a new one.
@@ -282,7 +285,7 @@ class ModelDirectory:
         """
         known = {made.name: made.owner for made in self._creating}
         known |= {made.name: made.owner for made in self.manifests.values()}
-        quota = Quota(self.max_models, self._owners.ids)
+        quota = Quota(self.max_models, self._owners)
         for each in known.values():
             quota.add(each, 1)
         if name not in known and quota.room(owner) < 1:

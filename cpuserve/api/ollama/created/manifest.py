@@ -25,7 +25,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     quantization: a format, as in --quantization.
     parent: the model that the field `from` or the instruction FROM selected.
     size: the number of bytes that a pull downloaded.
-    owner: who may replace and delete it (owners.py); "" = everyone, as in earlier versions.
+    owner: who may replace and delete it (Caller.owner); "" = everyone, as in earlier versions.
     """
 
     name: str

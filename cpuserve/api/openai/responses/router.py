@@ -185,7 +185,7 @@ def _found(request: Request) -> StoredResponse:
     response_id = request.path_params["response_id"]
     if response_id in ("input_tokens", "compact"):
         raise HTTPException(405, headers={"Allow": "POST"})
-    return find_response(get_state(request).stored, request.scope[CALLER], response_id)
+    return find_response(get_state(request).stored, request.scope[CALLER].name, response_id)
 
 
 async def _stop(found: StoredResponse) -> None:

@@ -1,0 +1,1 @@
+"""Who sends requests, the limits of each caller, and the use of these limits."""
