@@ -11,7 +11,7 @@ import pytest
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate
 from cpuserve.api.openai.chat.schema import ChatRequest
-from cpuserve.api.openai.completions.schema import CompletionRequest
+from cpuserve.api.openai.completions.schema import CompletionRequest, to_call
 from cpuserve.api.openai.responses.schema import ResponsesRequest
 from cpuserve.api.request import fields
 from tests.api.fakes import Api
@@ -312,6 +312,15 @@ def test_a_refused_field_is_read_by_its_endpoints_and_may_be_switched_off(rule):
             where = response.json().get("error")
             if response.status_code == 400:  # such as images: {}, which has a wrong type
                 assert "not supported" not in str(where), (path, off)
+
+
+def test_a_refused_field_that_is_off_is_as_if_the_request_lacked_it():
+    """So no code that turns the body into a call reads a value that belongs to another server."""
+    body = CompletionRequest(prompt="a", suffix="b", include_reasoning=True, n_probs=0, audio={})
+    fields.check_fields(body)
+    assert (body.include_reasoning, body.n_probs, body.audio) == (None, None, None)
+    assert to_call(body).include_reasoning is None
+    assert (body.prompt, body.suffix) == ("a", "b")
 
 
 def test_every_refused_field_of_another_servers_text_endpoints_is_documented():

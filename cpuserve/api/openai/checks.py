@@ -92,9 +92,9 @@ def structure_of(request: GenerationRequest) -> Any:
       InvalidRequest: several fields set a structured output.
     """
     found = _guided(request)
-    given = [*found, *(["structured_outputs"] if is_set(request.structured_outputs) else [])]
     if not found:
         return request.structured_outputs
+    given = [*found, *(["structured_outputs"] if is_set(request.structured_outputs) else [])]
     if len(given) > 1:
         msg = f"{given[0]} and {given[1]} exclude each other: set one of them"
         raise InvalidRequest(msg, param=given[0])

@@ -313,12 +313,18 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
 
 
 def check_fields(body: object) -> None:
-    """Raise InvalidRequest for the first field that is set although the endpoint refuses it."""
+    """Raise InvalidRequest for the first field that is set although the endpoint refuses it.
+
+    Values of refused fields that mean "not set", such as false, become None in `body`.
+    """
     for rule in refused_by(type(body)):
         value = getattr(body, rule.name)
-        if value is not None and rule.is_set_by(value):
+        if value is None:
+            continue
+        if rule.is_set_by(value):
             msg = f"{rule.name} {rule.why}"
             raise InvalidRequest(msg, param=rule.name, code=rule.code)
+        setattr(body, rule.name, None)
 
 
 def refused_by(schema: type) -> Iterable[Refused]:
@@ -331,8 +337,3 @@ def honoured(endpoint: str, schema: type[msgspec.Struct]) -> list[str]:
     refused = {rule.name for rule in refused_by(schema)}
     unread = {name for row in NO_EFFECT if endpoint in row.endpoints for name in row.names}
     return sorted({*schema.__struct_fields__} - refused - unread)
-
-
-def refused_names(body: object) -> set[str]:
-    """Return the refused fields of a body by name; they must not be passed to a GenerateCall."""
-    return {rule.name for rule in refused_by(type(body))}

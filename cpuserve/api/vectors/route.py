@@ -11,7 +11,6 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from cpuserve.api.errors.dialect import OPENAI, Dialect
-from cpuserve.api.request.fields import refused_names
 from cpuserve.api.route import Endpoint, generate, post
 from cpuserve.serving.calls.call import GenerateCall, call_from
 from cpuserve.serving.calls.events import WholeResponse
@@ -28,7 +27,7 @@ Make: TypeAlias = "Callable[[T, RequestContext], Made]"
 
 def vectors_call(body: msgspec.Struct, **more: Any) -> GenerateCall:
     """Return the call for vectors with the fields that a body shares with it, and with `more`."""
-    return call_from(body, refused_names(body), **{"max_tokens": 0, "embed": True, **more})
+    return call_from(body, **{"max_tokens": 0, "embed": True, **more})
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,19 +253,18 @@ class GenerateCall(CommonFields, kw_only=True):
 
 def call_from(
     asked: msgspec.Struct,
-    refused: Collection[str] = (),
+    own: Collection[str] = (),
     names: Mapping[str, str] = MappingProxyType({}),
     **more: Any,
 ) -> GenerateCall:
     """Return a GenerateCall with the fields that the body `asked` shares with it, and with `more`.
 
-    refused: fields that the dialect refuses if they are set. These fields are not copied,
-    because they can only have values that mean "not set", such as false or an empty list.
+    own: fields that are not copied, because the dialect gives them a meaning of its own.
     names: for fields of the call that are called otherwise in the body, the field there (names_in).
     """
-    known = set(GenerateCall.__struct_fields__) - set(refused)
-    own = {name: name for name in asked.__struct_fields__ if name in known} | dict(names)
-    given = {name: getattr(asked, field) for name, field in own.items()}
+    known = set(GenerateCall.__struct_fields__) - set(own)
+    shared = {name: name for name in asked.__struct_fields__ if name in known} | dict(names)
+    given = {name: getattr(asked, field) for name, field in shared.items()}
     return GenerateCall(**{name: v for name, v in given.items() if v is not None} | more)
 
 

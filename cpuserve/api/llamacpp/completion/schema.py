@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
 from cpuserve.api.llamacpp.defaults import DEFAULTS
-from cpuserve.api.request.fields import refused_names, with_refused
+from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import SamplerFields, names_in
 from cpuserve.sampling.structured import StructuredOutputs
@@ -151,7 +151,7 @@ def to_call(
     adapter, scale = (None, 1.0) if body.lora is None else adapter_of(context, body.lora)
     call = call_from(
         body,
-        {*refused_names(body), "logit_bias", "prompt"},
+        {"logit_bias", "prompt"},
         _NAMES,
         prompt=[*prompts],
         max_tokens=NO_LIMIT if length is None or length < 0 else length,

@@ -20,7 +20,7 @@ from cpuserve.api.openai.checks import (
 from cpuserve.api.openai.custom_tools import Offer, custom_function
 from cpuserve.api.openai.schema import ChatLogprobs, GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import FunctionWords, function_name, tool_choice
-from cpuserve.api.request.fields import is_set, refused_names, with_refused
+from cpuserve.api.request.fields import is_set, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.calls.params import check_logprobs
@@ -161,7 +161,6 @@ def to_call(request: ChatRequest) -> GenerateCall:
     choice, function, tools = tool_choice(request.tool_choice, offer.functions, _WORDS)
     return call_from(
         request,
-        refused_names(request),
         messages=chat_messages(request.messages),
         max_tokens=length(request),
         logprobs=_logprobs(request),
@@ -255,6 +254,8 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 def _check_functions(request: ChatRequest) -> None:
     """Raise InvalidRequest if the deprecated field `functions` is set, which `tools` replaced."""
+    if request.functions is None and request.function_call is None:
+        return
     if request.function_call != "none" and is_set(request.functions):
         msg = "functions is not supported yet: omit it"
         raise unsupported(msg, "functions")

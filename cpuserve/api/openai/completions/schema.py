@@ -17,7 +17,7 @@ from cpuserve.api.openai.checks import (
     usage_in_each,
 )
 from cpuserve.api.openai.schema import GenerationRequest, LegacyLogprobs, PromptLogprobs, Usage
-from cpuserve.api.request.fields import refused_names, with_refused
+from cpuserve.api.request.fields import with_refused
 from cpuserve.serving.calls.call import GenerateCall, call_from
 
 # The default of max_tokens in completion requests, as in the OpenAI API and vLLM.
@@ -82,7 +82,6 @@ def to_call(request: CompletionRequest) -> GenerateCall:
         chosen = {"n": best_of, "num_best": request.n or 1, "logprobs": request.logprobs or 0}
     return call_from(
         request,
-        refused_names(request),
         **chosen,
         max_tokens=length(request),
         repetition_penalty=repetition_penalty(request),

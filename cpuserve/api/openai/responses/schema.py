@@ -20,7 +20,7 @@ from cpuserve.api.openai.responses.cache_diagnostics import CacheOptions
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import offered_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.request.fields import is_set, refused_names, with_refused
+from cpuserve.api.request.fields import is_set, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.calls.call import GenerateCall, call_from, unsupported
@@ -117,7 +117,6 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
     instructions = "\n\n".join(filter(None, (request.instructions, offered.note)))
     return call_from(
         request,
-        refused_names(request),
         prompt=None,
         messages=chat_messages(_input(request), instructions, num_stored),
         max_tokens=request.max_output_tokens,
