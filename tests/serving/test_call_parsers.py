@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.prompts.chat_prompt import begins_thought
 from cpuserve.serving.tools.families import FORMATS, HERMES, QWEN3_CODER
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
-from cpuserve.serving.tools.thoughts import THINK, Around, ThinkTags, begins_thought
+from cpuserve.serving.tools.thoughts import THINK, Around, ThinkTags
 from tests.helpers.depth import deep_but
 
 CALL = {

@@ -7,8 +7,8 @@ import pytest
 
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.prompts.chat_prompt import begins_thought
 from cpuserve.serving.tools.learn import learn_format
-from cpuserve.serving.tools.thoughts import begins_thought
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer

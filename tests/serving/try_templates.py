@@ -27,11 +27,11 @@ from pathlib import Path
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.prompts.chat_prompt import begins_thought
 from cpuserve.serving.tools import learn
 from cpuserve.serving.tools import probe_conversations as probes
 from cpuserve.serving.tools.base import WholeFormat
 from cpuserve.serving.tools.families import HERMES
-from cpuserve.serving.tools.thoughts import begins_thought
 from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer

@@ -13,13 +13,7 @@ from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.known_tokens import chat_tokens
 from cpuserve.serving.threads import run_rendering
-from cpuserve.serving.tools.thoughts import (
-    THINK,
-    ThinkTags,
-    begins_thought,
-    ends_thought,
-    leaves_thought_open,
-)
+from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.conversation import (
     Content,
@@ -160,6 +154,21 @@ def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
         content = message_content(call.messages[-1], "messages")
         return leaves_thought_open(text_of(content), tags)
     return begins_thought(text, tags)
+
+
+def begins_thought(prompt: str, tags: ThinkTags) -> bool:
+    """Return whether a rendered prompt ends with the beginning of a thought."""
+    return prompt[-256:].rstrip().endswith(tags.open)
+
+
+def ends_thought(prompt: str, tags: ThinkTags) -> bool:
+    """Return whether a rendered prompt ends with a whole thought: an empty one forbids thinking."""
+    return prompt[-256:].rstrip().endswith(tags.close)
+
+
+def leaves_thought_open(text: str, tags: ThinkTags) -> bool:
+    """Return whether the text of a response, which the model continues, ends within a thought."""
+    return text.rfind(tags.open) > text.rfind(tags.close)
 
 
 def readable(

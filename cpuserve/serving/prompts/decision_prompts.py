@@ -13,10 +13,10 @@ from cpuserve.serving.calls.call import GenerateCall, Prompt, thinking_variables
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
 from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion, Decisions
 from cpuserve.serving.decisions.texts import Ids, PromptEnd, option_texts, text_question
-from cpuserve.serving.prompts.chat_prompt import render_chat
+from cpuserve.serving.prompts.chat_prompt import begins_thought, render_chat
 from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.threads import run_rendering, run_sized
-from cpuserve.serving.tools.thoughts import THINK, begins_thought
+from cpuserve.serving.tools.thoughts import THINK
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext

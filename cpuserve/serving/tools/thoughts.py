@@ -1,4 +1,4 @@
-"""Thoughts: the tags around them in responses, and whether a prompt ends within a thought.
+"""Thoughts: the tags around them in responses, and how a response treats them.
 
 Models with the harmony format have channels in place of tags (harmony.py).
 """
@@ -129,18 +129,3 @@ class Around:
     turns: Turns | None = None
     functions: frozenset[str] = frozenset()
     formed: bool = False
-
-
-def begins_thought(prompt: str, tags: ThinkTags) -> bool:
-    """Return whether a rendered prompt ends with the beginning of a thought."""
-    return prompt[-256:].rstrip().endswith(tags.open)
-
-
-def ends_thought(prompt: str, tags: ThinkTags) -> bool:
-    """Return whether a rendered prompt ends with a whole thought: an empty one forbids thinking."""
-    return prompt[-256:].rstrip().endswith(tags.close)
-
-
-def leaves_thought_open(text: str, tags: ThinkTags) -> bool:
-    """Return whether the text of a response, which the model continues, ends within a thought."""
-    return text.rfind(tags.open) > text.rfind(tags.close)
