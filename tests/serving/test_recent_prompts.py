@@ -16,7 +16,7 @@ from cpuserve.serving.models.recent_prompts import (
     ids_of,
 )
 
-SCOPE = ("", "")
+SCOPE = ("", 1.0, "")
 
 
 def decode(ids):
@@ -55,7 +55,9 @@ def test_the_longest_beginning_of_a_text_is_found():
     assert recent.beginning("me", SCOPE, "xyz") is None
 
 
-@pytest.mark.parametrize(("caller", "scope"), [("you", SCOPE), ("me", ("lora", ""))])
+@pytest.mark.parametrize(
+    ("caller", "scope"), [("you", SCOPE), ("me", ("lora", 1.0, "")), ("me", ("", 0.5, ""))]
+)
 def test_nobody_finds_the_prompt_of_another_caller_or_scope(caller, scope):
     recent = added(prompt("a" * 100, number="r1"))
     assert recent.beginning(caller, scope, "a" * 200) is None
@@ -172,7 +174,7 @@ def test_another_way_to_begin_the_response_is_no_difference():
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ({}, {"scope": ("lora", "")}, "model_changed"),
+        ({}, {"scope": ("lora", 1.0, "")}, "model_changed"),
         ({"tools": "a"}, {"tools": "b"}, "tools_changed"),
         ({"tools": "a", "system": "c"}, {"tools": "b", "system": "d"}, "tools_changed"),
         ({"system": "a"}, {"system": "b"}, "system_changed"),
@@ -192,5 +194,5 @@ def test_a_prompt_without_messages_says_so():
 
 
 def test_equal_prompts_of_another_model_differ():
-    found = difference(prompt("a" * 99), prompt("a" * 99, scope=("lora", "")), decode)
+    found = difference(prompt("a" * 99), prompt("a" * 99, scope=("lora", 1.0, "")), decode)
     assert (found.reason, found.token) == ("model_changed", 99)

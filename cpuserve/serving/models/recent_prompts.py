@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.sampling.params import scale_key
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ _LONGEST_SESSION = 1024
 _json = msgspec.json.Encoder(enc_hook=str).encode
 
 Decode = Callable[[Sequence[int]], str]
+# (adapter, its scale, cache_salt)
+Scope = tuple[str, float, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class RecentPrompt:
     """A prompt, and the response to it once the response has ended.
 
     caller: who sent the request (GenerateCall.caller).
-    scope: (adapter, cache_salt); only prompts of one scope share a cache.
+    scope: the Scope of its request; only prompts of one scope share a cache.
     text: the prompt as the chat template rendered it;
       earlier responses in it may be written in another way than in `ids` (known_tokens.py).
     opening: the beginning of the response, which the prompt has after `text`.
@@ -110,7 +111,7 @@ class RecentPrompt:
     """
 
     caller: str
-    scope: tuple[str, str]
+    scope: Scope
     text: str
     ids: bytes
     shape: PromptShape
@@ -212,7 +213,7 @@ class RecentPrompts:
     def _forget(self, key: int) -> None:
         self._num_bytes -= self._prompts.pop(key).num_bytes
 
-    def of(self, caller: str, scope: tuple[str, str]) -> list[RecentPrompt]:
+    def of(self, caller: str, scope: Scope) -> list[RecentPrompt]:
         """Return the prompts of a caller, last one first."""
         return [
             prompt
@@ -220,7 +221,7 @@ class RecentPrompts:
             if prompt.caller == caller and prompt.scope == scope
         ]
 
-    def beginning(self, caller: str, scope: tuple[str, str], text: str) -> RecentPrompt | None:
+    def beginning(self, caller: str, scope: Scope, text: str) -> RecentPrompt | None:
         """Return the prompt with the longest text that is a proper prefix of `text`, or None."""
         found = None
         for prompt in self.of(caller, scope):
@@ -323,9 +324,9 @@ def ids_of(stored: bytes) -> list[int]:
     return array("i", stored).tolist()
 
 
-def scope_of(call: GenerateCall) -> tuple[str, str]:
+def scope_of(call: GenerateCall) -> Scope:
     """Return the scope of a call's prompts (RecentPrompt.scope)."""
-    return (call.adapter or "") + scale_key(call.adapter_scale), call.cache_salt or ""
+    return call.adapter or "", call.adapter_scale, call.cache_salt or ""
 
 
 def _shape(call: GenerateCall) -> PromptShape:
