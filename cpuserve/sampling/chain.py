@@ -57,9 +57,9 @@ def stage_names(samplers: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for each in read if (name := _stage(each, samplers)) is not None)
 
 
-def unknown_samplers(samplers: str | Sequence[str] | None) -> list[str]:
+def unknown_samplers(samplers: str | Sequence[str]) -> list[str]:
     """Return the entries of `samplers` that match no sampler in STAGES."""
-    return [each for each in samplers or () if _stage(each, samplers) is None]
+    return [each for each in samplers if _stage(each, samplers) is None]
 
 
 def _stage(entry: str, samplers: object) -> str | None:
@@ -69,17 +69,6 @@ def _stage(entry: str, samplers: object) -> str | None:
     plain = entry.lower().replace("-", "_")
     name = _OTHER_NAMES.get(plain, plain)
     return name if name in STAGES else None
-
-
-def uses_dry(fields: SamplerFields) -> bool:
-    """Return whether the request lowers repetitions with DRY."""
-    return bool(fields.dry_multiplier) and "dry" in stage_names(fields.samplers)
-
-
-def uses_infill(fields: SamplerFields) -> bool:
-    """Return whether the sampler `infill` is in the order of the request."""
-    listed = fields.samplers is not None and "infill" in stage_names(fields.samplers)
-    return listed and not fields.mirostat
 
 
 def _asks(p: SamplerFields) -> bool:

@@ -13,12 +13,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
-from cpuserve.sampling.chain import (
-    DEFAULT_BREAKERS,
-    unknown_samplers,
-    uses_dry,
-    uses_infill,
-)
+from cpuserve.sampling.chain import DEFAULT_BREAKERS, stage_names, unknown_samplers
 from cpuserve.sampling.fields import SamplerFields
 
 if TYPE_CHECKING:
@@ -86,7 +81,18 @@ class TokenTexts:
 
 def reads_vocabulary(fields: SamplerFields) -> bool:
     """Return whether `with_sampler_ids` reads the texts of all tokens for these fields."""
-    return uses_dry(fields) or uses_infill(fields)
+    return _uses_dry(fields) or _uses_infill(fields)
+
+
+def _uses_dry(fields: SamplerFields) -> bool:
+    """Return whether the request lowers repetitions with DRY."""
+    return bool(fields.dry_multiplier) and "dry" in stage_names(fields.samplers)
+
+
+def _uses_infill(fields: SamplerFields) -> bool:
+    """Return whether the sampler `infill` is in the order of the request."""
+    listed = fields.samplers is not None and "infill" in stage_names(fields.samplers)
+    return listed and not fields.mirostat
 
 
 def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, vocab: int) -> None:
@@ -100,15 +106,15 @@ def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, voc
       InvalidRequest: a sequence breaker is too long, or there are too many sequences for `infill`.
     """
     first = params[0]
-    if unknown := unknown_samplers(first.samplers):
+    if first.samplers and (unknown := unknown_samplers(first.samplers)):
         log.warning("samplers: left out, because they are unknown: %.200s", ", ".join(unknown))
-    if uses_dry(first):
+    if _uses_dry(first):
         texts = first.dry_sequence_breakers or DEFAULT_BREAKERS
         most = min(MAX_BREAKER_IDS, MAX_ALL_BREAKER_IDS // sum(each.n for each in params))
         ids, ends = _breaker_ids(texts, tokenizer, vocab, most)
         for each in params:
             each.dry_breaker_ids, each.dry_breaker_ends = ids, ends
-    if uses_infill(first):
+    if _uses_infill(first):
         most = MAX_PREFIX_BYTES // (4 * vocab)
         if (count := sum(each.n for each in params)) > max(1, most):
             msg = f"samplers with infill allows {max(1, most)} sequences in a request, not {count}"
