@@ -30,7 +30,6 @@ VECTORS = (
     *("weights", "raw_weights", "multi", "unit_multi", "words"),
 )
 GREEDY_BELOW = 1e-5  # below this temperature sampling is greedy
-NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
 class SamplingType(IntEnum):
@@ -199,20 +198,6 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
     def clone(self) -> SamplingParams:
         """Return a copy that shares nothing with these parameters."""
         return deepcopy(self)
-
-    def single(self, index: int) -> SamplingParams:
-        """The parameters (with n = 1) of sequence `index` of the n sequences of a request.
-
-        The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ;
-        a seed of -1 means no seed. Only sequence 0 scores the prompt, which is the same for all.
-        """
-        seed = None if self.seed == NO_SEED else self.seed
-        if self.n == 1 and seed == self.seed:
-            return self
-        if seed is not None:
-            seed = (seed + index + 2**63) % 2**64 - 2**63
-        scores = None if index else self.prompt_logprobs
-        return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=scores)
 
     def _check_named(self) -> None:
         ids = self.logprob_token_ids

@@ -32,6 +32,7 @@ MAX_REQUEST_ITEMS = 1 << 22
 # in this process until the response has been written, so this number of values takes 160 MB.
 MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
+NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
 @dataclass(slots=True)
@@ -152,7 +153,7 @@ def sequences_of(
     if prompt.labels is not None:
         params = msgspec.structs.replace(params, label_ids=prompt.labels.flat)
     for k in range(params.n):
-        own = params.single(k)
+        own = _params_of(params, k)
         sequence = SequenceRequest(first + k, prompt, own, params.n, priority)
         if prompt.waits:
             sequence.after_thought, form = own, own.structured_outputs
@@ -161,6 +162,21 @@ def sequences_of(
                 sequence.params = msgspec.structs.replace(own, structured_outputs=form)
         sequences.append(sequence)
     return sequences
+
+
+def _params_of(params: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters (with n = 1) of sequence `index` of the n sequences of a prompt.
+
+    The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ;
+    a seed of -1 means no seed. Only sequence 0 scores the prompt, which is the same for all.
+    """
+    seed = None if params.seed == NO_SEED else params.seed
+    if params.n == 1 and seed == params.seed:
+        return params
+    if seed is not None:
+        seed = (seed + index + 2**63) % 2**64 - 2**63
+    scores = None if index else params.prompt_logprobs
+    return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=scores)
 
 
 def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
