@@ -43,6 +43,7 @@ GOOD = {
         {"temperature": 0.5, "num_ctx": 4096, "num_predict": -1},
         {"stop": ["a", "b"], "seed": 3, "top_k": 5.0, "repeat_penalty": 1.1},
         {"mirostat": 2, "repeat_last_n": 64},
+        {"penalize_newline": True, "tfs_z": 1.0},  # refused with every other value
     ),
     "messages": (None, [], [{"role": "user", "content": "a"}]),
     "license": (None, "Free.", ["a", "b"]),

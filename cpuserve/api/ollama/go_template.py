@@ -112,8 +112,9 @@ def _as_json(code: str, kind: str) -> str:
 
 
 def _refused(action: str) -> InvalidRequest:
+    shown = " ".join(action[:80].split())
     msg = (
-        f"template: {{{{ {action[:80]} }}}} is in the syntax of Go and cannot be translated to "
+        f"template: {{{{ {shown} }}}} is in the syntax of Go and cannot be translated to "
         "Jinja: send the Jinja template of the model (chat_template in tokenizer_config.json), or "
         "omit template to keep the one of its files"
     )
