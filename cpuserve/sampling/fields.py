@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, brief
 from cpuserve.sampling.repetition import RepetitionDetection
 from cpuserve.sampling.structured import StructuredOutputs
 
@@ -51,7 +51,7 @@ class Rule:
         """Raise InvalidRequest, with the name of the field, if `value` is out of range."""
         if not self.least <= value <= self.most:
             want = self.want or f"between {self.least:.0f} and {self.most:.0f}"
-            msg = f"{name} must be {want}, got {value!r}"
+            msg = f"{name} must be {want}, got {brief(value)}"
             raise InvalidRequest(msg, role=name)
 
 

@@ -59,6 +59,9 @@ def ids(api):
     }
 
 
+BOUNDARY = "multipart/form-data; boundary=b"
+
+
 def upload(api, data, purpose="batch", name="a.jsonl", **fields):
     body = {"purpose": purpose, **fields} if purpose is not None else fields
     return api.request("POST", FILES, data=body, files={"file": (name, data)})
@@ -241,6 +244,14 @@ def test_a_refused_upload_leaves_no_file(api):
         assert upload(api, data, purpose).status_code in (400, 413)
     assert api.get(FILES).json()["data"] == before
     assert api.state.batches.directory.used_bytes() == used
+
+
+def test_a_malformed_upload_is_told_to_the_client_and_not_to_the_log(api, caplog):
+    sent = {"content": b"--b\r\n;: a\r\n\r\n", "headers": {"content-type": BOUNDARY}}
+    response = api.request("POST", "/v1/files", **sent)
+    assert response.status_code == 400
+    assert "invalid character" in response.text
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "multipart/form-data"])

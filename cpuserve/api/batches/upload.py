@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ _FILE = "file"
 _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
 # Each part takes about 2 us on the event loop, even if it is empty.
 _MOST_PARTS = 16
+# The library would write a line to stderr for each malformed upload, which the response explains.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 async def read_upload(

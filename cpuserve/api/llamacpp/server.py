@@ -20,7 +20,7 @@ from cpuserve.api.response.openapi import EVENTS, response_types
 from cpuserve.api.response.stream import EventStream, StreamFormat
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get, post, post_nothing
-from cpuserve.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.errors import InvalidRequest, ServiceUnavailable, brief
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import NO_LIMIT, unsupported
 from cpuserve.serving.generation.generate import read_prompts
@@ -212,7 +212,7 @@ async def change_slot(request: Request) -> Response:
     """Refuse to save, restore or erase a slot, because slots have no cache of their own."""
     action = request.query_params.get("action")
     if action not in _ACTIONS:
-        msg = f"action must be one of {', '.join(_ACTIONS)}, got {action!r}"
+        msg = f"action must be one of {', '.join(_ACTIONS)}, got {brief(action)!r}"
         raise InvalidRequest(msg, param="action")
     msg = (
         f"action {action} is not supported: a prefix is cached for all requests, not in a slot. "
