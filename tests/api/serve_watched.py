@@ -16,19 +16,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-from cpuserve.api.ollama.created.directory import ModelDirectory
-from cpuserve.api.ollama.created.store import CreatedModels
-from cpuserve.api.request.sealed import Seal
 from cpuserve.serving.models.limits import ClientLimits, default_body_bytes
 from tests.api import fakes
-from tests.api.live import live
-from tests.api.post_routes import answers, prepare
+from tests.api.all_routes import all_routes
+from tests.api.post_routes import answers
 from tests.helpers.loop_watch import LoopWatch
-from tests.tokenizer.test_infill import tokenizer_with
 
 CONTEXT = 1 << 17
-INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
-SEAL = Seal(bytes(32))
 MOST_BYTES = default_body_bytes(CONTEXT)
 
 
@@ -37,17 +31,9 @@ async def serve(pooling: str, home: Path) -> None:
     fakes.MAX_LEN = CONTEXT
     fakes.tiny_end_ids = functools.cache(fakes.tiny_end_ids)  # it reads files for each sequence
     limits = ClientLimits(max_body_bytes=MOST_BYTES, max_held_bytes=4 * MOST_BYTES)
-    context = prepare(fakes.make_context(fakes.FakeEngine(answers), http=limits), pooling)
-    context.adapters_change = True
-    context.tokenizer = tokenizer_with(home, *INFILL)
-    options = {"admin_routes": True, "files_dir": str(home / "files"), "files_bytes": 1 << 30}
+    context = fakes.make_context(fakes.FakeEngine(answers), http=limits)
     ended, watch = asyncio.Event(), LoopWatch()
-    async with live(context=context, **options) as server:
-        directory = ModelDirectory(str(home / "models"), 1 << 30, 1000)
-        server.state.created = CreatedModels(
-            directory, server.state.models, None, {"tiny": "/models/tiny"}
-        )
-        server.state.seal = SEAL
+    async with all_routes(context, pooling, home) as server:
         loop = asyncio.get_running_loop()
         threading.Thread(target=report, args=(watch, loop, ended), daemon=True).start()
         gc.collect()

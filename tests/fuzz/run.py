@@ -1,12 +1,15 @@
-"""Loads randomly changed model files until the time is over, in processes that may die.
+"""Tries random cases of targets until the time is over, in processes that may die.
 
     python -m tests.fuzz.run gguf safetensors config adapter --seconds 600 [--preload LIBRARIES]
+    python -m tests.fuzz.run --inputs --seconds 60
 
-A file must load, or be refused in one line, within a minute (an unknown architecture starts torch).
-Anything else, a signal and a sanitizer's report included, is a finding: it is printed with the
-edits that lead to it, and the exit code is 1. --keep adds a case for every new kind of outcome to
-tests/fuzz/corpus, which test_corpus.py loads again. `.ci/run fuzz` runs it under the sanitizers of
-addresses and undefined behaviour.
+A case is, for example, a changed file of a model, which must load or be refused in one line, or a
+changed request, which must get a response that is no fault. It may take a minute (an unknown
+architecture starts torch) and the memory that its bench allows. Anything else, a signal and a
+sanitizer's report included, is a finding: it is printed with the case, and the exit code is 1.
+--keep adds a case for new kinds of outcome to tests/fuzz/corpus, which test_corpus.py tries again.
+--case FILE tries the case in a file. `.ci/run fuzz` runs all targets, those of files under the
+sanitizers of addresses and undefined behaviour.
 """
 
 from __future__ import annotations
@@ -17,15 +20,23 @@ import json
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fuzz.targets import Bench
 
 CASE_SECONDS = 60
-CASES_A_PROCESS = 400
+# A process of changed files may load torch for some, which slows it down.
+FILES_A_PROCESS, CASES_A_PROCESS = 400, 20_000
 REPORT_CHARS = 6000
+# How many cases --keep has in the corpus of a target that is no file, and the longest of them.
+MOST_KEPT, MOST_KEPT_CHARS = 60, 3000
 CORPUS = Path(__file__).parent / "corpus"
 ROOT = Path(__file__).parents[2]
 _VALUES = re.compile(r"""'[^']*'|"[^"]*"|\[[^]]*\]|-?\d[\d.,_e+-]*|\b[\w-]+(\.[\w-]+)+\b""")
@@ -38,24 +49,35 @@ def kind_of(outcome: str) -> str:
 
 def work(kind: str, directory: Path, first: int, count: int) -> None:
     """Run cases [first, first + count); a line of JSON before and after each."""
-    from tests.fuzz.edits import draw
-    from tests.fuzz.targets import TARGETS, Bench
+    from tests.fuzz.targets import TARGETS
 
-    bench = Bench(TARGETS[kind], directory / kind)
+    bench = TARGETS[kind](directory / kind)
     for seed in range(first, first + count):
-        edits = draw(random.Random(seed), bench.files)
-        print(json.dumps({"seed": seed, "edits": edits}), flush=True)
-        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-        outcome = bench.outcome(edits, directory / f"{kind}-work")
-        faulthandler.cancel_dump_traceback_later()
+        case = bench.draw(random.Random(seed))
+        print(json.dumps({"seed": seed, "case": case}), flush=True)
+        outcome = tried(bench, case)
         print(json.dumps({"outcome": outcome}), flush=True)
+    bench.close()
+
+
+def tried(bench: Bench, case: object) -> str:
+    """Return the outcome of a case; AssertionError if this process has taken too much memory."""
+    faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+    try:
+        outcome = bench.outcome(case)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert peak <= bench.most_bytes, f"{peak} bytes of memory"
+    return outcome
 
 
 class Fuzzer:
     """Runs the cases of a target in processes, and collects what comes of them."""
 
-    def __init__(self, kind: str, directory: Path, preload: str) -> None:
-        self.kind, self.directory = kind, directory
+    def __init__(self, kind: str, directory: Path, preload: str, *, all_kept: bool) -> None:
+        """all_kept: --keep keeps every kind of outcome."""
+        self.kind, self.directory, self.all_kept = kind, directory, all_kept
         self.env = {**os.environ, "CPUSERVE_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "2"}
         if preload:
             self.env |= {
@@ -64,7 +86,7 @@ class Fuzzer:
                 "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
             }
         self.kinds: dict[str, list[object]] = {}
-        self.cases = self.loaded = self.findings = 0
+        self.cases = self.findings = 0
 
     def run(self, seed: int, seconds: float) -> None:
         """Run cases from `seed` on for `seconds`."""
@@ -83,7 +105,7 @@ class Fuzzer:
             case = None
             for line in worker.stdout:
                 found = json.loads(line)
-                if "edits" in found:
+                if "case" in found:
                     case = found
                     continue
                 self._add(found["outcome"], case)
@@ -107,22 +129,37 @@ class Fuzzer:
 
     def _add(self, outcome: str, case: dict[str, object]) -> None:
         self.cases += 1
-        self.loaded += outcome == "loaded"
-        self.kinds.setdefault(kind_of(outcome), case["edits"])
+        self.kinds.setdefault(kind_of(outcome), case["case"])
 
     def keep(self) -> int:
         """Add a case of every new kind of outcome to the corpus; return how many it has."""
         path = CORPUS / f"{self.kind}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
-        kept |= {kind: edits for kind, edits in self.kinds.items() if kind not in kept}
+        for kind, case in self.kinds.items():
+            small = len(kept) < MOST_KEPT and len(json.dumps(case)) <= MOST_KEPT_CHARS
+            if small or self.all_kept:
+                kept.setdefault(kind, case)
         lines = (f"{json.dumps(k)}: {json.dumps(e)}" for k, e in sorted(kept.items()))
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         return len(kept)
 
 
+def _try_one(kind: str, case: object) -> int:
+    """Print the outcome of one case."""
+    from tests.fuzz.targets import TARGETS
+
+    with tempfile.TemporaryDirectory(prefix="cpuserve-fuzz-") as directory:
+        bench = TARGETS[kind](Path(directory) / kind)
+        print(tried(bench, case))
+        bench.close()
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="+")
+    parser.add_argument("kinds", nargs="*", help="targets, see targets.py")
+    parser.add_argument("--inputs", action="store_true", help="all targets that are no files")
+    parser.add_argument("--case", type=Path, help="a file with one case (JSON) of the target")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--preload", default="", help="libraries for the processes, such as ASan's")
@@ -131,22 +168,29 @@ def main() -> int:
     )
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    from tests.fuzz.files import FILES
+
+    if args.case:
+        return _try_one(args.kinds[0], json.loads(args.case.read_text()))
     if args.work:
-        work(args.kinds[0], args.work, args.seed, CASES_A_PROCESS)
+        count = FILES_A_PROCESS if args.kinds[0] in FILES else CASES_A_PROCESS
+        work(args.kinds[0], args.work, args.seed, count)
         return 0
+    from tests.fuzz.targets import TARGETS
+
+    kinds = args.kinds + [kind for kind in TARGETS if args.inputs and kind not in FILES]
     findings = 0
     with tempfile.TemporaryDirectory(prefix="cpuserve-fuzz-") as directory:
-        for kind in args.kinds:
-            from tests.fuzz.targets import TARGETS, Bench
-
-            Bench(TARGETS[kind], Path(directory) / kind)  # written once, without sanitizers
-            fuzzer = Fuzzer(kind, Path(directory), args.preload)
+        for kind in kinds:
+            if kind in FILES:
+                TARGETS[kind](Path(directory) / kind)  # written once, without sanitizers
+            fuzzer = Fuzzer(kind, Path(directory), args.preload, all_kept=kind in FILES)
             fuzzer.run(args.seed, args.seconds)
             findings += fuzzer.findings
             kept = f", {fuzzer.keep()} in the corpus" if args.keep else ""
             print(
-                f"{kind}: {fuzzer.cases} cases, {fuzzer.loaded} loaded, {len(fuzzer.kinds)} kinds "
-                f"of outcome{kept}, {fuzzer.findings} findings",
+                f"{kind}: {fuzzer.cases} cases, {len(fuzzer.kinds)} kinds of outcome{kept}, "
+                f"{fuzzer.findings} findings",
                 flush=True,
             )
     return 1 if findings else 0

@@ -15,7 +15,9 @@ def child_options(**environment: str) -> dict[str, Any]:
     of the start first in sys.path.
     """
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
+    # Under pytest, `tests` is a package in a directory without the checkout (tests/conftest.py).
+    file = Path(tests.__file__ or Path(__file__).parent)
     return {
-        "cwd": Path(tests.__file__).parents[1],
+        "cwd": file.parents[1],
         "env": {**os.environ, "PYTHONPATH": path, **environment},
     }
