@@ -66,6 +66,7 @@ def prepare(
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
     from cpuserve.models import plugin_notes
+    from cpuserve.models.generic import unserved_notes
 
     platform, notes = select(asked.options.platform)
     _check_template(asked)
@@ -82,6 +83,7 @@ def prepare(
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += tuned_notes(host.tuned, resolved.config.isa)
     notes += plugin_notes()
+    notes += unserved_notes(facts.name, facts.unserved)
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
@@ -237,7 +239,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
     from cpuserve.models import build_program
-    from cpuserve.models.generic import read_spec
+    from cpuserve.models.generic import parts_beside_text, read_spec
 
     files = _ModelFiles(path)
     config, weight_bytes, quantization = _read(files)
@@ -289,6 +291,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
         parameters=parameters,
+        unserved=parts_beside_text(config),
     )
     return spec, facts
 

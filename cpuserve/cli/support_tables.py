@@ -56,9 +56,9 @@ def families() -> list[list[str]]:
 
 def _parts(name: str) -> str:
     """Return the architecture of the text part of a model for images and text, or several."""
-    from cpuserve.models import TEXT_PARTS, TEXT_TYPES
+    from cpuserve.models.text_parts import text_architectures
 
-    *others, last = [TEXT_PARTS[name], *TEXT_TYPES.get(name, {}).values()]
+    *others, last = text_architectures(name)
     return f"{', '.join(others)} or {last}" if others else last
 
 

@@ -37,6 +37,9 @@ _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "corr
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
+    r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
+    r"|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
     r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
     r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
@@ -84,10 +87,12 @@ def checkpoint_to_hf(name: str) -> str:
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.",
     and GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model"
-    in the names of their text tensors. Tensors of BERT and its relatives begin with "bert.",
-    "roberta." or "distilbert." if the checkpoint has a head.
+    or "text_model" in the names of their text tensors. Tensors of BERT and its relatives begin
+    with "bert.", "roberta." or "distilbert." if the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+    if name.startswith("model.text_model."):
+        name = f"model.{name.removeprefix('model.text_model.')}"
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
     for theirs, ours in _NORMS.items():

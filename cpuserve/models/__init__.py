@@ -10,7 +10,8 @@ from cpuserve import plugins
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
-from cpuserve.models.config import read_architectures, read_object
+from cpuserve.models.config import read_architectures
+from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
@@ -25,7 +26,6 @@ __all__ = [
     "RERANKERS",
     "TAGGERS",
     "TEXT_PARTS",
-    "TEXT_TYPES",
     "architecture_of",
     "build_program",
     "find_model",
@@ -36,24 +36,6 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "cpuserve.models"
-# Models of images and text, each with the architecture of its text part, which is served.
-TEXT_PARTS = {
-    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
-    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
-    "Glm5NextForConditionalGeneration": "Glm5NextForCausalLM",
-    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-    "Qwen4ExpForConditionalGeneration": "Qwen4ExpForCausalLM",
-}
-# The architectures of other text parts of these models, by the model_type of the text part.
-TEXT_TYPES = {
-    "Mistral3ForConditionalGeneration": {
-        "ministral3": "Ministral3ForCausalLM",
-        "mistral4": "Mistral4ForCausalLM",
-    },
-}
 
 
 def find_model(architecture: str) -> type[ModelDef] | None:
@@ -121,8 +103,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
         )
         raise ModelError(msg)
     if names[0] in TEXT_PARTS:
-        text_type = str(read_object(config, "text_config").get("model_type"))
-        return TEXT_TYPES.get(names[0], {}).get(text_type, TEXT_PARTS[names[0]])
+        return text_part(names[0], config).architecture
     if names[0] in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("lora_adaptations"):
         return "JinaEmbeddingsV3Model"
     return {**RERANKERS, **CLASSIFIERS, **TAGGERS, **MASKED}.get(names[0], names[0])
@@ -135,12 +116,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     and for a value that is missing or out of range.
     """
     architecture = architecture_of(config)
-    if config["architectures"][0] in TEXT_PARTS:
-        # Ids of special tokens, and the dtype, may be only in the outer config. If it has
-        # tie_word_embeddings, that value is used, because the head belongs to the whole model.
-        own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
-        tied = config.get("tie_word_embeddings")
-        config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}
+    if (name := config["architectures"][0]) in TEXT_PARTS:
+        config = text_config(name, config)
     spec = _family(architecture).spec(config)
     name = _with_head(architecture) if has_no_head(architecture) else architecture
     return replace(spec, architecture=spec.architecture or SAME.get(name, name))

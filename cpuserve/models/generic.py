@@ -220,3 +220,13 @@ def parts_beside_text(config: Mapping[str, Any]) -> str | None:
     """Return a text about the parts of a model for images or sound; None if it has only text."""
     found = [part.removesuffix("_config") for part in _PARTS if config.get(part)]
     return " and ".join(found) if found else None
+
+
+def unserved_notes(name: str, parts: str | None) -> list[str]:
+    """Return a line for the start about the parts that `parts_beside_text` found in a model."""
+    if parts is None:
+        return []
+    return [
+        f"{name} is served as a text model: its part for {parts} is not read, and requests with "
+        "pictures or sound are refused"
+    ]

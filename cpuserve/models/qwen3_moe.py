@@ -36,7 +36,7 @@ class Qwen3Moe:
             "dense_layers": read_sparse_step(config, layers),
         }
         return read_decoder(
-            {**config, "head_dim": config.get("head_dim") or 128},
+            config,
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,

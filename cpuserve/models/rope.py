@@ -256,6 +256,7 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "freq_factors": _freq_factors,
     "llama3": _llama3,
     "longrope": _longrope,
+    "mrope": _default,  # Qwen2-VL: three places for each token, which are equal in texts
     "ntk": _ntk,
     "proportional": _proportional,
     "su": _longrope,  # the name of LongRoPE in the first Phi-3 configs

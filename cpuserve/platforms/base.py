@@ -60,6 +60,7 @@ class ModelFacts:
     family: `model_type` of the config.
     parameters: number of weights in all tensors, without adapters (0 without a Program).
       Lists of models show `family` and `parameters` to clients.
+    unserved: the parts of the model that cpuserve does not run, such as "vision and audio".
     """
 
     name: str
@@ -97,6 +98,7 @@ class ModelFacts:
     barriers: int = 0
     family: str = ""
     parameters: int = 0
+    unserved: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

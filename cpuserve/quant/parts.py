@@ -80,6 +80,7 @@ class PartWeights:
     each matrix has the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
     The biases of experts have such names as well.
 
+    Dense stacks of [in, out] are recognized by their shapes (Qwen3-VL with experts).
     If the biases of `experts.down_proj` are called `experts.down_proj_bias`, the layout is
     as in gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
@@ -114,8 +115,21 @@ class PartWeights:
         if (stack := self._stacks.get(name)) is not None:
             return stack
         tensor = self._weights.get(name)
-        by_inputs = f"{name}_bias" in self._stored and tensor.source in _DENSE
-        return transposed(tensor) if by_inputs and len(tensor.shape) == 3 else tensor
+        by_inputs = f"{name}_bias" in self._stored or self._is_by_inputs(name)
+        dense = tensor.source in _DENSE and len(tensor.shape) == 3
+        return transposed(tensor) if by_inputs and dense else tensor
+
+    def _is_by_inputs(self, name: str) -> bool:
+        """Whether a stack of experts is stored as [in, out], as in published files of Qwen3-VL.
+
+        Gate and up then are a stack of [hidden, 2 features], and down is one of [features, hidden].
+        """
+        at = name.rpartition(".")[0]
+        names = f"{at}.gate_up_proj", f"{at}.down_proj"
+        if name not in names or not self._stored.issuperset(names):
+            return False
+        both, down = (self._weights.get(each).shape for each in names)
+        return len(both) == len(down) == 3 and both[1:] == (down[2], 2 * down[1])
 
     def names(self) -> set[str]:
         """Return the name of each tensor, after renaming; parts are not listed."""

@@ -53,6 +53,25 @@ def details(model, **options):
     return details_of(prepare(asked))
 
 
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"vision_config": {"depth": 1}}, "vision"),
+        ({"vision_config": {"depth": 1}, "audio_config": {"depth": 1}}, "vision and audio"),
+        ({}, None),
+    ],
+)
+def test_the_start_says_that_pictures_are_not_read(tmp_path, parts, named):
+    shutil.copytree(tiny_model("gemma3"), tmp_path, dirs_exist_ok=True)
+    text = json.loads((tmp_path / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, **parts}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    prepared = prepare(from_arguments({"model": str(tmp_path)}))
+    found = [note for note in prepared.notes if "is served as a text model" in note]
+    assert len(found) == (named is not None)
+    assert all(f"its part for {named} is not read" in note for note in found)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "bert"])
 def test_the_details_of_a_model_are_those_of_its_files(family):
     path = tiny_model(family)

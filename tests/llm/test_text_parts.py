@@ -20,11 +20,11 @@ def answers(path):
         return exact_answers(llm, PROMPTS, PARAMS)
 
 
-def published(family, architecture, outer, to, *, prefix, stacked=False):
+def published(family, architecture, outer, to, *, prefix, stacked=False, key="text_config"):
     """Write the checkpoint of a text model into `to` as a model of images and text stores it.
 
     outer: keys that the outer config has instead of that of the text. prefix: of the tensors of
-    the text. stacked: experts are stored as one tensor.
+    the text. stacked: experts are stored as one tensor. key: of the config of the text.
     """
     path = tiny_model(family)
     for file in path.iterdir():
@@ -33,7 +33,7 @@ def published(family, architecture, outer, to, *, prefix, stacked=False):
     text = json.loads((path / "config.json").read_text())
     config = {"architectures": [architecture], "vision_config": {"hidden_size": 48}}
     config |= {key: text.pop(key) for key in outer}
-    (to / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    (to / "config.json").write_text(json.dumps({**config, key: text}))
     tensors = load_file(path / "model.safetensors")
     if stacked:
         experts, layers = range(text["num_experts"]), range(text["num_hidden_layers"])
@@ -123,8 +123,21 @@ def test_qwen4_exp_with_experts_in_one_tensor_and_the_constants_of_its_hashes(tm
             "model.language_model.",
             marks=pytest.mark.deep,
         ),
+        pytest.param(
+            "deepseek-v3",
+            "Kimi_K25ForConditionalGeneration",
+            "language_model.model.",
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_other_models(tmp_path, family, architecture, prefix):
     made = published(family, architecture, [], tmp_path, prefix=prefix)
     assert answers(made) == answers(tiny_model(family))
+
+
+def test_internvl_with_its_own_code(tmp_path):
+    made = published(
+        "qwen2", "InternVLChatModel", [], tmp_path, prefix="language_model.model.", key="llm_config"
+    )
+    assert answers(made) == answers(tiny_model("qwen2"))

@@ -9,7 +9,7 @@ import transformers
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_config
-from cpuserve.models import BUILTIN, TEXT_PARTS, build_program, spec_from_config
+from cpuserve.models import BUILTIN, build_program, spec_from_config
 from cpuserve.program.parts import stored_needs
 from tests.helpers.depth import deep_but
 from tests.helpers.tiny import ENCODERS, FAMILIES, SAMPLE, tiny_config
@@ -17,16 +17,17 @@ from tests.helpers.tiny import ENCODERS, FAMILIES, SAMPLE, tiny_config
 # Ids that some configs do not name. transformers then writes those of the published models, which
 # may be beyond a tiny vocabulary.
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-# A family for the part for text of each model of images and text.
+# A family for the part for text of models of images and text. Those whose part is an ordinary text
+# model are in tests/models/test_picture_models.py.
 PARTS = {
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma3nForCausalLM": "gemma3n",
-    "Gemma4ForCausalLM": "gemma4",
-    "Glm5NextForCausalLM": "glm5-next",
-    "MistralForCausalLM": "mistral",
-    "Qwen3_5ForCausalLM": "qwen3.5",
-    "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
-    "Qwen4ExpForCausalLM": "qwen4-exp",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3nForConditionalGeneration": "gemma3n",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Glm5NextForConditionalGeneration": "glm5-next",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen3_5ForConditionalGeneration": "qwen3.5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe",
+    "Qwen4ExpForConditionalGeneration": "qwen4-exp",
 }
 
 
@@ -103,9 +104,9 @@ def test_olmo_hybrid_has_the_rope_base_of_transformers_or_none(ropes):
     assert base == (theta and pytest.approx(theta, rel=1e-4))
 
 
-@pytest.mark.parametrize("architecture", TEXT_PARTS)
+@pytest.mark.parametrize("architecture", PARTS)
 def test_a_config_of_images_and_text_has_the_numbers_of_its_part_for_text(tmp_path, architecture):
-    text = tiny_config(PARTS[TEXT_PARTS[architecture]], **IDS)
+    text = tiny_config(PARTS[architecture], **IDS)
     config = {
         "architectures": [architecture],
         "text_config": text,

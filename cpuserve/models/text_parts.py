@@ -1,0 +1,270 @@
+"""Models of images and text: cpuserve serves the part for text, which has a config of its own.
+
+Published configs leave out what their class in transformers has by default, so the defaults of
+these classes are here, where the readers of the text models have others or none.
+Source: the configuration classes of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpuserve.errors import ModelError
+from cpuserve.models.config import read_int, read_object
+
+# The config of the text part: the key of transformers, and the key of InternVL's own code.
+KEYS = ("text_config", "llm_config")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The text model that a `model_type` means.
+
+    architecture: the text model that computes the same.
+    defaults: values of keys that a published config may leave out.
+    splits_width: whether the heads share hidden_size if the config has no head_dim; else the
+      reader of the text model has the default.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    splits_width: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A model of images and text.
+
+    text: the model_type of its text part, if the config has none.
+    others: further model types that its text part may have.
+    tied: tie_word_embeddings, if no part of the config has it; None: the default of the text model.
+    """
+
+    text: str
+    others: tuple[str, ...] = ()
+    tied: bool | None = None
+
+
+def _sizes(
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, positions: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+        **more,
+    }
+
+
+_QWEN2_VL = TextPart(
+    "Qwen2ForCausalLM",
+    _sizes(
+        *(152064, 8192, 29568, 80, 64, 32768),
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+    ),
+)
+TEXT_TYPES = {
+    "cohere2": TextPart("Cohere2ForCausalLM", _sizes(256000, 8192, 22528, 40, 64, 8192)),
+    "deepseek_v3": TextPart("DeepseekV3ForCausalLM"),
+    "gemma3_text": TextPart("Gemma3ForCausalLM"),
+    "gemma3n_text": TextPart("Gemma3nForCausalLM"),
+    "gemma4_text": TextPart("Gemma4ForCausalLM"),
+    "glm4v_text": TextPart(
+        "Glm4ForCausalLM",
+        _sizes(
+            *(151552, 4096, 13696, 40, 32, 32768),
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            partial_rotary_factor=1.0,
+            attention_bias=True,
+        ),
+        splits_width=True,
+    ),
+    "glm5_next_text": TextPart("Glm5NextForCausalLM"),
+    "glm_ocr_text": TextPart(
+        "Glm4ForCausalLM",
+        _sizes(
+            *(59392, 1024, 4096, 16, 16, 131072),
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            partial_rotary_factor=1.0,
+            attention_bias=False,
+        ),
+        splits_width=True,
+    ),
+    "gpt_oss": TextPart("GptOssForCausalLM"),
+    "granite_docling_text": TextPart(
+        "GraniteForCausalLM",
+        _sizes(
+            *(133800, 1024, 2048, 28, 16, 32768),
+            num_key_value_heads=4,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            embedding_multiplier=12.0,
+            logits_scaling=4.0,
+            residual_multiplier=0.263,
+            attention_multiplier=0.015625,
+        ),
+    ),
+    "kimi_k2": TextPart("DeepseekV3ForCausalLM"),
+    "lfm2": TextPart(
+        "Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32, 128000, num_key_value_heads=8)
+    ),
+    "lfm2_moe": TextPart("Lfm2MoeForCausalLM"),
+    "lfm3": TextPart("Lfm3ForCausalLM"),
+    "llama": TextPart("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32, 2048)),
+    "ministral3": TextPart("Ministral3ForCausalLM"),
+    "mistral": TextPart(
+        "MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 131072, num_key_value_heads=8)
+    ),
+    "mistral4": TextPart("Mistral4ForCausalLM"),
+    "paddleocr_vl_text": TextPart(
+        "LlamaForCausalLM",
+        _sizes(
+            *(103424, 1024, 3072, 18, 16, 131072),
+            num_key_value_heads=2,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            rope_theta=5e5,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "phi3": TextPart("Phi3ForCausalLM", _sizes(32064, 3072, 8192, 32, 32, 4096)),
+    "qwen2": TextPart(
+        "Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)
+    ),
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen3": TextPart(
+        "Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32, 32768, num_key_value_heads=32)
+    ),
+    "qwen3_5_moe_text": TextPart("Qwen3_5MoeForCausalLM"),
+    "qwen3_5_text": TextPart("Qwen3_5ForCausalLM"),
+    "qwen3_moe": TextPart("Qwen3MoeForCausalLM"),
+    "qwen3_vl_moe_text": TextPart(
+        "Qwen3MoeForCausalLM",
+        _sizes(
+            *(151936, 2048, 5632, 24, 16, 128000),
+            num_key_value_heads=16,
+            head_dim=128,
+            rope_theta=5e5,
+            norm_topk_prob=True,
+            num_experts=60,
+            num_experts_per_tok=4,
+            moe_intermediate_size=1408,
+        ),
+    ),
+    "qwen3_vl_text": TextPart(
+        "Qwen3ForCausalLM",
+        _sizes(
+            *(151936, 4096, 22016, 32, 32, 128000),
+            num_key_value_heads=32,
+            head_dim=128,
+            rope_theta=5e5,
+        ),
+    ),
+    "qwen4_exp_text": TextPart("Qwen4ExpForCausalLM"),
+}
+# Text models that published models of these kinds have.
+_DENSE = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+TEXT_PARTS = {
+    "AyaVisionForConditionalGeneration": Whole("cohere2", tied=True),
+    "Cohere2VisionForConditionalGeneration": Whole("cohere2", tied=True),
+    "DeepseekVLForConditionalGeneration": Whole("llama", tied=True),
+    "Gemma3ForConditionalGeneration": Whole("gemma3_text"),
+    "Gemma3nForConditionalGeneration": Whole("gemma3n_text"),
+    "Gemma4ForConditionalGeneration": Whole("gemma4_text"),
+    "Glm46VForConditionalGeneration": Whole("glm4v_text", tied=False),
+    "Glm4vForConditionalGeneration": Whole("glm4v_text", tied=False),
+    "Glm5NextForConditionalGeneration": Whole("glm5_next_text"),
+    "GlmOcrForConditionalGeneration": Whole("glm_ocr_text", tied=False),
+    "GotOcr2ForConditionalGeneration": Whole("qwen2", tied=True),
+    "GraniteDoclingForConditionalGeneration": Whole("granite_docling_text", tied=True),
+    "Idefics2ForConditionalGeneration": Whole("mistral", tied=False),
+    "Idefics3ForConditionalGeneration": Whole("llama", tied=False),
+    "InternVLChatModel": Whole("qwen2", _DENSE),
+    "InternVLForConditionalGeneration": Whole(
+        "qwen2", (*_DENSE, "qwen3_moe", "gpt_oss"), tied=True
+    ),
+    "Kimi_K25ForConditionalGeneration": Whole("deepseek_v3", ("kimi_k2",)),
+    "Lfm2VlForConditionalGeneration": Whole("lfm2", ("lfm2_moe",), tied=True),
+    "Lfm3VlForConditionalGeneration": Whole("lfm3", tied=True),
+    "LlavaForConditionalGeneration": Whole("llama", _DENSE, tied=False),
+    "LlavaNextForConditionalGeneration": Whole("llama", _DENSE, tied=False),
+    "LlavaNextVideoForConditionalGeneration": Whole("llama", _DENSE, tied=False),
+    "LlavaOnevisionForConditionalGeneration": Whole("qwen2", _DENSE, tied=False),
+    "MiniCPMOcrForConditionalGeneration": Whole("qwen3_5_text", tied=True),
+    "MiniCPMV4_6ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
+    "MiniCPMV4_7ForConditionalGeneration": Whole("qwen3_5_text", tied=False),
+    "Mistral3ForConditionalGeneration": Whole("mistral", ("ministral3", "mistral4")),
+    "Ovis2ForConditionalGeneration": Whole("qwen2", tied=True),
+    "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl_text", tied=True),
+    "Qwen2VLForConditionalGeneration": Whole("qwen2_vl_text", tied=False),
+    "Qwen2_5_VLForConditionalGeneration": Whole("qwen2_5_vl_text", tied=False),
+    "Qwen3VLForConditionalGeneration": Whole("qwen3_vl_text", tied=False),
+    "Qwen3VLMoeForConditionalGeneration": Whole("qwen3_vl_moe_text", tied=False),
+    "Qwen3_5ForConditionalGeneration": Whole("qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": Whole("qwen3_5_moe_text"),
+    "Qwen4ExpForConditionalGeneration": Whole("qwen4_exp_text"),
+    "SmolVLMForConditionalGeneration": Whole("llama", tied=False),
+    "VipLlavaForConditionalGeneration": Whole("llama", tied=False),
+}
+
+
+def text_architectures(whole: str) -> list[str]:
+    """Return the architectures that the text part of `whole` may have, the usual one first."""
+    found = TEXT_PARTS[whole]
+    return list(dict.fromkeys(TEXT_TYPES[k].architecture for k in (found.text, *found.others)))
+
+
+def text_part(whole: str, config: Mapping[str, Any]) -> TextPart:
+    """Return the text part of a model of images and text.
+
+    Raises:
+        ModelError: its text part is of a model type that this model is not known to have.
+    """
+    found = TEXT_PARTS[whole]
+    kind = str(_own(config).get("model_type") or found.text)
+    if kind in (found.text, *found.others):
+        return TEXT_TYPES[kind]
+    if not found.others and kind not in TEXT_TYPES:
+        return TEXT_TYPES[found.text]  # the class has this part only, whatever an older file says
+    known = ", ".join(dict.fromkeys((found.text, *found.others)))
+    msg = (
+        f"config.json: the text part of {whole} is of type {kind}, but cpuserve runs this model "
+        f"with: {known}"
+    )
+    raise ModelError(msg)
+
+
+def text_config(whole: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the text part, as if it were the config of a text model.
+
+    Ids of special tokens, and the dtype, may be only in the outer config. Its tie_word_embeddings
+    has priority, because the head belongs to the whole model. In the configs of the first models
+    (Qwen2-VL), the keys of the text part and of other parts are in one object.
+    """
+    part, own = text_part(whole, config), _own(config)
+    tied = config.get("tie_word_embeddings")
+    if tied is None and not own.keys() & {"tie_word_embeddings", "tie_embedding"}:
+        tied = TEXT_PARTS[whole].tied
+    outer = {k: v for k, v in config.items() if v is not None}
+    # A null of the text part is a value (no sliding window), unless the outer config has the key.
+    own = {k: v for k, v in own.items() if v is not None or k not in outer}
+    merged = {**part.defaults, **outer, **own}
+    if part.splits_width and merged.get("head_dim") is None:
+        heads = read_int(merged, "num_attention_heads")
+        merged["head_dim"] = read_int(merged, "hidden_size") // heads
+    return {**merged, **({} if tied is None else {"tie_word_embeddings": tied})}
+
+
+def _own(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text part; {} if the config has no such object."""
+    return next((found for key in KEYS if (found := read_object(config, key))), {})

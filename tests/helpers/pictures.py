@@ -1,0 +1,97 @@
+"""Tiny random models of images and text, as the installed transformers writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+# Sizes that a config takes if its class has them.
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 384,
+    "max_position_embeddings": 512,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_VISION = {
+    "hidden_size": 32,
+    "embed_dim": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+    "out_hidden_size": 64,
+    "projection_dim": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+    "mlp_ratio": 2,
+}
+
+
+def _sections(*sizes: int, **more: Any) -> dict[str, Any]:
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sizes), **more}
+    return {"rope_parameters": ropes}
+
+
+# Values of text parts in addition to the sizes; sections are for the positions of three axes.
+_KINDS: dict[str, dict[str, Any]] = {
+    "glm4v_text": _sections(1, 1, 2, partial_rotary_factor=0.5),
+    "glm_ocr_text": _sections(2, 3, 3),
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+    },
+    "mistral": {"sliding_window": 24},
+    "paddleocr_vl_text": _sections(2, 3, 3),
+    "qwen2_5_vl_text": _sections(2, 3, 3),
+    "qwen2_vl_text": _sections(2, 3, 3),
+    "qwen3_5_text": {"num_hidden_layers": 4},
+    "qwen3_vl_moe_text": _sections(2, 3, 3),
+    "qwen3_vl_text": _sections(2, 3, 3),
+}
+
+
+def write_picture_model(architecture: str, kind: str, to: Path) -> torch.nn.Module:
+    """Write a random model with a text part of this model type into `to`, and return it."""
+    whole = getattr(transformers, architecture).config_class
+    made = CONFIG_MAPPING[kind]
+    text = made(**_known(made(), {**_TEXT, **_KINDS.get(kind, {})}, also=_KINDS.get(kind, {})))
+    vision = _vision_of(whole)
+    config = whole(text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(config).float().eval()
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=0.1)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(to)
+    return model
+
+
+def _vision_of(whole):
+    usual = whole().vision_config
+    return type(usual)(**_known(usual, _VISION))
+
+
+def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values whose keys the config or `also` has."""
+    return {k: v for k, v in values.items() if hasattr(config, k) or k in (also or {})}
