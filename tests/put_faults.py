@@ -367,13 +367,13 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "elapsed > predicted * self._loss_allowed or ",
-        "",
+        "elapsed > predicted * self._loss_allowed and not new",
+        "False",
         f"{ORDER} -k ended_for",
     ),
     Fault(
         "cpuserve/core/budget.py",
-        "self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))",
+        "self.long = min(self.long, max(tokens, LEAST_CHUNK // self.oldest_share))",
         "pass",
         f"{ORDER} -k passes_a_long",
     ),
@@ -385,7 +385,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/budget.py",
-        "            max(self.tokens // OLDEST_SHARE, 1),\n",
+        "            max(self.tokens // share, 1),\n",
         "            0,\n",
         f"{SCHEDULER} {ORDER} -k 'oldest_always or however_many'",
     ),
@@ -696,10 +696,22 @@ FAULTS = [
         "tests/api/test_api_words.py",
     ),
     Fault(
-        "cpuserve/core/queue.py",
-        "turn = 1 + max(over, self._last_turn.get(caller, 0))",
-        "turn = 1 + over",
-        "tests/core/test_scheduler_order.py -k take_turns",
+        "cpuserve/core/callers.py",
+        "            account.work += len(chunk.token_ids)\n",
+        "",
+        "tests/core/test_callers.py -k costs_its_prompt",
+    ),
+    Fault(
+        "cpuserve/core/callers.py",
+        "            account.work = max(account.work, self._least)\n",
+        "",
+        "tests/core/test_callers.py -k paused",
+    ),
+    Fault(
+        "cpuserve/core/preemption.py",
+        "able = [r for r in left if num_running[r.params.caller] > 1]",
+        "able = left",
+        "tests/core/test_callers.py -k one_stream_each",
     ),
     Fault(
         "cpuserve/serving/models/backlog.py",

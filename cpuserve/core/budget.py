@@ -6,13 +6,17 @@ prompt. A quarter of the step is reserved for the oldest prompt, so that no prom
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK
+from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK, CostModel, StepWork
 from cpuserve.core.request import Request
 
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
+# A smaller part is reserved if the first prompt is the only one of its caller (Callers.place):
+# it may have waited for a step of others, and should not take twice as long as without them.
+SHARE_BESIDE_FRESH = 8
 # A step without running streams completes prompts with at most SHORT remaining tokens.
 # Of a longer prompt, such a step computes a chunk. Chunks of 64 tokens are large enough to amortize
 # reading the weights: they are 7 % slower than whole prompts. Chunks of 256 tokens are 2 %
@@ -62,6 +66,8 @@ class PromptBudget:
     closed: whether no further prompt gets tokens in this step.
     restored: whether the step has restored a block from an offload tier,
       which is progress even if the step computes nothing.
+    oldest_share: 1 / oldest_share of the step is reserved for the oldest prompt.
+    ends_early: whether no stream runs, so that the step can be ended early for a new request.
     """
 
     tokens: int
@@ -74,6 +80,28 @@ class PromptBudget:
     shortest: int = 0
     closed: bool = False
     restored: bool = False
+    oldest_share: int = OLDEST_SHARE
+    ends_early: bool = False
+
+    @classmethod
+    def of_step(
+        cls, prompts: Sequence[Request], tokens: int, work: StepWork, cost: CostModel, target: float
+    ) -> PromptBudget:
+        """Return the budget of a step for `prompts`, with a time limit if streams wait for it.
+
+        tokens: the tokens that the step has left beside the decode rows, which `work` describes.
+        target: the longest time of a step with decode rows in seconds, 0 = no limit.
+        """
+        if target and not work.rows:
+            long = max(long_chunk(request) for request in prompts)
+            alone = not only_decisions(prompts)
+            return cls(tokens, math.inf, 0, SHORT, long, alone=alone, ends_early=True)
+        seconds, least = math.inf, 0
+        if target:
+            seconds = cost.allowance(work.rows, work.keys, target)
+            other = cost.other_chunk
+            tokens, least = min(tokens, other or tokens), other or LEAST_CHUNK
+        return cls(tokens, seconds, least, tokens, tokens, alone=False)
 
     @property
     def is_spent(self) -> bool:
@@ -98,16 +126,18 @@ class PromptBudget:
 
     def keep_back(self) -> PromptBudget:
         """Move the share that is reserved for the oldest prompt out of this budget; return it."""
+        share = self.oldest_share
         kept = PromptBudget(
-            max(self.tokens // OLDEST_SHARE, 1),
-            self.seconds / OLDEST_SHARE,
-            self.least // OLDEST_SHARE,
+            max(self.tokens // share, 1),
+            self.seconds / share,
+            self.least // share,
             self.short,
-            max(self.long // OLDEST_SHARE, 1),
+            max(self.long // share, 1),
             self.alone,
+            ends_early=self.ends_early,
         )
         self.tokens -= kept.tokens
-        self.seconds *= 1.0 - 1.0 / OLDEST_SHARE
+        self.seconds *= 1.0 - 1.0 / share
         self.least -= kept.least
         self.long -= kept.long
         return kept
@@ -120,8 +150,10 @@ class PromptBudget:
         self.long += kept.long
         self.restored = False
         if self.alone and self.shortest:
-            share = self.finishing // (OLDEST_SHARE - 1)
-            self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))
+            tokens = self.finishing // (self.oldest_share - 1)
+            self.long = min(self.long, max(tokens, LEAST_CHUNK // self.oldest_share))
+        if self.ends_early and self.oldest_share == SHARE_BESIDE_FRESH:
+            self.short = self.long
 
     def most(self, left: int, labels: int = 0) -> int:
         """Return how many of a prompt's `left` remaining tokens may run, however long they take.

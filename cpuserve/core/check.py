@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.prefix import FORGOTTEN
+from cpuserve.core.queue import by_rank
 from cpuserve.core.request import Request
 from cpuserve.ids import RequestId
 
@@ -13,15 +15,25 @@ from cpuserve.ids import RequestId
 def check_requests(
     running: Sequence[Request], waiting: Sequence[Request], known: Iterable[RequestId]
 ) -> None:
-    """Assert that each `known` request is in one of the lists, and both are sorted by rank."""
-    for part in (running, waiting):
-        assert part == sorted(part, key=lambda request: request.rank), "the order is broken"
+    """Assert that each `known` request is in one list, and that the requests are in order.
+
+    Running requests are sorted by rank, and so are the waiting requests of each caller and priority
+    (with the policy "fcfs", requests of different priorities are sorted as well).
+    """
+    assert list(running) == sorted(running, key=by_rank), "the order is broken"
+    for _, own in groupby(sorted(waiting, key=_sender), key=_sender):
+        part = list(own)
+        assert part == sorted(part, key=by_rank), "the order is broken"
     ids = {r.id for r in [*running, *waiting]}
     assert ids == set(known), "a request is lost"
     assert len(ids) == len(running) + len(waiting), "a request is in two places"
     assert all(not r.is_running and not any(r.tables) for r in waiting), "waiting holds blocks"
     assert all(r.ready for r in running), "a request runs that is not ready"
     assert all(r.num_computed < len(r.token_ids) for r in running), "a request stands still"
+
+
+def _sender(request: Request) -> tuple[str, int]:
+    return request.params.caller, request.priority
 
 
 def check_tables(running: Iterable[Request], kv: KvManager) -> None:

@@ -9,6 +9,7 @@ Arithmetic limits a step of many sequences, so only drafts that are almost certa
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpuserve.core.cost import CostModel, StepWork
@@ -80,6 +81,18 @@ class Drafter:
         self._num_tokens = num_tokens
         self._sizes = least, most
         self._chances = first_chances()
+
+    def extend_all(
+        self,
+        requests: Iterable[Request],
+        chunks: Iterable[SeqChunk],
+        work: StepWork,
+        budget: DraftBudget,
+    ) -> None:
+        """Add draft tokens to the decode rows of a step, as far as `budget` and blocks suffice."""
+        for request, chunk in zip(requests, chunks, strict=True):
+            self.extend(request, chunk, budget)
+        work.drafts = budget.spent
 
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""

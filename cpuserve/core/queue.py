@@ -1,13 +1,15 @@
-"""WaitingQueue: requests that do not run yet, sorted by rank."""
+"""WaitingQueue: requests that do not run yet, the next one first."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from typing import Literal
 
+from cpuserve.core.callers import Callers
 from cpuserve.core.request import Request
 
 Policy = Literal["fcfs", "priority"]
@@ -16,20 +18,15 @@ QueueRank = tuple[float, int]
 AGING_S = 30.0
 # A step searches this many waiting requests for a short prompt, so that long queues stay cheap.
 LOOK_AHEAD = 32
-# The queue remembers about this many callers without waiting requests before it forgets some.
-_IDLE_CALLERS = 64
-# The rank of requests that continue a response. It is less than the rank of the first turn, 1.
-_GOES_ON = 0.0
+# The ranks of requests that continue a response, and of all others, with the policy "fcfs".
+_GOES_ON, _BEGINS = 0.0, 1.0
 
 
-def rank_of(request: Request, policy: Policy, turn: int = 0) -> QueueRank:
+def rank_of(request: Request, policy: Policy) -> QueueRank:
     """Return the sort key of a request: the smallest key goes first, and no two keys are equal.
 
-    turn: WaitingQueue.turn_of the request's caller.
-
-    With the policy "fcfs", requests are sorted by turn, then by arrival:
-    with a single caller this is the order of arrival.
-    Requests that continue a response come first, because their clients wait for its next token.
+    With the policy "fcfs", requests are sorted by arrival. Requests that continue a response
+    come first, because their clients wait for its next token.
 
     With "priority", a request of priority p > 0 is treated as if it had arrived later
     by 30 s x log2(1 + p) (p = 1: 30 s, 3: 60 s, 7: 90 s), and a request of priority p < 0 as if
@@ -37,7 +34,7 @@ def rank_of(request: Request, policy: Policy, turn: int = 0) -> QueueRank:
     overtakes new requests of any priority. The rank of a request never changes.
     """
     if policy == "fcfs":
-        return _GOES_ON if request.continues else float(turn), request.order
+        return _GOES_ON if request.continues else _BEGINS, request.order
     levels = math.copysign(math.log2(1 + abs(request.priority)), request.priority)
     return request.arrival + AGING_S * levels, request.order
 
@@ -62,50 +59,93 @@ def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
 
 
 class WaitingQueue:
-    """Waiting requests sorted by rank: a preempted request returns to its old place.
+    """Waiting requests by priority, by the shares of their callers, and by rank.
 
-    The queue also numbers the turns of the callers.
-    A request gets a later turn than the last request of its caller, and a later turn than all turns
-    that are over. A caller with many waiting requests therefore delays the first request
-    of another caller by one request only. A caller that pauses does not collect turns.
+    The requests of one caller are sorted by rank, so a preempted request returns to its old place.
+    Requests of equal priority start so that their callers get equal shares:
+    first callers with nothing running, then the caller with the least work (callers.py).
+
+    work_of: returns how many tokens of a waiting request have to run.
     """
 
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self._last_turn: dict[str, int] = {}  # by caller: the turn of its last request
-        self._turn = 0  # the latest turn with a request that has started
-
-    def turn_of(self, caller: str) -> int:
-        """Return the turn of the next request of this caller."""
-        over = self._turn
-        first = next((r.rank[0] for r in self._requests if r.rank[0] > _GOES_ON), None)
-        if first is not None:
-            # The turn of a waiting request is not over, even if a later request has started.
-            over = min(over, int(first) - 1)
-        if len(self._last_turn) > 2 * len(self._requests) + _IDLE_CALLERS:
-            kept = {name: turn for name, turn in self._last_turn.items() if turn > over}
-            self._last_turn = kept
-        turn = 1 + max(over, self._last_turn.get(caller, 0))
-        self._last_turn[caller] = turn
-        return turn
+    def __init__(self, callers: Callers, policy: Policy, work_of: Callable[[Request], int]) -> None:
+        self._callers = callers
+        self._policy = policy
+        self._work_of = work_of
+        self._levels: dict[float, _Level] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return sum(len(level.ranks) for level in self._levels.values())
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        if len(self._levels) == 1:
+            return self._in_order(*self._levels.values())
+        return self._merged()
 
     def __contains__(self, request: Request) -> bool:
-        at = bisect_left(self._requests, request.rank, key=by_rank)
-        return at < len(self._requests) and self._requests[at] is request
+        level = self._levels.get(self._level_of(request))
+        return level is not None and request in level
 
     def push(self, request: Request) -> None:
-        """Insert `request` at the place of its rank."""
-        insort(self._requests, request, key=by_rank)
+        """Insert `request` at its place."""
+        self._levels.setdefault(self._level_of(request), _Level()).push(request)
 
     def remove(self, request: Request) -> None:
         """Remove `request`."""
-        at = bisect_left(self._requests, request.rank, key=by_rank)
-        assert self._requests[at] is request, f"request {request.id} is not in the queue"
-        self._turn = max(self._turn, int(request.rank[0]))
-        del self._requests[at]
+        name = self._level_of(request)
+        self._levels[name].remove(request)
+        if not self._levels[name].ranks:
+            del self._levels[name]
+
+    def _level_of(self, request: Request) -> float:
+        return request.rank[0] if self._policy == "fcfs" else float(request.priority)
+
+    def _merged(self) -> Iterator[Request]:
+        """Yield the requests of all levels: each of a level takes the next rank of its level."""
+        levels = [zip(x.ranks, self._in_order(x), strict=True) for x in self._levels.values()]
+        return (request for _, request in merge(*levels, key=lambda pair: pair[0]))
+
+    def _in_order(self, level: _Level) -> Iterator[Request]:
+        """Yield the requests of a level, as if each one had started when it is yielded."""
+        if len(level.of) == 1:
+            return iter(*level.of.values())
+        return self._in_turn(level)
+
+    def _in_turn(self, level: _Level) -> Iterator[Request]:
+        places = [(self._callers.waiting_place(name), own) for name, own in level.of.items()]
+        heads = [(*place, own[0].rank, 0, own) for place, own in places]
+        heapify(heads)
+        while heads:
+            _, work, _, at, own = heappop(heads)
+            yield own[at]
+            if at + 1 < len(own):
+                work += self._work_of(own[at])
+                heappush(heads, (True, work, own[at + 1].rank, at + 1, own))
+
+
+class _Level:
+    """The waiting requests of one priority.
+
+    ranks: the ranks of all its requests, sorted. of: the requests of each caller, by rank.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: list[QueueRank] = []
+        self.of: dict[str, list[Request]] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        own = self.of.get(request.params.caller, [])
+        at = bisect_left(own, request.rank, key=by_rank)
+        return at < len(own) and own[at] is request
+
+    def push(self, request: Request) -> None:
+        insort(self.ranks, request.rank)
+        insort(self.of.setdefault(request.params.caller, []), request, key=by_rank)
+
+    def remove(self, request: Request) -> None:
+        assert request in self, f"request {request.id} is not in the queue"
+        own = self.of[request.params.caller]
+        del own[bisect_left(own, request.rank, key=by_rank)]
+        del self.ranks[bisect_left(self.ranks, request.rank)]
+        if not own:
+            del self.of[request.params.caller]

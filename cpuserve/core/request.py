@@ -35,6 +35,8 @@ class Request:
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
     progress: whether to report a Delta after each chunk of the prompt.
     continues: whether the request continues the response of an earlier request.
+    fresh: whether its caller came back with it (Callers.came): no other prompt of the caller
+      waited, and the caller had had no more work than others.
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
     ngrams: the index that proposes draft tokens, None before it is needed.
@@ -59,6 +61,7 @@ class Request:
     priority: int = 0
     progress: bool = False
     continues: bool = False
+    fresh: bool = False
     pooler: Pooler | None = None
     adapter: int = -1
     salt: str | None = None
@@ -114,6 +117,11 @@ class Request:
     def is_running(self) -> bool:
         """Whether the request has a slot, and therefore blocks."""
         return self.slot != NO_SLOT
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether more than the last token, or a token of the prompt, has not been computed."""
+        return self.num_computed + 1 < len(self.token_ids) or self.num_computed < self.num_prompt
 
     @property
     def counts_prompt(self) -> bool:

@@ -10,11 +10,12 @@ is served first, and a part of the budget is reserved for the oldest prompt.
 If no stream runs, a step is short or can be ended early (`ends_for`, `rewind`),
 so that a new short request does not wait for a long prompt.
 
-`running` and `waiting` are sorted by rank (queue.rank_of): by turns of the callers,
-or by priority with aging. A request never takes blocks that an earlier request in `waiting` needs.
-The last request of `running` is preempted first. So the first request always advances,
-and there is no livelock. The scheduler passes over requests with a grammar
-that is still being compiled; they keep their rank (`make_ready`).
+`running` is sorted by rank (queue.rank_of): by arrival, or by priority with aging.
+In `waiting`, and among the prompts of a step, the callers get equal shares (callers.py).
+A request never takes blocks that an earlier request in `waiting` needs.
+The last requests of `running` are preempted first, and never its first request (preemption.py).
+So the first request always advances, and there is no livelock. The scheduler passes over requests
+with a grammar that is still being compiled; they keep their rank (`make_ready`).
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run.
 This is safe because an executor stores the keys of all tokens of a step before any token attends
@@ -27,17 +28,21 @@ import math
 import time
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import msgspec
 
-from cpuserve.core.budget import SHORT, PromptBudget, long_chunk, may_lose, only_decisions
+from cpuserve.core import preemption
+from cpuserve.core.budget import PromptBudget, may_lose
+from cpuserve.core.callers import Callers
 from cpuserve.core.check import check_requests, check_tables
-from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
+from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
+from cpuserve.core.order import PromptOrder
 from cpuserve.core.prompt_blocks import PromptBlocks
-from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, by_rank, next_requests, rank_of
+from cpuserve.core.queue import Policy, WaitingQueue, by_rank, next_requests, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
@@ -81,7 +86,9 @@ class Scheduler:
         self.work = StepWork()
         self.blocks = PromptBlocks(kv, self.cost)
         self.drafter = drafter
-        self.waiting = WaitingQueue()
+        self.callers = Callers()
+        self._order = PromptOrder(kv, self.callers, policy)
+        self.waiting = WaitingQueue(self.callers, policy, self._order.tokens_left)
         self.running: list[Request] = []
         self.requests: dict[RequestId, Request] = {}
         self.num_preemptions = 0
@@ -116,11 +123,11 @@ class Scheduler:
         """Queue a request that has passed admission.check_request."""
         assert request.id not in self.requests, f"request {request.id} exists"
         request.order = self._num_added
-        turn = 0 if request.continues else self.waiting.turn_of(request.params.caller)
-        request.rank = rank_of(request, self._policy, turn)
+        request.rank = rank_of(request, self._policy)
         request.tables = self.kv.new_tables()
         self._num_added += 1
         self.requests[request.id] = request
+        self.callers.came(request)
         self.waiting.push(request)
         self._num_unready += not request.ready
 
@@ -173,7 +180,7 @@ class Scheduler:
         self.work = StepWork()
         if self.kv.offload is not None:
             self.kv.offload.left_s = self._moving_s
-        if self._policy == "priority":
+        if self.running:
             self._make_way()
         prompts = self._schedule_decodes()
         if self.waiting:
@@ -181,18 +188,23 @@ class Scheduler:
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
-            budget = self._prompt_budget(prompts)
+            most, target = self.max_num_batched_tokens - self.work.rows, self._itl_target_s
+            budget = PromptBudget.of_step(prompts, most, self.work, self.cost, target)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
+        # A step with prompt tokens has no drafts: its remaining time belongs to the prompts.
         if self.drafter is not None and self.work.rows and not self.work.tokens:
-            self._schedule_drafts(self.drafter)
+            tokens = self.max_num_batched_tokens - self.work.rows
+            left = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
+            self.drafter.extend_all(self._batch_requests, self._batch, self.work, left)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
         """Apply the results of the scheduled step, one per row; return a delta for each request."""
         batch, requests = self._take_batch()
+        self.callers.computed(requests[self.work.rows :], batch[self.work.rows :])
         assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
         next_row = 0
@@ -267,9 +279,12 @@ class Scheduler:
         if self.kv.has_states:  # a cancelled step may have changed states, so it cannot run again
             return False
         predicted = self._predicted_s
-        if elapsed > predicted * self._loss_allowed or not self._can_start(request):
+        # With several callers no step has more than COARSE tokens (PromptOrder.share).
+        new = self.work.tokens > COARSE and self.callers.is_idle(request.params.caller)
+        too_late = elapsed > predicted * self._loss_allowed and not new
+        if too_late or not self._can_start(request):
             return False
-        left = self._tokens_left(request)
+        left = self._order.tokens_left(request)
         pairs = left * (len(request.token_ids) - 0.5 * left)
         alone = self.cost.decode_seconds(0, 0) + self.cost.prompt_seconds(left, pairs)
         return alone < 2.0 * (predicted - elapsed)
@@ -309,13 +324,21 @@ class Scheduler:
 
     def _can_start(self, request: Request) -> bool:
         """Whether the next step could start `request` as well as all waiting requests before it."""
-        waiting = [*self._startable, request]
+        waiting = [*self._before(request), request]
         blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
         blocks += self.kv.num_groups * (len(waiting) + len(self.running))
-        if len(waiting) > len(self._free_slots) or blocks > self.kv.num_free:
-            return False
+        slots = len(self._free_slots)
+        if len(waiting) > slots or blocks > self.kv.num_free:
+            idle = self.callers.is_idle(request.params.caller) and len(waiting) == 1
+            return idle and bool(self._victims(request))
         least = min(r.priority for r in self._batch_requests)
         return self._policy == "fcfs" or request.priority <= least
+
+    def _before(self, request: Request) -> Iterator[Request]:
+        """Return the waiting requests that start before a new one."""
+        if not self.callers.is_idle(request.params.caller):
+            return self._startable
+        return takewhile(lambda r: not self.callers.runs(r.params.caller), self._startable)
 
     # --- choosing the tokens of a step --------------------------------------------------------
 
@@ -327,12 +350,10 @@ class Scheduler:
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
-        batch, batch_requests, running = self._batch, self._batch_requests, self.running
-        index = keys = 0
-        # This is not a for loop, because preemption removes requests from the end of `running`.
-        while index < len(running):
-            request = running[index]
-            index += 1
+        batch, batch_requests = self._batch, self._batch_requests
+        for request in tuple(self.running):
+            if request.slot == NO_SLOT:  # it was preempted for an earlier one
+                continue
             if self.masks_late and request.masked:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
@@ -341,27 +362,15 @@ class Scheduler:
                 # in its place. But a shared block is not freed. So a new block is taken
                 # here, where other requests can be preempted: prompt chunks preempt no request.
                 if slides and not self._get_blocks(request):
-                    break
+                    continue
                 prompts.append(request)
                 continue
             if start == len(tables[0]) * block_size and not self._get_blocks(request):
-                break
+                continue
             batch.append(request.chunk(ids[start:], start, request.decode_rows))
             batch_requests.append(request)
-            keys += start
-        self.work.rows, self.work.keys = len(batch), keys
-        return prompts
-
-    def _schedule_drafts(self, drafter: Drafter) -> None:
-        """Add draft tokens to decode rows, as far as tokens, time and blocks are left.
-
-        A step with prompt tokens has no draft tokens: its remaining time belongs to the prompts.
-        """
-        tokens = self.max_num_batched_tokens - self.work.rows
-        budget = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
-        for request, chunk in zip(self._batch_requests, self._batch, strict=True):
-            drafter.extend(request, chunk, budget)
-        self.work.drafts = budget.spent
+        self.work.rows, self.work.keys = len(batch), sum(chunk.start for chunk in batch)
+        return [request for request in prompts if request.is_running]
 
     def _candidates(self) -> list[Request]:
         """Return requests that may start without the blocks that earlier waiting requests need."""
@@ -377,33 +386,15 @@ class Scheduler:
                 break
         return found
 
-    def _prompt_budget(self, prompts: Sequence[Request]) -> PromptBudget:
-        """Return the budget for prompts: tokens, and a time limit if streams wait for this step."""
-        work, target = self.work, self._itl_target_s
-        tokens, seconds, least = self.max_num_batched_tokens - work.rows, math.inf, 0
-        if target and not work.rows:
-            long = max(long_chunk(request) for request in prompts)
-            alone = not only_decisions(prompts)
-            return PromptBudget(tokens, seconds, least, SHORT, long, alone=alone)
-        if target:
-            seconds = self.cost.allowance(work.rows, work.keys, target)
-            other = self.cost.other_chunk
-            tokens, least = min(tokens, other or tokens), other or LEAST_CHUNK
-        return PromptBudget(tokens, seconds, least, tokens, tokens, alone=False)
-
     def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
-        """Schedule the shortest remaining prompts first; reserve a share for the oldest prompt.
-
-        If all prompts are decisions, they run by rank: a client waits for all of its questions.
-        """
+        """Schedule prompts in their order (order.py); reserve a share for the oldest prompt."""
         prompts.sort(key=by_rank)
         while prompts and not self._start(prompts[0], budget):
             del prompts[0]
         if not prompts:
             return
         oldest = prompts[0]
-        if not only_decisions(prompts):
-            prompts.sort(key=self._shortest_first)
+        prompts = self._order.share(self._order.in_order(prompts), oldest, budget)
         at = prompts.index(oldest)
         if at:
             kept = budget.keep_back()
@@ -419,13 +410,9 @@ class Scheduler:
         """
         tokens = self.max_num_batched_tokens
         budget = PromptBudget(tokens, math.inf, 0, tokens, tokens, alone=False)
-        for request in sorted(prompts, key=by_rank):
+        for request in self._order.whole(prompts):
             if len(request.token_ids) <= budget.tokens and self._start(request, budget):
                 self._schedule_chunk(request, budget)
-
-    def _shortest_first(self, request: Request) -> tuple[int, int, QueueRank]:
-        priority = request.priority if self._policy == "priority" else 0
-        return priority, self._tokens_left(request), request.rank
 
     def _compute(self, prompts: Iterable[Request], budget: PromptBudget) -> None:
         """Schedule parts of `prompts`, in this order, until the budget is used up."""
@@ -435,41 +422,47 @@ class Scheduler:
             if request.is_running:
                 self.blocks.catch_up(request)
             # Count the remaining tokens again: this step may already compute a shared prefix.
-            if not budget.holds_up(self._tokens_left(request)) and self._start(request, budget):
+            left = self._order.tokens_left(request)
+            if not budget.holds_up(left) and self._start(request, budget):
                 self._proceed(request, budget)
-
-    def _tokens_left(self, request: Request) -> int:
-        """Return how many tokens of `request` have to run, besides those in the prefix cache."""
-        num_tokens = len(request.token_ids)
-        if request.is_running:
-            return num_tokens - request.num_computed
-        if not request.reads_prefixes:
-            return num_tokens
-        return num_tokens - self.kv.num_cached_tokens(request.chain, request.token_ids)
 
     def _get_blocks(self, request: Request) -> bool:
         """Take blocks for one more token, preempting others; False if `request` was preempted."""
         computed = request.num_computed
         self.kv.slide(request.tables, computed)
         while not self.kv.grow(request.tables, computed + 1, computed):
-            victim = self.running[-1]
+            victim = preemption.to_free_a_block(self.running, self.kv, self._policy)
             self._preempt(victim)
             if victim is request:
                 return False
+            if victim in self._batch_requests:
+                at = self._batch_requests.index(victim)
+                del self._batch_requests[at], self._batch[at]
         return True
 
     def _make_way(self) -> None:
-        """Preempt requests of lower priority if the first waiting request can start then."""
-        head, kv = next(self._startable, None), self.kv
+        """Preempt requests for the first waiting one, if it may take their slots or blocks."""
+        head = next(self._startable, None)
         if head is None:
             return
-        below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
-        free = kv.num_free + sum(kv.num_held(r.tables) for r in below)
-        spare = kv.num_groups * (len(self.running) - len(below))
-        if free < kv.needs(len(head.token_ids)) + spare:
+        if self._policy == "fcfs" and self.callers.runs(head.params.caller):
             return
-        while below and self.running[-1] is below[-1] and not self._fits(head):
-            self._preempt(below.pop())
+        if self._fits(head):
+            return
+        for victim in self._victims(head):
+            if self._fits(head):
+                return
+            self._preempt(victim)
+
+    def _victims(self, head: Request) -> list[Request]:
+        """Return requests of lower priority, or of callers with several if `head` has none."""
+        victims: list[Request] = []
+        if self._policy == "priority":
+            victims = preemption.of_lower_priority(head, self.running, self.kv)
+        if victims or self.callers.runs(head.params.caller):
+            return victims
+        slots = len(self._free_slots)
+        return preemption.to_start(head, self.running, self.kv, self._policy, slots)
 
     def _fits(self, request: Request) -> bool:
         return bool(self._free_slots) and self.blocks.match(request, len(self.running)) is not None
@@ -536,6 +529,7 @@ class Scheduler:
             return False
         request.slot = self._free_slots.pop()
         request.scheduled = request.scheduled or time.monotonic()
+        self.callers.started(request)
         insort(self.running, request, key=by_rank)
         return True
 
@@ -553,6 +547,7 @@ class Scheduler:
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
+        self.callers.preempted(request)
         self.waiting.push(request)
 
     # --- helpers of the methods above ---------------------------------------------------------
@@ -566,6 +561,7 @@ class Scheduler:
         if request.is_running:
             self.running.remove(request)
         self._free(request)
+        self.callers.ended(request)
 
     def _free(self, request: Request) -> None:
         self.kv.free(request.tables, continues=request.chain.continues)
@@ -574,6 +570,7 @@ class Scheduler:
             self._slots.release(request.slot)
             self._free_slots.append(request.slot)
             request.slot = NO_SLOT
+            self.callers.stopped(request)
 
     def _take_batch(self) -> tuple[list[SeqChunk], list[Request]]:
         taken = self._batch, self._batch_requests
@@ -591,6 +588,7 @@ class Scheduler:
         slots = [*(r.slot for r in running), *self._free_slots]
         assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
         assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
+        self.callers.check(running, waiting)
         check_tables(running, self.kv)
 
 

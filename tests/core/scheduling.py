@@ -1,5 +1,6 @@
 """A scheduler with a fake model, requests for it, and runs of its steps."""
 
+from cpuserve.core.cost import StepWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
@@ -46,3 +47,48 @@ def computed_in(scheduler, model, most=1000):
 
 def big(**options):
     return make(num_blocks=600, budget=2048, block_size=32, **options)
+
+
+def first_tokens(requests, seconds_of, scheduler, model, trained=True, until=None):
+    """Seconds from arrival to the first token of each; `requests`: (arrival, request), sorted.
+
+    until: the id of a request, after whose first token nothing more runs.
+    Time is what `seconds_of` says that steps take. A step is ended for a request as EngineCore
+    ends it.
+    """
+    if trained:  # as after a prompt or two
+        for tokens in (64, 256, 256):
+            for _ in range(12):
+                work = StepWork()
+                work.add_prompt(1000, tokens)
+                scheduler.cost.observe(work, seconds_of(work))
+    now, coming, arrived, took = 0.0, list(requests), {}, {}
+    while (coming or scheduler.has_work) and until not in took:
+        while coming and (coming[0][0] <= now or not scheduler.has_work):
+            now = max(now, coming[0][0])
+            arrival, one = coming.pop(0)
+            arrived[one.id] = arrival
+            scheduler.add(one)
+        batch = scheduler.schedule()
+        seconds = seconds_of(scheduler.work)
+        for arrival, one in coming:
+            elapsed = arrival - now
+            if elapsed < seconds and scheduler.ends_for(one, elapsed):
+                model.spoil(batch)
+                scheduler.rewind(elapsed)
+                now = arrival
+                break
+        else:
+            now += seconds
+            for delta in scheduler.update(model.run(batch)):
+                if delta.tokens:
+                    took.setdefault(delta.request.id, now - arrived[delta.request.id])
+            scheduler.cost.observe(scheduler.work, seconds)
+        scheduler.check_invariants()
+    return took
+
+
+def prompt_seconds(work):
+    """A machine whose prompts hide the reading of the weights; a row costs what it computes."""
+    linear = max(0.01, 0.002 * (work.rows + work.tokens))
+    return linear + 0.002 + 1e-7 * work.keys + 2e-7 * work.pairs

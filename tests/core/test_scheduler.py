@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpuserve.core.callers import Callers
 from cpuserve.core.queue import WaitingQueue
 from tests.core.scheduling import make, request, step
 
@@ -197,10 +198,12 @@ def test_check_invariants_sees_damage(damage):
 
 
 def test_queue_keeps_order_and_finds_any_request_at_once():
-    queue = WaitingQueue()
+    callers = Callers()
+    queue = WaitingQueue(callers, "fcfs", lambda request: 1)
     requests = [request(number, 1) for number in range(4)]
     for number, one in enumerate(requests):
         one.rank = (0.0, number)
+        callers.came(one)
     for one in requests[1:]:
         queue.push(one)
     queue.push(requests[0])

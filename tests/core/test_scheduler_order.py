@@ -4,9 +4,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cpuserve.core.cost import LEAST_CHUNK, StepWork
-from cpuserve.core.queue import WaitingQueue, rank_of
-from tests.core.scheduling import big, computed_in, make, request, step
+from cpuserve.core.cost import LEAST_CHUNK
+from cpuserve.core.queue import rank_of
+from tests.core.scheduling import (
+    big,
+    computed_in,
+    first_tokens,
+    make,
+    prompt_seconds,
+    request,
+    step,
+)
 
 
 def test_priority_goes_first_and_equal_ones_by_arrival():
@@ -22,65 +30,6 @@ def test_priority_is_ignored_first_come_first_served():
     for number, priority in enumerate([5, 0, -1]):
         scheduler.add(request(number, 3, max_tokens=2, priority=priority, arrival=number))
     assert [d.request.id for d in computed_in(scheduler, model)[1] if d.finish] == [0, 1, 2]
-
-
-def by(caller, number, **more):
-    """A request of this caller."""
-    return request(number, 3, max_tokens=2, caller=caller, **more)
-
-
-def finished_in(scheduler, model):
-    return [d.request.id for d in computed_in(scheduler, model)[1] if d.finish]
-
-
-def test_callers_take_turns_and_each_keeps_its_order():
-    scheduler, model = make(max_num_seqs=1)
-    for number, caller in enumerate("aaaabbc"):
-        scheduler.add(by(caller, number))
-    assert finished_in(scheduler, model) == [0, 4, 6, 1, 5, 2, 3]
-
-
-def test_a_caller_with_a_long_queue_delays_a_new_one_by_one_request():
-    scheduler, model = make(max_num_seqs=1)
-    for number in range(5):
-        scheduler.add(by("a", number))
-    step(scheduler, model)  # the first one runs
-    scheduler.add(by("b", 5))
-    scheduler.add(by("a", 6))
-    assert finished_in(scheduler, model) == [0, 1, 5, 2, 3, 4, 6]
-
-
-def test_a_caller_that_paused_is_neither_preferred_nor_delayed():
-    scheduler, model = make(max_num_seqs=1)
-    for number in range(4):
-        scheduler.add(by("a", number))
-    assert finished_in(scheduler, model) == [0, 1, 2, 3]
-    for number, caller in enumerate("babab", 4):
-        scheduler.add(by(caller, number))
-    assert finished_in(scheduler, model) == [4, 5, 6, 7, 8]
-
-
-def test_a_short_request_that_passes_others_of_its_caller_delays_no_new_caller():
-    queue = WaitingQueue()
-    requests = [by("a", number) for number in range(5)]
-    for number, one in enumerate(requests):
-        one.order = number
-        one.rank = rank_of(one, "fcfs", queue.turn_of("a"))
-        queue.push(one)
-    queue.remove(requests[3])
-    assert queue.turn_of("b") == queue.turn_of("c") == 1
-    assert queue.turn_of("b") == 2
-    assert queue.turn_of("a") == 6
-
-
-def test_callers_without_requests_are_forgotten():
-    queue = WaitingQueue()
-    for number in range(1000):
-        one = by("x", number)
-        one.order, one.rank = number, (float(queue.turn_of(f"c{number}")), number)
-        queue.push(one)
-        queue.remove(one)
-    assert len(queue._last_turn) < 100
 
 
 @pytest.mark.parametrize("scarce", ["blocks", "slots"])
@@ -181,50 +130,6 @@ def test_long_prompt_advances_every_step_however_many_come_after_it(
         # and at least a third of what they have.
         assert long.num_computed >= before + min(LEAST_CHUNK // 4, length - before)
     raise AssertionError("the long prompt starves")
-
-
-def first_tokens(requests, seconds_of, scheduler, model, trained=True):
-    """Seconds from arrival to the first token of each; `requests`: (arrival, request), sorted.
-
-    Time is what `seconds_of` says that steps take. A step is ended for a request as EngineCore
-    ends it.
-    """
-    if trained:  # as after a prompt or two
-        for tokens in (64, 256, 256):
-            for _ in range(12):
-                work = StepWork()
-                work.add_prompt(1000, tokens)
-                scheduler.cost.observe(work, seconds_of(work))
-    now, coming, arrived, took = 0.0, list(requests), {}, {}
-    while coming or scheduler.has_work:
-        while coming and (coming[0][0] <= now or not scheduler.has_work):
-            now = max(now, coming[0][0])
-            arrival, one = coming.pop(0)
-            arrived[one.id] = arrival
-            scheduler.add(one)
-        batch = scheduler.schedule()
-        seconds = seconds_of(scheduler.work)
-        for arrival, one in coming:
-            elapsed = arrival - now
-            if elapsed < seconds and scheduler.ends_for(one, elapsed):
-                model.spoil(batch)
-                scheduler.rewind(elapsed)
-                now = arrival
-                break
-        else:
-            now += seconds
-            for delta in scheduler.update(model.run(batch)):
-                if delta.tokens:
-                    took.setdefault(delta.request.id, now - arrived[delta.request.id])
-            scheduler.cost.observe(scheduler.work, seconds)
-        scheduler.check_invariants()
-    return took
-
-
-def prompt_seconds(work):
-    """A machine whose prompts hide the reading of the weights; a row costs what it computes."""
-    linear = max(0.01, 0.002 * (work.rows + work.tokens))
-    return linear + 0.002 + 1e-7 * work.keys + 2e-7 * work.pairs
 
 
 def alone(num_prompt):
