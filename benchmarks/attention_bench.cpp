@@ -261,7 +261,7 @@ void show_types(Shape s) {
   const struct {
     KvType type;
     const char* name;
-  } kinds[] = {{KvType::int8, "int8"}, {KvType::e4m3, "fp8_e4m3"}, {KvType::e5m2, "fp8_e5m2"}};
+  } kinds[] = {{KvType::int8, "int8"}, {KvType::e4m3, "fp8_e4m3"}};
   const auto layer_seconds = [&](KvType type, Buffers& b) {
     s.type = type;
     return seconds_of([&] { decode(s, b); }) / static_cast<double>(b.layers);

@@ -10,6 +10,7 @@ import msgspec
 
 from cpuserve.config.generation import render_settings
 from cpuserve.config.values import format_bytes, format_cpus
+from cpuserve.platforms.formats import KV_INSTEAD
 from cpuserve.platforms.limits import RateLimit, told_limits
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def render(prepared: Prepared) -> str:
         "kernels": f"{config.isa} ({why['isa']}), attention {attention}, "
         f"{config.executor} executor ({why['executor']})",
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
-        f"KV cache {config.kv_dtype}",
+        f"KV cache {_kv_type(prepared.resolved)}",
         "threads": f"{_threads(prepared.resolved)} ({_why_threads(prepared.resolved)})",
         "KV cache": f"{value_of(prepared.resolved, 'kv_cache_space')} ({why['kv_cache_space']}); "
         f"{config.kv_blocks} blocks, {why['kv_blocks']}",
@@ -117,6 +118,12 @@ def _activations(resolved: Resolved) -> str:
         if decision.field == "activation_bits" and isinstance(decision.got, int):
             return f"activations {decision.got} bits ({decision.why}), "
     return ""
+
+
+def _kv_type(resolved: Resolved) -> str:
+    """Return the type of keys and values, with the reason if it is not the requested type."""
+    decision = next(d for d in resolved.decisions if d.field == "kv_cache_dtype")
+    return f"{decision.got} ({decision.why})" if decision.asked in KV_INSTEAD else str(decision.got)
 
 
 def _threads(resolved: Resolved) -> str:

@@ -337,7 +337,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         _memory(
             "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), "
-            "fp8_e5m2.",
+            "fp8_e5m2 (as int8).",
             default="auto: the same as --dtype",
             aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", openvino_type),),
             choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),

@@ -18,6 +18,8 @@ CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes
 PARTIAL = ("compressed-tensors",)
 BY_32 = ("gguf", "mxfp4")  # matrices in these formats have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+# Types of keys and values that have no kernels: the type that is used instead, and why.
+KV_INSTEAD = {"fp8_e5m2": ("int8", "instead of fp8_e5m2: as many bytes, a thirtieth of the loss")}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "quantized while loading: a scale per output, activations int8 with a scale per 128",
@@ -137,6 +139,8 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: st
         return ledger.decide(
             "kv_cache_dtype", KV_OF[dtype], "the dtype, in the cache of transformers"
         )
+    if asked in KV_INSTEAD:
+        return ledger.decide("kv_cache_dtype", *KV_INSTEAD[asked])
     asked_type = dtype if asked == "auto" else asked
     got = KV_OF.get(asked_type, asked_type)
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as requested")

@@ -33,7 +33,7 @@ from cpuserve.platforms.states import StatePlan, plan_states
 
 BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)
-KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1}
 SCALE_BYTES = 4  # bytes of the scale of a head's key or value, if its elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes per weight, including its share of the scales. int4 stores the embedding

@@ -82,7 +82,7 @@ class Interpreter:
     kinds: the weight kind of each matrix in the emulated mode (default dense_f32).
     kv_dtype: the storage type of keys and values in both modes.
       "f32", "f16" and "bf16" have no scales.
-      "int8", "fp8_e4m3" and "fp8_e5m2" have one scale for each token and head.
+      "int8" and "fp8_e4m3" have one scale for each token and head.
     num_blocks: the number of blocks of the cache, each of 32 tokens.
     num_states: the number of slots for states of recurrent layers.
     long_rope: whether a LongRoPE uses its frequencies for long sequences.

@@ -146,10 +146,18 @@ def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized
     assert "activations" not in banner_of(LLAMA_1B, activation_bits="16")
 
 
+def test_the_banner_says_that_int8_is_instead_of_the_requested_type_of_keys_and_values():
+    assert "KV cache int8 (instead of fp8_e5m2: " in banner_of(kv_cache_dtype="fp8_e5m2")
+    assert "KV cache int8 " in banner_of(kv_cache_dtype="int8")
+    assert "instead" not in banner_of(kv_cache_dtype="int8")
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_the_banner_names_the_attention_kernel_of_the_type_of_the_cache(kv_dtype, monkeypatch):
     names = CpuPlatform().kernels(CpuPlatform().host().isa_levels[-1])
-    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(kv_dtype, kv_dtype)
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "fp8_e5m2": "int8"}.get(
+        kv_dtype, kv_dtype
+    )
     name = f"attention.{short.removeprefix('fp8_')}"
     assert name in names
     monkeypatch.setattr(CpuPlatform, "kernels", lambda *_: {name: "the level of it"})

@@ -402,8 +402,16 @@ def test_every_format_of_checkpoints_can_be_named():
 
 def test_kv_dtype_can_differ_from_the_dtype():
     assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
-    for scaled in ("int8", "fp8_e4m3", "fp8_e5m2"):
+    for scaled in ("int8", "fp8_e4m3"):
         assert resolve("vm_2core_zen5", kv_cache_dtype=scaled).config.kv_dtype == scaled
+
+
+def test_fp8_e5m2_of_vllm_command_lines_becomes_int8():
+    resolved = resolve("vm_2core_zen5", kv_cache_dtype="fp8_e5m2")
+    assert resolved.config.kv_dtype == got(resolved, "kv_cache_dtype") == "int8"
+    assert why(resolved, "kv_cache_dtype").startswith("instead of fp8_e5m2")
+    blocks = resolve("vm_2core_zen5", kv_cache_dtype="int8").config.kv_blocks
+    assert resolved.config.kv_blocks == blocks
 
 
 def block_bytes(facts=SMOLLM2, element=2):

@@ -194,7 +194,7 @@ def test_every_op_of_small_parts_agrees(tmp_path, isa):
 
 
 @each_level
-@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("family", ["qwen3", "deepseek-v2", "gemma4"])
 def test_every_op_over_a_kv_cache_of_eight_bits_agrees(family, kv, isa):
     checkpoint = checkpoint_of(family, "bfloat16")

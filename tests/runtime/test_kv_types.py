@@ -24,8 +24,8 @@ from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
 
 # Nats a token, root mean square, between two ways to compute the same thing / that 8 bits cost.
-SAME = {"f32": 5e-6, "f16": 1e-4, "bf16": 1e-3, "int8": 1.5e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3}
-COST = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "int8": 2.5e-2, "fp8_e4m3": 0.1, "fp8_e5m2": 0.2}
+SAME = {"f32": 5e-6, "f16": 1e-4, "bf16": 1e-3, "int8": 1.5e-3, "fp8_e4m3": 2e-3}
+COST = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "int8": 2.5e-2, "fp8_e4m3": 0.1}
 CASES = [("llama", {}), ("mistral", {}), ("qwen3", {}), ("opt", {})]
 # Without experts, because rounding may change which ones are chosen.
 CASES += [

@@ -15,11 +15,10 @@ KV_DTYPES = {
     "bf16": torch.bfloat16,
     "int8": torch.int8,
     "fp8_e4m3": torch.uint8,
-    "fp8_e5m2": torch.uint8,
 }
 MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
-SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code of each type
-FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0}  # the largest code of each type
+FP8 = {"fp8_e4m3": torch.float8_e4m3fn}
 
 
 def visible(distance: Tensor, window: int, *, causal: bool) -> Tensor:

@@ -149,14 +149,6 @@ struct KvE4m3 : ScaledProducts {
   CPUSERVE_INLINE F first(const Elem* p, int) { return load_e4m3(p); }
   CPUSERVE_INLINE F second(const Elem* p, int row) { return load_e4m3(p + row); }
 };
-struct KvE5m2 : ScaledProducts {
-  static constexpr float kLargest = 57344.0f, kWiden = 1.0f;
-  CPUSERVE_INLINE Vec load(const Elem* p, int row) {
-    return interleave_top(load_e5m2(p), load_e5m2(p + row));
-  }
-  CPUSERVE_INLINE F first(const Elem* p, int) { return load_e5m2(p); }
-  CPUSERVE_INLINE F second(const Elem* p, int row) { return load_e5m2(p + row); }
-};
 
 // Calls run(x), where x is of the struct above for KV caches of type `type`, such as KvBf16.
 template <class Run>
@@ -172,8 +164,6 @@ static inline void with_kv(KvType type, const Run& run) noexcept {
       return run(KvInt8{});
     case KvType::e4m3:
       return run(KvE4m3{});
-    case KvType::e5m2:
-      return run(KvE5m2{});
     case KvType::count:
       return;
   }

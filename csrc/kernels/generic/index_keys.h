@@ -11,7 +11,6 @@ CPUSERVE_INLINE F widen(KvF16, const uint16_t* p) { return load_f16(p); }
 CPUSERVE_INLINE F widen(KvF32, const float* p) { return load(p); }
 CPUSERVE_INLINE F widen(KvInt8, const uint8_t* p) { return load_s8(p); }
 CPUSERVE_INLINE F widen(KvE4m3, const uint8_t* p) { return load_e4m3(p); }
-CPUSERVE_INLINE F widen(KvE5m2, const uint8_t* p) { return load_e5m2(p); }
 
 static inline void store_index(const StoreIndexArgs& a) noexcept {
   with_kv(a.layer.type, [&](auto kv) {

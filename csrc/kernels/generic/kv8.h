@@ -12,15 +12,14 @@ CPUSERVE_INLINE uint32_t float_bits(float x) {
   return u;
 }
 
-// Encodes x, rounded to nearest even, as an fp8 code: a sign bit, an exponent with bias kBias,
-// and kMantissa mantissa bits. |x| must be at most the largest finite value of a code.
+// Encodes x, rounded to nearest even, as an e4m3 code: a sign bit, an exponent with bias kBias,
+// and kMantissa mantissa bits. |x| must be at most 448, the largest finite value of a code.
 // The function has no branches, so the compiler can vectorize loops that call it.
-template <int kMantissa, int kBias>
-CPUSERVE_INLINE uint8_t to_fp8(float x) {
-  constexpr int kDrop = 23 - kMantissa;
+CPUSERVE_INLINE uint8_t to_e4m3(float x) {
+  constexpr int kMantissa = 3, kBias = 7, kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // The bits of a power of two as a float. Its last mantissa bit has the value of the smallest fp8
-  // step, so adding it to a value below the normal numbers of fp8 rounds the value to whole steps.
+  // The bits of a power of two as a float. Its last mantissa bit has the value of the smallest e4m3
+  // step, so adding it to a value below the normal numbers of e4m3 rounds the value to whole steps.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;
@@ -35,14 +34,11 @@ CPUSERVE_INLINE uint8_t to_fp8(float x) {
 CPUSERVE_INLINE void store_codes(KvInt8, uint8_t* p, F x) {
   store_s8(reinterpret_cast<int8_t*>(p), x);
 }
-template <int kMantissa, int kBias>
-CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
+CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) {
   float lanes[kLanes];
   store(lanes, x);
-  for (int i = 0; i < kLanes; i++) p[i] = to_fp8<kMantissa, kBias>(lanes[i]);
+  for (int i = 0; i < kLanes; i++) p[i] = to_e4m3(lanes[i]);
 }
-CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
-CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
 // Writes the codes of n values, and zeros from n to hd. Returns the scale of the values:
 // a value is the scale times the number that Kv::load reads from its code. A NaN or infinity

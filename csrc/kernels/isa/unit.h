@@ -41,7 +41,6 @@ constexpr void set_pair_attention(KernelTable& t) {
   t.attention[static_cast<int>(KvType::bf16)] = attention_kernel<KvBf16>();
   t.attention[static_cast<int>(KvType::int8)] = attention_kernel<KvInt8>();
   t.attention[static_cast<int>(KvType::e4m3)] = attention_kernel<KvE4m3>();
-  t.attention[static_cast<int>(KvType::e5m2)] = attention_kernel<KvE5m2>();
 }
 #endif
 

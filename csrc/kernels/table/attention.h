@@ -15,10 +15,10 @@ constexpr int kChunk = 256;  // keys of one attention chunk; chunk c has positio
 // hd_pad is head_dim rounded up to 16.
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
-//   int8, e4m3, e5m2   like f16, but with elements of 1 byte, followed by fp32 scale[kBlock] with a
-//                      scale for each token (e4m3 codes are read as 1/256 of their value, so
-//                      their scales are 256 times larger)
-enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
+//   int8, e4m3    like f16, but with elements of 1 byte, followed by fp32 scale[kBlock]
+//                 with a scale for each token (e4m3 codes are read as 1/256 of their value,
+//                 so their scales are 256 times larger)
+enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
 // Returns whether rope_store mixes the dimensions of q and k, so that int8 codes lose less
 // precision. It multiplies every n dimensions of k by the Hadamard matrix H of n rows, and of q

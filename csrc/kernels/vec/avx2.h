@@ -173,9 +173,6 @@ CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));
 }
-CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
-  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8));
-}
 // Rounds to nearest even. A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE __m256i bf16_bits(F x) {
   __m256i u = _mm256_castps_si256(x);

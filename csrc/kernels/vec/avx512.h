@@ -164,10 +164,6 @@ CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   return _mm512_cvtph_ps(
       _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((short)0xbfff)));
 }
-CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
-  return _mm512_cvtph_ps(
-      _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
-}
 // Rounds to nearest even in integer arithmetic at every AVX-512 level:
 // VCVTNEPS2BF16 flushes denormals, so levels that use this instruction would return other bits.
 // A NaN keeps its top bits and becomes quiet.

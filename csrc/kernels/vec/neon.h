@@ -179,9 +179,6 @@ CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
   return vcvt_f32_f16(vreinterpret_f16_s16(x));
 }
-CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
-  return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_bytes(p), 8)));
-}
 // Rounds to nearest even. A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
   const uint32x4_t u = vreinterpretq_u32_f32(x);

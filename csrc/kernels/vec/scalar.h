@@ -229,11 +229,6 @@ CPUSERVE_CALL F load_e4m3(const uint8_t* p) {
   CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));
   return r;
 }
-CPUSERVE_CALL F load_e5m2(const uint8_t* p) {
-  F r;
-  CPUSERVE_LANES r.v[i] = from_f16((uint16_t)(p[i] << 8));
-  return r;
-}
 CPUSERVE_CALL void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
 CPUSERVE_CALL F round_bf16_normal(F x) {
   CPUSERVE_LANES x.v[i] = from_bf16(to_bf16(x.v[i]));

@@ -32,7 +32,7 @@
 //     acc + a.even b.even + a.odd b.odd, in an order of additions that each ISA level fixes
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*): kLanes elements as floats
 //   F load_e8m0(const uint8_t*): half of the E8M0 values, which are 2^(byte - 127)
-//   F load_s8 load_e5m2 load_e4m3 (const uint8_t*): kLanes bytes as floats;
+//   F load_s8 load_e4m3 (const uint8_t*): kLanes bytes as floats;
 //     load_e4m3 returns 1/256 of the values
 //   F load_nibbles(const uint8_t* p, int at): kLanes of the 16 numbers in 8 bytes, from number `at`
 //     on. Number i is the low nibble of p[i], number 8 + i its high nibble.
