@@ -13,6 +13,7 @@ stores no history, and adapts when other programs slow the machine.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,16 @@ _SCORES = 64.0
 _DRAFTS = 4.0
 # Until a step has had drafts, a draft is predicted to take this fraction of `base`.
 _FIRST_DRAFT = 1.0 / 8
+# If every step has equally many drafts, only the sum of `base` and their time is measured. After 4,
+# 8, 16 and so on up to _EQUAL_STEPS such steps, _OTHER_STEPS steps therefore have at most half as
+# many drafts, which costs about 1 % of the rate. There are two, because an error is corrected only
+# if two steps in a row have it.
+_FIRST_EQUAL, _EQUAL_STEPS, _OTHER_STEPS = 4, 64, 2
+_SHARE_GAIN = 0.8
+# Drafts that cost too much are not tried, so a price that slow steps raised would stay for ever. It
+# falls by this factor in each step that leaves out likely drafts: by a third in 80 steps. A draft
+# is a row of the step, so its price does not fall below that of a decode row.
+_FORGIVING_DRAFT = 0.995
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
 # If prompts arrive without a pause, every step has decode rows and prompt tokens. Only the sum of
@@ -96,6 +107,9 @@ class CostModel:
         self.token, self.pair, self.score = 0.004 * _TOKENS, 0.1, 0.0
         self.draft = _FIRST_DRAFT * self.base * _DRAFTS
         self._drafted = False
+        self._forgiven = False
+        self._usual_drafts = self._equal_steps = 0
+        self._equal_limit = _FIRST_EQUAL
         self.longest_chunk = 0
         self.prompt_rate = 0.0
         self._rate_weight = 0.0
@@ -106,6 +120,7 @@ class CostModel:
         self._share_error = _Agreed()
         self._decode_error = _Agreed()
         self._draft_error = _Agreed()
+        self._draft_share = _Agreed(_SHARE_GAIN)
         self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int) -> float:
@@ -129,12 +144,7 @@ class CostModel:
             if work.rows:
                 self._decode_steps += 1
                 self._mixed_steps = 0
-                # An error is corrected only if two steps in a row have it. A step with drafts is
-                # compared with the last step with drafts, as other steps often run between them.
-                agreed = self._decode_error
-                if work.drafts:
-                    agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
-                self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
+                self._observe_decode(work, seconds, decode)
             return
         if work.rows and self._decode_steps >= _TRAINED:
             if self._mixed_steps >= _MIXED_STEPS and self._tells_apart(work.tokens):
@@ -155,6 +165,31 @@ class CostModel:
             took = max(seconds - decode, 0.1 * seconds)
             error = self._prompt_error(took / prompt - 1.0) * prompt
             self._fit_prompt(work, error, with_base=False)
+
+    def _observe_decode(self, work: StepWork, seconds: float, decode: float) -> None:
+        """Correct the weights after a step without prompt tokens."""
+        # An error is corrected only if two steps in a row have it. A step with drafts is compared
+        # with the last step with drafts, as other steps often run between them.
+        agreed = self._decode_error
+        if work.drafts:
+            agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
+        if self._equal_steps >= self._equal_limit and work.drafts < self._usual_drafts:
+            self._fit_draft_share(work, seconds - decode)
+        elif work.drafts and self._forgiven:  # steps without drafts have taught the other weights
+            self._forgiven = False
+            error = agreed(seconds / decode - 1.0) * decode
+            self.draft = max(self.draft + error * _DRAFTS / work.drafts, 1e-6 * _DRAFTS)
+        else:
+            self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
+        self._count_equal_drafts(work.drafts)
+
+    def _fit_draft_share(self, work: StepWork, error: float) -> None:
+        # The prediction is right for steps with the usual drafts, and has to stay so. The time of a
+        # draft is therefore multiplied by (1 + turn), and the time of the other work is reduced.
+        usual = self.draft_seconds(self._usual_drafts)
+        turn = -self._draft_share(error / (usual - self.draft_seconds(work.drafts)))
+        self.draft *= 1.0 + turn
+        self.base = max(self.base - turn * usual, 1e-5)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
         # Short chunks say little about prompt throughput, so they have less weight. The first chunk
@@ -180,6 +215,27 @@ class CostModel:
             self.draft = max(self.draft + step * draft, 1e-6 * _DRAFTS)
         elif not self._drafted:
             self.draft = _FIRST_DRAFT * self.base * _DRAFTS
+
+    def forgive_drafts(self) -> None:
+        """Reduce the learned time of a draft a little, after a step left out likely drafts."""
+        least = min(self.draft, self.row / _ROWS * _DRAFTS)
+        self.draft = max(self.draft * _FORGIVING_DRAFT, least)
+        self._forgiven = True
+
+    @property
+    def most_drafts(self) -> int:
+        """The most drafts of the next step: fewer than usual if their time is to be measured."""
+        if self._forgiven:
+            return 1
+        return self._usual_drafts // 2 if self._equal_steps >= self._equal_limit else sys.maxsize
+
+    def _count_equal_drafts(self, drafts: int) -> None:
+        if self._equal_steps >= self._equal_limit or (drafts and drafts == self._usual_drafts):
+            self._equal_steps += 1
+        else:
+            self._usual_drafts, self._equal_steps = drafts, 0
+        if self._equal_steps >= self._equal_limit + _OTHER_STEPS:
+            self._equal_steps, self._equal_limit = 0, min(2 * self._equal_limit, _EQUAL_STEPS)
 
     def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:
         token, pair, score = work.tokens / _TOKENS, work.pairs / _PAIRS, work.scores / _SCORES
@@ -258,19 +314,20 @@ class _Agreed:
     median, because of delayed steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gain: float = _GAIN) -> None:
         self._before = 0.0
+        self._gain = gain
 
     def __call__(self, error: float) -> float:
         before, self._before = self._before, error
         if (error > 0.0) != (before > 0.0):
             return 0.0
-        return _damped(min(error, before, key=abs))
+        return _damped(min(error, before, key=abs), self._gain)
 
 
-def _damped(error: float) -> float:
+def _damped(error: float, gain: float = _GAIN) -> float:
     """Return the part of a relative error to correct in one step: less than the whole error."""
-    return _GAIN * min(error, _MOST_ERROR)
+    return gain * min(error, _MOST_ERROR)
 
 
 def rounded_chunk(start: int, count: int) -> int:

@@ -18,6 +18,9 @@ from cpuserve.core.ngram import NgramIndex, first_chances
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
 
+# A draft that is right this often is likely: it would pay if it took a quarter of the step.
+_LIKELY = 0.25
+
 
 @dataclass(slots=True)
 class DraftBudget:
@@ -27,6 +30,7 @@ class DraftBudget:
     took_s: seconds that the step is expected to take, with the drafts so far.
     draft_s: seconds that one more draft token adds to the step.
     spent: number of draft tokens in the step so far.
+    refused: whether a likely draft was left out because of its time.
     """
 
     tokens: int
@@ -35,12 +39,13 @@ class DraftBudget:
     took_s: float
     draft_s: float
     spent: int = 0
+    refused: bool = False
 
     @classmethod
     def after(cls, work: StepWork, cost: CostModel, tokens: int, target_s: float) -> DraftBudget:
         """Return the budget that the decode rows of `work` leave; target_s = 0: no time limit."""
         return cls(
-            tokens,
+            min(tokens, cost.most_drafts),
             seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
             given=work.rows,
             took_s=cost.decode_seconds(work.rows, work.keys),
@@ -50,6 +55,18 @@ class DraftBudget:
     def pays(self, chance: float) -> bool:
         """Whether a draft token that is right with this probability is worth its time."""
         return chance * self.took_s > self.given * self.draft_s
+
+    def begins(self, chance: float) -> bool:
+        """Whether the first draft token of a row is worth its time."""
+        pays = self.pays(chance)
+        self.refused |= chance >= _LIKELY and not pays
+        return pays
+
+    def close(self, cost: CostModel) -> int:
+        """Return the number of draft tokens in the step, after all rows have had their turn."""
+        if self.refused and not self.spent:
+            cost.forgive_drafts()
+        return self.spent
 
     def take(self, index: NgramIndex, most: int) -> int:
         """Take draft tokens of `index` that are worth their time; return how many of `most`."""
@@ -83,16 +100,11 @@ class Drafter:
         self._chances = first_chances()
 
     def extend_all(
-        self,
-        requests: Iterable[Request],
-        chunks: Iterable[SeqChunk],
-        work: StepWork,
-        budget: DraftBudget,
+        self, requests: Iterable[Request], chunks: Iterable[SeqChunk], budget: DraftBudget
     ) -> None:
         """Add draft tokens to the decode rows of a step, as far as `budget` and blocks suffice."""
         for request, chunk in zip(requests, chunks, strict=True):
             self.extend(request, chunk, budget)
-        work.drafts = budget.spent
 
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""
@@ -102,7 +114,7 @@ class Drafter:
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)
         request.ngrams.advance(ids)
-        if not budget.pays(request.ngrams.chance(0)):
+        if not budget.begins(request.ngrams.chance(0)):
             return
         drafts = self._guess(request, request.ngrams)
         if not drafts:

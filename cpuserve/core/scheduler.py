@@ -198,7 +198,8 @@ class Scheduler:
         if self.drafter is not None and self.work.rows and not self.work.tokens:
             tokens = self.max_num_batched_tokens - self.work.rows
             left = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
-            self.drafter.extend_all(self._batch_requests, self._batch, self.work, left)
+            self.drafter.extend_all(self._batch_requests, self._batch, left)
+            self.work.drafts = left.close(self.cost)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:

@@ -151,6 +151,71 @@ def test_cost_model_learns_what_a_draft_takes():
     assert cost.decode_seconds(1, 300) == pytest.approx(0.006, rel=0.1)
 
 
+def speculate(cost, steps, seconds, *, rows=4, chance=0.9, most=3):
+    """Run steps whose rows all have drafts of this chance; return the drafts of each step."""
+
+    class Index:
+        def chance(self, _place):
+            return chance
+
+    drafts = []
+    for _ in range(steps):
+        work = StepWork(rows=rows, keys=300 * rows)
+        budget = DraftBudget.after(work, cost, 64, 0.0)
+        for _ in range(rows):
+            if budget.begins(chance):
+                budget.take(Index(), most)
+        work.drafts = budget.close(cost)
+        drafts.append(work.drafts)
+        cost.observe(work, seconds(work))
+    return drafts
+
+
+def seconds_of(work):
+    return 0.008 + 0.0005 * work.rows + 0.0006 * work.drafts
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("slow_steps", [20, 200])
+def test_drafts_come_back_after_something_else_slowed_steps_down(rows, slow_steps):
+    cost = CostModel()
+    assert min(speculate(cost, 400, seconds_of, rows=rows)[-40:]) > 0
+    speculate(cost, slow_steps, lambda work: seconds_of(work) + 0.02 * bool(work.drafts), rows=rows)
+    after = speculate(cost, 1500, seconds_of, rows=rows)
+    assert sum(n > 0 for n in after[-300:]) > 250
+    assert cost.draft_seconds(1) == pytest.approx(0.0006, rel=0.5)
+
+
+def test_drafts_that_do_not_pay_are_hardly_ever_tried():
+    cost = CostModel()
+
+    def slow(work):
+        return 0.010 + 0.006 * work.drafts
+
+    drafts = speculate(cost, 4000, slow, rows=4)
+    # A step of 10 ms generates four tokens, so a draft of 6 ms would have to generate 2.4.
+    lost = 0.006 * sum(drafts[400:]) / (0.010 * 3600)
+    assert lost < 0.015
+
+
+def test_unlikely_drafts_do_not_change_the_price():
+    cost = CostModel()
+    before = cost.draft
+    budget = DraftBudget.after(StepWork(rows=4, keys=300), cost, 64, 0.0)
+    assert not budget.begins(0.01)
+    assert budget.close(cost) == 0
+    assert cost.draft == before
+
+
+def test_the_time_of_drafts_is_measured_although_all_steps_have_equally_many():
+    cost = CostModel()
+    drafts = speculate(cost, 4000, lambda work: 0.010 + 0.0005 * work.drafts, rows=1, chance=1.0)
+    assert set(drafts[-66:]) == {1, 3}
+    assert drafts[-66:].count(1) == 2
+    assert cost.draft_seconds(3) == pytest.approx(0.0015, rel=0.2)
+    assert cost.decode_seconds(1, 300) == pytest.approx(0.010, rel=0.05)
+
+
 # --- in the scheduler --------------------------------------------------------------------------
 
 
