@@ -15,7 +15,6 @@ from cpuserve.api.anthropic import router as messages
 from cpuserve.api.dialects import DIALECTS
 from cpuserve.api.errors.dialect import OPENAI
 from cpuserve.api.errors.http_errors import install_error_handlers
-from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.guards import (
     METRICS_PATHS,
     PUBLIC_PATHS,
@@ -26,6 +25,7 @@ from cpuserve.api.http.guards import (
     host_names,
 )
 from cpuserve.api.http.middleware import (
+    UNCOUNTED_PATHS,
     ConnectionClose,
     ModelLeases,
     RequestIds,
@@ -33,6 +33,7 @@ from cpuserve.api.http.middleware import (
     ResponseCounts,
     UnexpectedErrors,
 )
+from cpuserve.api.http.records import Records, records_of
 from cpuserve.api.llamacpp import adapters
 from cpuserve.api.llamacpp import server as llamacpp_server
 from cpuserve.api.llamacpp.completion import router as completion
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from cpuserve.api.callers.callers import Callers
+    from cpuserve.api.http.audit import Audit
     from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
@@ -104,7 +106,7 @@ def create_app(
     cors: Cors | None = None,
     admin_routes: bool = False,
     webui: bool = True,
-    access: AccessLog | None = None,
+    records: Records | None = None,
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
@@ -115,7 +117,7 @@ def create_app(
     cors: the CORS rules; None = web pages of other origins cannot read responses.
     admin_routes: serve the routes that change the state of the server.
     webui: serve the chat page to browsers.
-    access: which requests are logged; None = those that fail.
+    records: the logs of requests; None = the records of `state`.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
@@ -150,9 +152,22 @@ def create_app(
         _add_cors(app, cors)
     app.add_middleware(RequestLine)
     counts = ResponseCounts(state.http, app.state.paths)
-    app.add_middleware(RequestIds, counts=counts, access=access or AccessLog())
+    state.records = records or state.records or Records()
+    _add_audit(app, state.records.audit, counts)
+    app.add_middleware(RequestIds, counts=counts, records=state.records)
     app.add_middleware(ConnectionClose, state=state)
     return app
+
+
+def _add_audit(app: FastAPI, audit: Audit | None, counts: ResponseCounts) -> None:
+    if audit is None:
+        return
+    from cpuserve.api.http.audit import Audited
+
+    def covers(path: str) -> bool:
+        return path not in UNCOUNTED_PATHS
+
+    app.add_middleware(Audited, audit=audit, covers=covers, shown=counts.shown)
 
 
 def _add_cors(app: FastAPI, cors: Cors) -> None:
@@ -177,7 +192,11 @@ def _shown_headers() -> Iterator[str]:
 
 
 def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
-    """Return the app that the server options describe, with the callers of `state`."""
+    """Return the app that the server options describe, with the callers of `state`.
+
+    Raises:
+      ConfigError: see records_of.
+    """
     cors = None
     if options.allowed_origins:
         lists = options.allowed_origins, options.allowed_methods, options.allowed_headers
@@ -190,7 +209,7 @@ def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
         cors=cors,
         admin_routes=options.admin_routes,
         webui=options.webui,
-        access=AccessLog(options.access_log, options.access_log_format == "json"),
+        records=records_of(options),
     )
 
 

@@ -162,13 +162,16 @@ async def _run(
     client = start_engines(prepared.resolved, show)
     try:
         front_end = _front_end(client, prepared, server)
-        limits = front_end.context.limits
-        longest = limits.max_body_bytes
-        done = output.begin(lines, longest)
-        await front_end.load()
-        progress.close()
-        await _run_lines(front_end, lines, output, longest, done)
-        output.tell()
+        try:
+            limits = front_end.context.limits
+            longest = limits.max_body_bytes
+            done = output.begin(lines, longest)
+            await front_end.load()
+            progress.close()
+            await _run_lines(front_end, lines, output, longest, done)
+            output.tell()
+        finally:
+            await asyncio.to_thread(front_end.state.records.close)
     except BaseException:
         client.kill()
         raise

@@ -266,6 +266,36 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="FORMAT",
         ),
     ] = "text"
+    audit: Annotated[
+        str | None,
+        _option(
+            "File that gets a line about each request before its response ends: the "
+            "line of the access log as JSON, with a fingerprint of the model and its settings, and "
+            "SHA-256 digests of the bodies of request and response. It has no text of prompts.",
+            default="none",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    audit_bytes: Annotated[
+        int,
+        _option(
+            "Size at which the audit file is renamed after the time, and a new one begins: bytes "
+            "or a unit (256MiB). No file is ever deleted.",
+            kind="size",
+            check=at_least(1 << 16, 2**50),
+            metavar="SIZE",
+        ),
+    ] = 256 << 20
+    audit_on_failure: Annotated[
+        str,
+        _option(
+            "While the audit file cannot be written: refuse (requests get 503), or log (requests "
+            "are served, and their lines are in the log, as unaudited).",
+            choices=("refuse", "log"),
+            metavar="WHAT",
+        ),
+    ] = "refuse"
     max_num_queued_reqs: Annotated[
         int,
         _option(

@@ -89,7 +89,7 @@ class PromptBudget:
     ) -> PromptBudget:
         """Return the budget of a step for `prompts`, with a time limit if streams wait for it.
 
-        tokens: the tokens that the step has left beside the decode rows, which `work` describes.
+        tokens: the tokens that the step has left besides the decode rows, which `work` describes.
         target: the longest time of a step with decode rows in seconds, 0 = no limit.
         """
         if target and not work.rows:

@@ -54,7 +54,7 @@ _FIRST_EQUAL, _EQUAL_STEPS, _OTHER_STEPS = 4, 64, 2
 _SHARE_GAIN = 0.8
 # Drafts that cost too much are not tried, so a price that slow steps raised would stay for ever. It
 # falls by this factor in each step that leaves out likely drafts: by a third in 80 steps. A draft
-# is a row of the step, so its price does not fall below that of a decode row.
+# is a row of the step, so its price does not fall below the price of a decode row.
 _FORGIVING_DRAFT = 0.995
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8

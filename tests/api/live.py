@@ -131,3 +131,4 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
                 batches.cancel()
                 await asyncio.wait((batches,))
                 state.batches.directory.close()
+            await asyncio.to_thread(state.records.close)

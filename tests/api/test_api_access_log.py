@@ -10,6 +10,7 @@ import re
 import pytest
 
 from cpuserve.api.http.access_log import AccessLog
+from cpuserve.api.http.records import Records
 from cpuserve.api.http.server import make_server
 from cpuserve.config.server import ServerOptions
 from cpuserve.engine.ipc import Output
@@ -66,12 +67,12 @@ def tokens_of(path, body):
 @pytest.mark.parametrize("path", GENERATING)
 def test_a_response_is_one_line_with_its_tokens(written, path):
     body = {**GENERATING[path], "stream": False}
-    answer = Api(access=AccessLog("all")).post(path, **body)
+    answer = Api(records=Records(AccessLog("all"))).post(path, **body)
     (line,) = written()
     found = read(line)
     assert (found["path"], found["outcome"]) == (path, "200")
     assert (int(found["prompt"]), int(found["done"])) == tokens_of(path, answer.json())
-    answer = Api(access=AccessLog("all", as_json=True)).post(path, **body)
+    answer = Api(records=Records(AccessLog("all", as_json=True))).post(path, **body)
     (line,) = written()
     told = json.loads(line)
     assert (told["route"], told["status"], told["outcome"]) == (path, 200, "200")
@@ -85,7 +86,7 @@ def test_a_response_is_one_line_with_its_tokens(written, path):
 @pytest.mark.parametrize("path", GENERATING)
 def test_a_stream_is_one_line(written, path):
     body = {**GENERATING[path], "stream": True}
-    assert Api(access=AccessLog("all")).post(path, **body).status_code == 200
+    assert Api(records=Records(AccessLog("all"))).post(path, **body).status_code == 200
     (line,) = written()
     assert int(read(line)["done"]) > 0
 
@@ -100,7 +101,7 @@ def in_pairs(engine, number, prompt, params):
 @pytest.mark.parametrize("has_drafts", [True, False])
 def test_a_line_has_the_drafts_that_the_model_accepted(written, has_drafts):
     for as_json in (False, True):
-        api = Api(in_pairs, access=AccessLog("all", as_json=as_json))
+        api = Api(in_pairs, records=Records(AccessLog("all", as_json=as_json)))
         api.context.metrics.drafts = has_drafts
         api.complete(max_tokens=5)
     text, told = written()
@@ -109,7 +110,7 @@ def test_a_line_has_the_drafts_that_the_model_accepted(written, has_drafts):
 
 
 def test_a_beam_search_has_times_and_an_end(written):
-    api = Api(access=AccessLog("all", as_json=True))
+    api = Api(records=Records(AccessLog("all", as_json=True)))
     assert api.complete(use_beam_search=True, n=2, max_tokens=2).status_code == 200
     told = json.loads(*written())
     assert 0 <= told["queue_s"] <= told["first_token_s"] <= told["total_s"]
@@ -117,7 +118,7 @@ def test_a_beam_search_has_times_and_an_end(written):
 
 
 def test_a_line_of_questions_that_share_a_beginning_says_why_they_ended(written):
-    api = Api(access=AccessLog("all", as_json=True))
+    api = Api(records=Records(AccessLog("all", as_json=True)))
     prompt = list(range(40))
     assert api.complete(prompt=[[*prompt, 1], [*prompt, 2]], max_tokens=2).status_code == 200
     told = json.loads(*written())
@@ -128,7 +129,7 @@ def test_a_line_of_questions_that_share_a_beginning_says_why_they_ended(written)
 def test_which_requests_have_a_line(written):
     paths = {"/health": 200, "/metrics": 200, "/v1/models": 200, "/nowhere": 404}
     for which, expected in {"errors": ["/nowhere"], "all": [*paths], "off": []}.items():
-        api = Api(access=AccessLog(which))
+        api = Api(records=Records(AccessLog(which)))
         for path, status in paths.items():
             assert api.get(path).status_code == status
         assert [read(line)["path"] for line in written()] == expected
@@ -136,7 +137,7 @@ def test_which_requests_have_a_line(written):
 
 def test_lines_about_all_requests_do_not_depend_on_the_level(written):
     logging.getLogger("cpuserve.requests").setLevel("ERROR")
-    Api(access=AccessLog("all")).get("/health")
+    Api(records=Records(AccessLog("all"))).get("/health")
     assert len(written()) == 1
 
 
@@ -181,7 +182,7 @@ async def answer(app, method, path, headers, body=b""):
 @pytest.mark.parametrize("count", deep_but([200], [200, 10_000]))
 @pytest.mark.parametrize("as_json", [False, True])
 def test_hostile_ids_names_and_paths_forge_no_line(written, as_json, count):
-    app = Api(access=AccessLog("all", as_json=as_json)).app
+    app = Api(records=Records(AccessLog("all", as_json=as_json))).app
 
     async def main():
         for seed in range(count):
@@ -205,7 +206,7 @@ def test_hostile_ids_names_and_paths_forge_no_line(written, as_json, count):
 
 @pytest.mark.parametrize("count", deep_but([500], [500, 20_000]))
 def test_no_line_is_left_out(written, count):
-    app = Api(access=AccessLog("all", as_json=True)).app
+    app = Api(records=Records(AccessLog("all", as_json=True))).app
     head = [(b"content-type", b"application/json"), (b"host", b"a")]
 
     async def one(number):

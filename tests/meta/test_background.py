@@ -14,7 +14,7 @@ ELSEWHERE = {
     "those of one client, which it drops",
     "api/openai/responses/recording.py:_in_background": "_Background.run makes an error a part "
     "of the stored response, and settle() ends it in every case",
-    "api/response/stream.py:_run": "the pings of a stream end with the stream",
+    "api/response/stream.py:_send_events": "the pings of a stream end with the stream",
     "bench/driver.py:run_open": "the load generator is no server",
     "serving/models/registry.py:_loaded": "the requests that wait for the model get its error, "
     "_load logs it, and the next request loads again",

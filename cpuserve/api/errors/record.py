@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import Any
 
     from cpuserve.serving.generation.report import GenerationReport
@@ -26,6 +26,12 @@ class RequestRecord:
     error: the error of a request that failed; a stream may fail after it has sent status 200.
     failure: (status, code) of that error.
     report: a function that returns the tokens and times of the generation so far.
+    begun, read: when the request arrived, and when its body had been read (time.monotonic();
+      0.0 = not yet, or there is none).
+    ends_later: whether work goes on after the HTTP response, and calls `end` itself.
+    at_end: functions that write about the request when it has ended.
+    audited: writes the audit line of such work before its result can be read,
+      and gets the result; None = there is no audit log.
     """
 
     request_id: str = ""
@@ -36,6 +42,21 @@ class RequestRecord:
     gone: bool = False
     report: Callable[[], GenerationReport] | None = None
     begun: float = field(default_factory=time.monotonic)
+    read: float = 0.0
+    ends_later: bool = False
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    audited: Callable[[bytes], Awaitable[None]] | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Store an error with its status and code."""
+        shown = error if isinstance(error, RequestError) else RequestError("")
+        self.error, self.failure = error, (shown.status, shown.code)
+
+    def end(self) -> None:
+        """Call the functions in `at_end`, each of them once."""
+        while self.at_end:
+            self.at_end.pop()()
+        self.audited = None
 
     @property
     def failed(self) -> bool:
@@ -56,7 +77,6 @@ class RequestRecord:
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
     """Store an error with its status and code in the log record of the request of `scope`."""
-    record = scope.get(RECORD)
+    record: RequestRecord | None = scope.get(RECORD)
     if record is not None:
-        shown = error if isinstance(error, RequestError) else RequestError("")
-        record.error, record.failure = error, (shown.status, shown.code)
+        record.fail(error)

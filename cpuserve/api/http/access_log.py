@@ -55,13 +55,19 @@ class AccessLog:
         if self.which == "off" or (self.which == "errors" and not record.failed):
             return
         status = max(record.status, record.failure[0] if record.failure else 0)
-        method, path = quote(method[:_MAX_SHOWN]), quote(path[:_MAX_SHOWN], _PATH_CHARS)
-        show = _json if self.as_json else _text
-        self._send(status, show(record, method, path, caller))
+        if self.as_json:
+            line = json.dumps(facts_of(record, method, path, caller))
+        else:
+            line = _text(record, *_quoted(method, path), caller)
+        self._send(status, line)
 
     def _send(self, status: int, line: str) -> None:
         extra = UNLIMITED if self.which == "all" else _limit(status)
         log.log(_level(status), "%s", line, extra={**extra, **(AS_IT_IS if self.as_json else {})})
+
+
+def _quoted(method: str, path: str) -> tuple[str, str]:
+    return quote(method[:_MAX_SHOWN]), quote(path[:_MAX_SHOWN], _PATH_CHARS)
 
 
 def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
@@ -85,7 +91,9 @@ def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
     )
 
 
-def _json(record: RequestRecord, method: str, path: str, caller: str) -> str:
+def facts_of(record: RequestRecord, method: str, path: str, caller: str) -> dict[str, object]:
+    """Return the members of a line about a request; for the arguments see AccessLog.write."""
+    method, path = _quoted(method, path)
     line: dict[str, object] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "id": record.request_id,
@@ -111,7 +119,7 @@ def _json(record: RequestRecord, method: str, path: str, caller: str) -> str:
             "first_token_s": found.first_s and round(found.first_s, 6),
             "end": list(found.reasons),
         }
-    return json.dumps(line)
+    return line
 
 
 def _limit(status: int) -> dict[str, object]:

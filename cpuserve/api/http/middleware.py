@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cpuserve.api.dialects import dialect_of
@@ -19,7 +20,6 @@ from cpuserve.api.errors.http_errors import (
     settle_failure,
 )
 from cpuserve.api.errors.record import RECORD, RequestRecord
-from cpuserve.api.http.access_log import AccessLog
 from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.context import LEASES
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from cpuserve.api.http.records import Records
     from cpuserve.api.request.state import ServerState
     from cpuserve.metrics.http import HttpMetrics
     from cpuserve.serving.models.registry import Lease
@@ -164,7 +165,7 @@ class UnexpectedErrors:
 
 
 # Monitors request these paths all the time; vLLM does not count them either.
-_UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
+UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _MAX_HEADER_FIELDS = 128
@@ -184,7 +185,7 @@ class ResponseCounts:
 
     def add(self, scope: Scope, status: int) -> None:
         """Count a response with this status to the request of `scope`."""
-        if scope["path"] in _UNCOUNTED_PATHS:
+        if scope["path"] in UNCOUNTED_PATHS:
             return
         # Clients may send any path and method, and each different one would add a metrics series.
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -195,6 +196,11 @@ class ResponseCounts:
         path: str = scope["path"]
         template = getattr(scope.get("route"), "path", None)
         return template or (path if path in self._paths else "none")
+
+    def shown(self, scope: Scope) -> str:
+        """Return the path of the request as log lines have it: its route, else the path itself."""
+        route = self.route(scope)
+        return str(scope["path"]) if route == "none" else route
 
 
 class RequestIds:
@@ -207,10 +213,10 @@ class RequestIds:
     of a stream passes every wrapper. At its end, the access log gets the request.
     """
 
-    def __init__(self, app: ASGIApp, counts: ResponseCounts, access: AccessLog) -> None:
+    def __init__(self, app: ASGIApp, counts: ResponseCounts, records: Records) -> None:
         self._app = app
         self._counts = counts
-        self._access = access
+        self._records = records
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app with a request id, and count and log its response."""
@@ -239,10 +245,12 @@ class RequestIds:
                 self._counts.add(scope, record.status)
             await send(message)
 
+        record.at_end.append(partial(self._log, scope, record))
         try:
             await self._checked(scope, receive, send_with_id)
         finally:
-            self._log(scope, record)
+            if not record.ends_later:
+                record.end()
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
@@ -252,9 +260,8 @@ class RequestIds:
         await self._app(scope, receive, send)
 
     def _log(self, scope: Scope, record: RequestRecord) -> None:
-        path = scope["path"]
-        if self._access.which != "all" and record.status == 503 and path in PUBLIC_PATHS:
-            return  # load balancers poll this path, and the log has the reason already
-        route = self._counts.route(scope)
-        shown = path if route == "none" else route
-        self._access.write(record, scope["method"], shown, scope[CALLER].name)
+        access = self._records.access
+        if access.which == "all" or record.status != 503 or scope["path"] not in PUBLIC_PATHS:
+            # Load balancers poll public paths, and the log has the reason of a 503 already.
+            caller = scope[CALLER].name
+            access.write(record, scope["method"], self._counts.shown(scope), caller)

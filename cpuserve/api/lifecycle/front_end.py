@@ -17,7 +17,7 @@ from cpuserve.api.batches.start import batch_service
 from cpuserve.api.callers.callers import Callers
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
-from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.model_context import files_fingerprint, load_texts, make_context
 from cpuserve.api.lifecycle.service_manager import ServiceManager
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.request.sealed import Seal
@@ -197,6 +197,9 @@ class FrontEnd:
         # The engine takes longer to load than the tokenizer, so this call delays no response.
         gc.freeze()
         loaded = await asyncio.to_thread(load_texts, self._config)
+        if self._options.audit is not None:
+            found = await asyncio.to_thread(files_fingerprint, self._config)
+            self.context.files_fingerprint = found
         gc.collect()
         gc.freeze()
         return loaded
@@ -267,6 +270,7 @@ class FrontEnd:
             self._server.force_exit = True
             http.cancel()
             await asyncio.wait((http,), timeout=_FLUSH_S)
+        await asyncio.to_thread(self.state.records.close)
 
     def _take_signals(self) -> None:
         """Handle signals: the first drains, the second ends running requests, the third exits.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
@@ -29,6 +33,19 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 log = get_logger("serve")
+
+# Settings that can change a response, besides SETTINGS in engine/offload.py.
+_SETTINGS = (
+    "model",
+    "max_model_len",
+    "seed",
+    "default_sampling",
+    "control_tokens_in_messages",
+    "tool_call_parser",
+    "reasoning_parser",
+    "pooling",
+    "adapters",
+)
 
 
 def make_context(
@@ -111,6 +128,25 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     if not generates:
         return tokenizer, template, NO_TEMPLATE
     return tokenizer, template, learn_format(template, *parsers_of(config))
+
+
+def files_fingerprint(config: EngineConfig) -> str:
+    """Return 64 hexadecimal digits that differ if the files or the settings of a model differ.
+
+    This reads samples of the model's files. Where and how fast the model computes does not count.
+    """
+    from cpuserve.engine.offload import fingerprint
+
+    template = config.chat_template
+    facts = {
+        "engine": fingerprint(config, ()).hex(),
+        "template": Path(template).read_text(encoding="utf-8", errors="replace")
+        if template is not None and Path(template).is_file()
+        else template,
+        "adapters": [msgspec.to_builtins(file) for file in config.sources if config.adapters],
+        **{name: getattr(config, name) for name in _SETTINGS},
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:

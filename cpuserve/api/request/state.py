@@ -46,7 +46,8 @@ class ServerState:
     cpu: the CpuView of /v1/cpu; None = there is none.
     batches: the BatchService (batches/start.py); None = the server has no --files-dir.
     created: the CreatedModels (ollama/created/store.py); None = the server has no --models-dir.
-      Their types are Any here, because the folders of these three are above this one.
+    records: the Records (http/records.py): the logs of requests; None = not chosen yet.
+      Their types are Any here, because the folders of these four are above this one.
     """
 
     models: ModelRegistry
@@ -61,6 +62,7 @@ class ServerState:
     seal: Seal = field(default_factory=Seal)
     batches: Any = None
     created: Any = None
+    records: Any = None
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,10 @@ class ServerState:
         context, reason = self.context, self.unavailable()
         if self.draining or self.stopping:
             return "draining", reason or "The server is shutting down: send requests elsewhere"
+        if reason is None and self.records is not None:
+            reason = self.records.unhealthy()
+            if reason is not None:
+                return "failed", reason
         if reason is None:
             reason = DAMAGED if context.client.stats.damaged else self.models.trouble
             return None if reason is None else ("failed", reason)

@@ -13,6 +13,7 @@ from cpuserve.api.errors.http_errors import settle_failure
 from cpuserve.api.errors.record import RECORD
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.response.direct_body import DIRECT_BODY
+from cpuserve.errors import NotServing
 from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:
@@ -61,8 +62,15 @@ async def _gone(receive: Receive) -> None:
 
 
 def _report_by(report: Callable[[], GenerationReport] | None, scope: Scope) -> None:
-    if RECORD in scope:
+    if RECORD in scope and report is not None:
         scope[RECORD].report = report
+
+
+class LastFrame(bytes):
+    """The last bytes that a generator of events yields; they are sent as the end of the body.
+
+    So that whoever watches the end of a response, as the audit log does, sees it before the client.
+    """
 
 
 class JsonResult(Response):
@@ -127,17 +135,10 @@ class EventStream(Response):
         await until_gone(receive, self._run(writer, scope))
 
     async def _run(self, writer: _Writer, scope: Scope) -> None:
-        pings: asyncio.Task[None] | None = None
+        last = b""
         async with aclosing(self._events) as events:
             try:
-                await writer.write(await self._first(events, writer))
-                write = writer.body.write if writer.body is not None else writer.write
-                pings = asyncio.ensure_future(self._ping(write))
-                async for event in events:
-                    self._writing = True
-                    await write(event)
-                    self._writing = False
-                    self._num_written += 1
+                last = await self._send_events(events, writer)
             except CANCELLATIONS:
                 raise
             except BaseException as error:
@@ -145,10 +146,31 @@ class EventStream(Response):
                     raise
                 settle_failure(error, scope)
                 await writer.write(self._failed(error))
-            finally:
-                if pings is not None:
-                    pings.cancel()
-        await writer.end(self._form.done)
+        try:
+            await writer.end(last + self._form.done)
+        except NotServing as error:  # the end must not be sent, because it cannot be audited
+            settle_failure(error, scope)
+            await writer.end(self._failed(error) + self._form.done)
+
+    async def _send_events(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
+        """Send all events except a LastFrame, which is returned, or b""."""
+        first = await self._first(events, writer)
+        if isinstance(first, LastFrame):
+            return first
+        await writer.write(first)
+        write = writer.body.write if writer.body is not None else writer.write
+        pings = asyncio.ensure_future(self._ping(write))
+        try:
+            async for event in events:
+                if isinstance(event, LastFrame):
+                    return event
+                self._writing = True
+                await write(event)
+                self._writing = False
+                self._num_written += 1
+        finally:
+            pings.cancel()
+        return b""
 
     async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write a ping if nothing was written for `silent_s` seconds, checked at that interval."""
@@ -199,14 +221,18 @@ class _Writer:
 
     async def write(self, data: bytes) -> None:
         """Send `data`; wait while the write buffer is full."""
-        if not self.started:
-            self.started = True
-            more = [(name.encode(), value.encode()) for name, value in self._further().items()]
-            headers = [*self._headers, *more]
-            start = {"type": "http.response.start", "status": 200, "headers": headers}
-            await self._send(start)
+        await self._begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:
         """Send `data` as the final piece of the body."""
+        await self._begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _begin(self) -> None:
+        if self.started:
+            return
+        self.started = True
+        more = [(name.encode(), value.encode()) for name, value in self._further().items()]
+        headers = [*self._headers, *more]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})

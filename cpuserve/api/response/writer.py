@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Response
 
 from cpuserve.api.response.cache_miss import cache_headers
-from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
+from cpuserve.api.response.stream import EventStream, JsonResult, LastFrame, StreamFormat
 from cpuserve.serving.calls.events import (
     Event,
     PromptScores,
@@ -93,5 +93,7 @@ async def _frames(
                 frames = writer.frames(events)
             if ended is not None and isinstance(events[-1], TokenUsage):
                 ended()
-            if frames:
+            if len(events) == 1 and isinstance(first, TokenUsage):  # the end of Generation.events
+                yield LastFrame(frames)
+            elif frames:
                 yield frames

@@ -34,6 +34,7 @@ class GenerationReport:
     model: the first name of the model that serves it.
     reasons: why the sequences ended, each reason once.
     accepted: draft tokens that the model accepted; None = the model has no drafts.
+    fingerprint: of the model's files and settings; "" = it was not computed.
     """
 
     usage: TokenUsage
@@ -42,6 +43,7 @@ class GenerationReport:
     times: Times
     reasons: tuple[str, ...]
     accepted: int | None
+    fingerprint: str
 
     @property
     def queue_s(self) -> float | None:
@@ -76,4 +78,5 @@ def report_of(generation: Generation) -> GenerationReport:
         sum(each.accepted_tokens for each in generation.shown_sequences)
         if generation.context.metrics.drafts
         else None,
+        generation.context.files_fingerprint,
     )

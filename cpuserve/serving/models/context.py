@@ -66,6 +66,7 @@ class ModelContext:
     details: facts about the model's files.
     recent: the prompts of the last requests; None = prefixes are not cached.
     preset: the texts and parameters of a created model.
+    files_fingerprint: differs if the model's files or settings differ; "" = not computed.
     """
 
     client: EngineClient
@@ -102,6 +103,7 @@ class ModelContext:
     pairs: PairEncoder | None = None
     recent: RecentPrompts | None = None
     preset: Preset | None = None
+    files_fingerprint: str = ""
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)
 

@@ -115,7 +115,7 @@ _FAMILIES |= {
     "openai": HARMONY,
     "qwen3_xml": QWEN3_CODER,
 }
-# Formats, and expressions for the texts with which a prompt asks for them.
+# Formats, and expressions for the texts that ask for them in a prompt.
 _ASKED: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter=")),
     (HERMES, (r"<tool_call>\s*\{+\s*[\"']?(name|arguments)\b",)),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import Response
 
 from cpuserve.api.errors.error_json import public_message
+from cpuserve.api.errors.record import RequestRecord
 from cpuserve.api.openai.responses.stored_response import StoredResponse, output_items
 from cpuserve.api.openai.responses.writer import ResponseWriter
 from cpuserve.api.response.stream import EventStream
 from cpuserve.api.response.writer import respond
 from cpuserve.errors import RequestError
 from cpuserve.log import get_logger
+from cpuserve.serving.generation.report import report_of
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -128,6 +131,9 @@ def _in_background(
     leases = list(request.leases)
     request.leases.clear()
     work = _Background(request, generation, writer, recording)
+    if request.record is not None:
+        request.record.report = partial(report_of, generation)
+        request.record.ends_later = True
     entry.work = asyncio.create_task(work.run())
     entry.work.add_done_callback(lambda _: work.settle(leases))
     return stream_of(entry, request.context.limits.silent_s) if turn.body.stream else sent(entry)
@@ -149,6 +155,7 @@ class _Background:
         self._generation = generation
         self._writer = writer
         self._recording = recording
+        self._record = request.record or RequestRecord()
 
     async def run(self) -> None:
         """Store all SSE frames of the response; an error becomes a part of the response."""
@@ -160,6 +167,8 @@ class _Background:
                         entry.show(store, writer.begun)
                     written = writer.frames(events)
                     if writer.final is not None:
+                        if self._record.audited is not None:
+                            await self._record.audited(msgspec.json.encode(writer.final))
                         self._recording.end()
                     entry.add_frames(store, written)
         except asyncio.CancelledError:
@@ -181,11 +190,13 @@ class _Background:
             entry.running = False
             entry.tell()
             self._recording.release()
+            self._record.end()
             for lease in leases:
                 lease.release()
 
     def _fail(self, error: Exception) -> None:
         """Store the failed response; if the store has no room for it, remove the response."""
+        self._record.fail(error)
         log.warning("background response %s failed: %s", self._entry.id, error)
         entry = self._entry
         try:
