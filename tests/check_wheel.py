@@ -6,13 +6,14 @@ usage: python tests/check_wheel.py [--local] WHEEL...
 
 A wheel may have 12 MB, must be for any Linux of its C library or for macOS (not only for the
 machine that built it; --local permits that), and contains the package, one native extension for
-its own architecture and Python, and the libraries that the repair tool has copied. The installed
-package must have the kernels of every ISA level of this architecture.
+its own architecture and Python, a bill of materials, and the libraries that the repair tool has
+copied. The installed package must have the kernels of every ISA level of this architecture.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import zipfile
@@ -21,6 +22,7 @@ from pathlib import Path
 MOST_BYTES = 12_000_000
 E_MACHINE = {"x86_64": 62, "aarch64": 183}
 NAME = re.compile(r"cpuserve-[^-]+-(?P<python>cp3\d+)-(?P=python)-(?P<platform>\S+)\.whl")
+BILL = re.compile(r"cpuserve-[^/-]+\.dist-info/sboms/cpuserve\.cdx\.json")
 PLATFORM = re.compile(r"(manylinux|macosx)_\d+_\d+_(?P<arch>x86_64|aarch64|arm64)")
 LOCAL = re.compile(r"linux_(?P<arch>x86_64|aarch64)")
 
@@ -64,16 +66,32 @@ def _contents(wheel: Path, arch: str, python: str) -> list[str]:
         names = archive.namelist()
         extensions = [n for n in names if re.fullmatch(r"cpuserve/_C\..*so", n)]
         heads = [archive.read(name)[:20] for name in extensions]
+        bills = [archive.read(name) for name in names if BILL.fullmatch(name)]
     expected = re.compile(r"cpuserve/|cpuserve\.libs/|cpuserve-[^/-]+\.dist-info/")
     faults = [f"unexpected file {name}" for name in names if not expected.match(name)]
     wanted = ("cpuserve/py.typed", "cpuserve/_C.pyi", "cpuserve/__main__.py")
     faults += [f"{name} is missing" for name in wanted if name not in names]
+    faults += _bill(bills)
     system = "darwin" if arch == "arm64" else f"{arch}-linux-gnu"
     if extensions != [f"cpuserve/_C.cpython-{python}-{system}.so"]:  # what that Python loads
         return [*faults, f"not one extension for Python {python} and {arch}: {extensions}"]
     if arch in E_MACHINE and int.from_bytes(heads[0][18:20], "little") != E_MACHINE[arch]:
         faults.append(f"the extension is not for {arch}")
     return faults
+
+
+def _bill(bills: list[bytes]) -> list[str]:
+    """Return what is wrong with the bill of materials of a wheel (tests/sbom.py)."""
+    if len(bills) != 1:
+        return ["the bill of materials is missing"]
+    try:
+        found = json.loads(bills[0])
+        named = [each["name"] for each in found["components"]]
+    except (ValueError, KeyError, TypeError):
+        return ["the bill of materials is no CycloneDX JSON"]
+    if b"@CMAKE" in bills[0] or b"_VERSION@" in bills[0] or "pybind11" not in named:
+        return ["the bill of materials lacks versions of the build"]
+    return []
 
 
 def faults_installed() -> list[str]:

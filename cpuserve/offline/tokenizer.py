@@ -197,7 +197,7 @@ class OfflineTokenizer:
     ) -> Any:
         """Return the prompt of a conversation as token ids, or with tokenize=False as text.
 
-        A list of conversations gives a list of prompts.
+        For a list of conversations, the result is a list of prompts.
         return_dict: return {"input_ids", "attention_mask"} instead of token ids.
         kwargs: variables of the template, such as enable_thinking.
 

@@ -1,11 +1,13 @@
 """What a wheel and the source distribution contain, and the workflow that releases them."""
 
+import json
 import re
 import subprocess
 import sys
 import tarfile
 import zipfile
 import zlib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from tests.check_wheel import MOST_BYTES, faults_installed, faults_of
 from tests.helpers.skips import in_ci
 from tests.in_wheel import OFFLINE, check_sdist
 from tests.meta.test_build import CMAKE, PROGRAMS
+from tests.sbom import TEMPLATE, bill, text
 
 ROOT = Path(__file__).parents[2]
 NAME = "cpuserve-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 EXTENSION = "cpuserve/_C.cpython-311-x86_64-linux-gnu.so"
+BILL = "cpuserve-0.1.0.dist-info/sboms/cpuserve.cdx.json"
 ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"  # for x86-64
 FILES = {
     EXTENSION: ELF,
@@ -28,6 +32,8 @@ FILES = {
     "cpuserve/__main__.py": b"",
     "cpuserve.libs/libgomp-0123.so.1": b"",
     "cpuserve-0.1.0.dist-info/RECORD": b"",
+    BILL: b'{"components": [{"name": "pybind11", "version": "3.0"}]}',
+    "cpuserve-0.1.0.dist-info/sboms/auditwheel.cdx.json": b"",
 }
 
 
@@ -68,6 +74,9 @@ def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
         (NAME, {"cpuserve/py.typed": None}, "cpuserve/py.typed is missing"),
         (NAME, {"tests/x.py": b""}, "unexpected file tests/x.py"),
         (NAME, {"cpuserve/large": bytes(MOST_BYTES)}, "more than"),
+        (NAME, {BILL: None}, "the bill of materials is missing"),
+        (NAME, {BILL: b"[]"}, "no CycloneDX JSON"),
+        (NAME, {BILL: TEMPLATE.read_bytes()}, "lacks versions of the build"),
     ],
     ids=[
         "name",
@@ -81,6 +90,9 @@ def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
         "missing",
         "more",
         "large",
+        "no_bill",
+        "odd_bill",
+        "template",
     ],
 )
 def test_a_fault_of_a_wheel_is_found(tmp_path, name, changed, fault):
@@ -142,6 +154,7 @@ def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
             f"-DCMAKE_MAKE_PROGRAM={PROGRAMS['ninja']}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11}",
+            f"-DSKBUILD_METADATA_DIR={tmp_path / 'metadata'}",
         ],
         capture_output=True,
         text=True,
@@ -150,6 +163,19 @@ def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
     assert done.returncode == 0, done.stderr
     ninja = (tmp_path / "build/build.ninja").read_text()
     assert all(f"/isa/{level}.cpp" in ninja for level in _C.compiled_isa_levels())
+    only = ("--component", "sbom")
+    subprocess.run([CMAKE, "--install", tmp_path / "build", *only], check=True, capture_output=True)
+    made = (tmp_path / "metadata/sboms/cpuserve.cdx.json").read_bytes()
+    assert faults_of(wheel(tmp_path, **{BILL: made})) == []
+    assert json.loads(made)["components"][0]["version"] == metadata.version("pybind11")
+
+
+def test_the_bill_of_materials_has_every_dependency():
+    assert TEMPLATE.read_text() == text(), "python tests/sbom.py > cmake/sbom.cdx.json.in"
+    named = {each["name"] for each in bill()["components"]}
+    needed = [line for line in metadata.requires("cpuserve") if "extra ==" not in line]
+    assert {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in needed} <= named
+    assert len(bill()["dependencies"][0]["dependsOn"]) == len(named) > 10
 
 
 # -- the release ----------------------------------------------------------------------------------
@@ -174,6 +200,14 @@ def test_what_is_published_gets_a_signed_record_of_its_origin(release, name):
     assert job["permissions"]["id-token"] == job["permissions"]["attestations"] == "write"
     assert any("attest-build-provenance" in step.get("uses", "") for step in job["steps"])
     assert "wheels" in job["needs"]
+
+
+@pytest.mark.parametrize("name", ["publish", "image"])
+def test_nothing_is_published_with_a_known_vulnerability_of_a_dependency(release, name):
+    assert "audit" in release["jobs"][name]["needs"]
+    checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    for jobs in (release["jobs"], checks["jobs"]):
+        assert "pip-audit --strict ." in jobs["audit"]["steps"][-1]["run"]
 
 
 def test_only_the_jobs_that_publish_may_write(release):
