@@ -35,8 +35,9 @@ from tests.helpers.patience import PATIENCE_S, until
 
 CONTEXT = 4096
 MOST_CHARS = 2000  # of the message of an error
-# Statuses above 500 that are no faults of the server: what it does not offer, or not now.
-REFUSALS = (501, 503)
+# Statuses above 500 that are no faults of the server: what it does not offer, not now, or not
+# within the timeout of the request.
+REFUSALS = (501, 503, 504)
 SECRETS = re.compile(rb"Traceback|/cpuserve/|\.py\b|object at 0x")
 JSON = "application/json"
 TEXTS = (ANSWER, "", *(written for _, written in MODELS.values()))

@@ -1,6 +1,6 @@
 """Keeps a real server busy for minutes, and measures whether its processes grow.
 
-    python -m tests.soak.driver [MODEL] --seconds 1800 [--clients 6] [--seed 0]
+    python -m tests.soak.driver [MODEL] --seconds 1800 [--clients 6] [--seed 0] [-- OPTION...]
 
 Clients do what clients.py has, at once, to a server on the loopback interface. Before and after,
 the server is idle, and what its processes have is compared: descriptors, threads, processes, shared
@@ -29,6 +29,7 @@ import httpx
 
 from tests.api.server_process import free_port
 from tests.api.tools import TEMPLATE
+from tests.fuzz.dialects import REFUSALS
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
@@ -36,6 +37,8 @@ from tests.soak.clients import DOINGS, Client
 from tests.soak.processes import NAMES, Held, Slope, held, slopes
 
 SAMPLES = 120  # in a run
+# Memory that fills before the first measurement, so that growth after it is a fault.
+SMALL = ("--kv-cache-memory", "32M")
 # What pools of the server may have more of after the load than before: threads of the front end
 # (CPUs + 4) and processes that render (4), with their sockets. A leak grows with the requests.
 MAY_GROW = Held(rss=400 << 20, fds=32, threads=32, processes=6, shm=4)
@@ -65,7 +68,7 @@ class Soaked:
             f"a fault in the log: {self.log[m.start() :][:2000]}" for m in FAULT.finditer(self.log)
         ]
         for doing, statuses in self.statuses.items():
-            bad = [status for status in statuses if status >= 500 and status not in (501, 503)]
+            bad = [status for status in statuses if status >= 500 and status not in REFUSALS]
             found += [f"{statuses[status]} responses {status} to {doing}" for status in bad]
         for name in NAMES:
             grown = getattr(self.after, name) - getattr(self.before, name)
@@ -168,7 +171,7 @@ async def load(server: Server, model: str, clients: int, seconds: float, seed: i
 
 
 async def soak(
-    model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = ()
+    model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = SMALL
 ) -> Soaked:
     """Run a server under load for `seconds`, after a tenth of this time to warm up."""
     async with running(model, *options) as server:
@@ -217,10 +220,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("options", nargs="*", help="of the server, after --")
     parser.add_argument("--log", type=Path, help="where the log of the server goes")
     args = parser.parse_args()
     model = args.model or str(tiny_model("llama", max_position_embeddings=4096))
-    found = asyncio.run(soak(model, args.seconds, clients=args.clients, seed=args.seed))
+    options = (*SMALL, *args.options)
+    run = soak(model, args.seconds, clients=args.clients, seed=args.seed, options=options)
+    found = asyncio.run(run)
     if args.log:
         args.log.write_text(found.log)
     print(report(found))

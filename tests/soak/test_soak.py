@@ -36,7 +36,7 @@ def test_what_grows_is_found_and_told(name):
 
 def test_responses_and_logs_with_faults_are_found():
     log = "2026-11-27 12:00:00 INFO fine ERROR\n2026-11-27 12:00:01 ERROR no\n"
-    found = Soaked(NOTHING, NOTHING, [], {"agent": {200: 5, 503: 1, 500: 2}}, log, 1.0)
+    found = Soaked(NOTHING, NOTHING, [], {"agent": {200: 5, 503: 1, 504: 1, 500: 2}}, log, 1.0)
     assert found.faults[0].endswith("12:00:01 ERROR no\n") or "ERROR no" in found.faults[0]
     assert found.faults[1:] == ["2 responses 500 to agent"]
 
