@@ -1,4 +1,4 @@
-"""Gemma 2, 3 and VaultGemma (text): norms around each part, and local and global attention."""
+"""Gemma 1, 2, 3 and VaultGemma (text): embeddings are scaled, and norms have weights of 1 + w."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cpuserve.models.config import read_bool, read_float, read_int, read_windows
 from cpuserve.models.llama import (
     SandwichNorms,
     attend,
+    build_decoder,
     build_sandwich,
     offset_norm,
     read_decoder,
@@ -28,6 +29,39 @@ NORMS = (
 )
 # The Dense modules after the pooling of EmbeddingGemma; GGUF files may have them.
 DENSE = ("dense_2", "dense_3")
+
+
+class Gemma:
+    """Gemma 1: Llama with scaled embeddings and a gate of GELU. Source: modeling_gemma."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Gemma 1 config.
+
+        The first configs have "gelu", but the models were trained with its approximation.
+        """
+        if config.get("use_bidirectional_attention"):
+            refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
+        act = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+        tied = config.get("tie_word_embeddings")
+        bias = read_bool(config, "attention_bias", False)
+        spec = read_decoder(
+            {
+                **config,
+                "head_dim": read_int(config, "head_dim", 256),
+                "hidden_act": "gelu_pytorch_tanh" if act == "gelu" else act,
+                "tie_word_embeddings": True if tied is None else tied,
+            },
+            positions=8192,
+            qkv_bias=bias,
+            out_bias=bias,
+        )
+        return replace(spec, embed_scale=embed_scale(spec.width, spec.dtype))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, norm=offset_norm)
 
 
 class Gemma2:

@@ -1,4 +1,4 @@
-"""GLM-4 (dense), and the mixtures GLM-4.5 and 4.6."""
+"""GLM-4-9B and GLM-4-0414 (dense), and the mixtures GLM-4.5 and 4.6."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from cpuserve.models.llama import (
     attend,
     build_decoder,
     build_sandwich,
+    fused_mlp,
+    paired_attention,
     plain_mlp,
     read_decoder,
     self_attention,
@@ -30,6 +32,20 @@ NORMS = (
     "post_attention_layernorm",
     "post_mlp_layernorm",
 )
+
+
+class Glm:
+    """GLM-4-9B and GLM-Edge: Llama with half of a head rotated. Source: modeling_glm."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a GLM config."""
+        return Glm4.spec(config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, attention=paired_attention, mlp=fused_mlp)
 
 
 class Glm4:

@@ -85,7 +85,8 @@ class Gpt2:
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's attention of h to x."""
     at = f"transformer.h.{layer}.attn"
-    qkv = b.linear(h, _matrix(s, f"{at}.c_attn", 3 * s.width), features=3 * s.width, bias=True)
+    features = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+    qkv = b.linear(h, _matrix(s, f"{at}.c_attn", features), features=features, bias=True)
     b.rope_store_kv(qkv, layer=layer, rope=None)
     scale = s.head_dim**-0.5 if s.attention_scale is None else s.attention_scale
     a = b.attention(qkv, layer=layer, scale=scale / (layer + 1 if s.extra["by_layer"] else 1))

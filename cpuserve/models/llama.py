@@ -15,6 +15,7 @@ from cpuserve.models.config import (
     read_heads,
     read_ids,
     read_int,
+    read_windows,
 )
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -79,6 +80,27 @@ class Mistral:
         if "sliding_window" in config:
             window = read_int(config, "sliding_window", 0, low=0)
         return read_decoder(config, positions=131072, window=window)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s)
+
+
+class Ministral:
+    """Ministral 8B: Mistral, where some layers have a window. Source: modeling_ministral."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Ministral config.
+
+        Without layer_types, all layers have the window.
+        """
+        window = 4096
+        if "sliding_window" in config:
+            window = read_int(config, "sliding_window", 0, low=0)
+        windows = read_windows(config, window, default=lambda _layer: window > 0)
+        return read_decoder(config, positions=131072, extra={"windows": windows})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

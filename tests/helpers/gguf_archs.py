@@ -239,6 +239,13 @@ NAMES = {
     "lfm2moe": LFM2,
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "starcoder": GPT2,
+    "phi2": {
+        **LLAMA,
+        "self_attn.dense": "attn_output",
+        "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+    },
     "phi3": {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "glm4": {
         **LLAMA,
@@ -500,6 +507,9 @@ ARCHS = {
             "expert_weights_norm": True,
         },
     ),
+    "gemma": ("gemma", {}, {}),
+    "phi2": ("phi", {}, {}),
+    "starcoder": ("gpt-bigcode", {}, {}),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
     "mellum": (
         "mellum",
@@ -755,6 +765,7 @@ CHOSEN_KEYS = (
 # The architectures with interleaved rows in q and k; the ones of Granite have them as well.
 INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")
 ADDED_NORMS = (
+    "gemma",
     "gemma2",
     "gemma3",
     "gemma-embedding",
@@ -785,7 +796,9 @@ LAYER_NORM = (
         "gpt2",
         "falcon",
         "falcon-40b",
+        "phi2",
+        "starcoder",
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
-OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *BERTS)
+OTHER_KEYS = ("gpt2", "starcoder", "falcon", "falcon-40b", *BERTS)

@@ -116,7 +116,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "gptneox": 0.25}.get(
+    share = {"glm4": 0.5, "glm4moe": 0.5, "phi2": 0.5, "stablelm": 0.25, "gptneox": 0.25}.get(
         arch, 0.25 if delta else 1.0
     )
     if arch.startswith("qwen35"):

@@ -110,6 +110,8 @@ FAMILIES = (
     "mistral4",
     "vaultgemma",
     "granite-swa",
+    *("gemma", "glm", "helium", "ministral", "phi"),
+    *("gpt-bigcode", "gptj", "gpt-neo"),
 )
 
 # Families that give vectors and no text.

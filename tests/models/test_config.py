@@ -532,6 +532,7 @@ COUNTED |= {
 }
 COUNTED.add(("laguna", "num_attention_heads_per_layer"))
 COUNTED.add(("qwen4-exp", "ple_conv_kernel_size"))
+COUNTED |= {("gpt-neo", "window_size"), ("gpt-neo", "intermediate_size")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -185,13 +185,14 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
     assert compared >= 7
 
 
-# Not OLMoE, of which transformers makes projections of that width and norms of another, not Falcon,
-# where it refuses the key, and not GLM-5.3, where it drops the key.
+# transformers makes projections of that width and norms (OLMoE) or outputs (Helium) of another,
+# refuses the key (Falcon), or drops it (GLM-5.3).
+ANOTHER_WIDTH = {"olmoe", "helium", "falcon", "falcon-40b", "glm5-next"}
+
+
 @pytest.mark.parametrize(
     "family",
-    deep_but(
-        SAMPLE, sorted({*FAMILIES, *ENCODERS} - {"olmoe", "falcon", "falcon-40b", "glm5-next"})
-    ),
+    deep_but(SAMPLE, sorted({*FAMILIES, *ENCODERS} - ANOTHER_WIDTH)),
 )
 def test_a_width_of_heads_is_obeyed_where_transformers_obeys_it(family):
     config = tiny_config(family, **IDS, head_dim=48)

@@ -1,4 +1,4 @@
-"""GGUF files of Gemma 2 to 4, and of EmbeddingGemma."""
+"""GGUF files of Gemma 1 to 4, and of EmbeddingGemma."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ _INPUTS_TOP = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+
+
+def _gemma(_keys: Keys) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma2(keys: Keys) -> dict[str, Any]:
@@ -152,6 +156,7 @@ def _query_scalar(keys: Keys, layers: int) -> int:
 
 
 ARCHS = {
+    "gemma": GgufArch("GemmaForCausalLM", "gemma", {}, _gemma, added_norms=True),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
     "gemma-embedding": GgufArch(

@@ -1,4 +1,4 @@
-"""GGUF files of families that follow GPT-2: layer norms, fused QKV, MLPs without gates."""
+"""GGUF files of families that follow GPT-2: layer norms, and MLPs without gates."""
 
 from __future__ import annotations
 
@@ -55,6 +55,23 @@ def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
 
 
+def _phi2(_keys: Keys) -> dict[str, Any]:
+    return {"hidden_act": "gelu_new"}
+
+
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_GPT2_TOP = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+}
 ARCHS = {
     "gptneox": GgufArch(
         "GPTNeoXForCausalLM",
@@ -78,23 +95,31 @@ ARCHS = {
     "gpt2": GgufArch(
         "GPT2LMHeadModel",
         "gpt2",
-        {
-            "attn_norm": "ln_1",
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_norm": "ln_2",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
+        _GPT2,
         _gpt2,
         eps="layer_norm_epsilon",
         layer_norm=True,
-        top={
-            "token_embd": "transformer.wte",
-            "position_embd": "transformer.wpe",
-            "output_norm": "transformer.ln_f",
-        },
+        top=_GPT2_TOP,
         layers="transformer.h",
+    ),
+    "starcoder": GgufArch(
+        "GPTBigCodeForCausalLM",
+        "gpt_bigcode",
+        _GPT2,
+        _gpt2,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top=_GPT2_TOP,
+        layers="transformer.h",
+    ),
+    "phi2": GgufArch(
+        "PhiForCausalLM",
+        "phi",
+        {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        _phi2,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={"output_norm": "model.final_layernorm"},
     ),
     "falcon": GgufArch(
         "FalconForCausalLM",

@@ -38,8 +38,6 @@ THROUGH_TRANSFORMERS = {
     "dbrx": "dbrx",
     "exaone": "exaone",
     "exaone-moe": "exaone_moe",
-    "gemma": "gemma",
-    "gptj": "gptj",
     "jais2": "jais2",
     "llama4": "llama4",
     "mimo2": "mimo_v2_flash",
@@ -47,9 +45,7 @@ THROUGH_TRANSFORMERS = {
     "mpt": "mpt",
     "nemotron": "nemotron",
     "olmo": "olmo",
-    "phi2": "phi",
     "phimoe": "phimoe",
-    "starcoder": "gpt_bigcode",
 }
 _NO_ATTENTION = "no layer of it attends. Hybrids run: Falcon-H1, Granite 4 and Nemotron 3"
 _DIFFUSION = "it generates by diffusion, not token by token. Qwen3 and Llama run"
@@ -66,7 +62,8 @@ REASONS = {
     "jina-bert-v2": _ENCODER,
     **dict.fromkeys(("t5", "t5encoder"), _PAIR),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
-    "chatglm": "of its kind, GLM-4 (glm4) runs",
+    "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
+    "gptj": "give the safetensors of the model, which run",
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
     "glm-dsa": "of its kind, DeepSeek V3.2 and GLM-4.7-Flash run",
     "jamba": "of its kind, Falcon-H1, Granite 4 and Nemotron 3 run",

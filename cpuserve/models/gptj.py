@@ -1,0 +1,72 @@
+"""GPT-J: attention and the MLP read the same row, and a part of each head is rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import read_choice, read_int, refuse
+from cpuserve.models.llama import read_decoder, unpaired
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+
+class GptJ:
+    """GPT-J 6B. Source: transformers modeling_gptj."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a GPT-J config."""
+        width = read_int(config, "n_embd", high=1 << 20)
+        heads = read_int(config, "n_head", high=65536)
+        if width % heads:
+            refuse("n_embd", width, f"a multiple of n_head ({heads})")
+        rotary = read_int(config, "rotary_dim", 64, high=width // heads)
+        return read_decoder(
+            {
+                "layer_norm_epsilon": 1e-5,
+                **config,
+                "hidden_size": width,
+                "num_attention_heads": heads,
+                "num_hidden_layers": read_int(config, "n_layer", high=4096),
+                "intermediate_size": read_int(config, "n_inner", 4 * width, high=1 << 24),
+                "max_position_embeddings": read_int(config, "n_positions", 2048),
+                "partial_rotary_factor": rotary / (width // heads),
+                "hidden_act": "silu",
+                "head_dim": None,  # a key that transformers does not read
+            },
+            positions=2048,
+            extra={
+                "activation": read_choice(config, "activation_function", "gelu_new", ACTIVATIONS)
+            },
+            eps="layer_norm_epsilon",
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("transformer.wte")
+        for i in range(s.layers):
+            at = f"transformer.h.{i}"
+            h = b.layer_norm(x, f"{at}.ln_1")
+            _attention(b, s, i, h, x)
+            then = cast("Then", s.extra["activation"])
+            g = b.linear(h, f"{at}.mlp.fc_in", features=s.intermediate, bias=True, then=then)
+            b.linear(g, f"{at}.mlp.fc_out", bias=True, add_to=x)
+        h = b.layer_norm(x, "transformer.ln_f")
+        b.logits(h, "lm_head", tied_to="transformer.wte" if s.tied else None, bias=True)
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention of h to x."""
+    at, rotary = f"transformer.h.{layer}.attn", s.rope.rotary if s.rope else 0
+    parts = {
+        **unpaired(f"{at}.q_proj", s.q_heads, s.head_dim, rotary),
+        **unpaired(f"{at}.k_proj", s.kv_heads, s.head_dim, rotary),
+        f"{at}.v_proj": s.kv_heads * s.head_dim,
+    }
+    qkv = b.linear(h, list(parts), features=list(parts.values()))
+    b.rope_store_kv(qkv, layer=layer, rope=s.rope)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)
