@@ -24,6 +24,7 @@ from cpuserve.sampling.fields import (
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall
+from cpuserve.serving.calls.params import check_values
 
 # Fields with another type in requests: JSON has texts as keys, a text may stand for a list,
 # and rules of structure and repetition are checked later.
@@ -112,3 +113,23 @@ def test_a_chain_has_every_parameter_of_its_samplers():
     }
     others = {"samplers", "repeat_last_n", "dry_sequence_breakers", "post_sampling_probs"}
     assert {*SamplerFields.__struct_fields__} - others == {*CHAINED}
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"vectors": "unit_tokens"}, 16 * 1024),
+        ({"vectors": "raw_weights+unit_multi"}, 16 * 1024 * 1024 // 513),
+        ({"classify": "tokens"}, 16 * 1024),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_the_vectors_of_all_tokens_have_at_most_16_mi_numbers(fields, most):
+    call, widths = GenerateCall(embed=True, **fields), {"weights": 1, "multi": 512, "tokens": 1024}
+    check_values(call, most, widths)
+    with pytest.raises(InvalidRequest, match=r"at most 16777216 are allowed"):
+        check_values(call, most + 1, widths)
+
+
+def test_a_vector_for_each_text_has_no_limit_of_tokens():
+    check_values(GenerateCall(embed=True, vectors="plain"), 1 << 40, {"tokens": 1024})

@@ -32,6 +32,8 @@ _COPIED = sorted(
     - {"max_tokens", "truncate_prompt_tokens", "stream_interval"}
 )
 
+# The most numbers in a response with the vectors of tokens; as JSON they take 200 MB.
+MAX_VALUES = 1 << 24
 # min() and max() of a list hold the GIL: about a millisecond for this number of token ids.
 _IDS_AT_ONCE = 1 << 16
 
@@ -91,6 +93,22 @@ def sampling_params(
         check_prompt(prompt, of_prompt, limits)
     check_params(shared, limits)
     return params
+
+
+def check_values(call: GenerateCall, num_ids: int, widths: Mapping[str, int]) -> None:
+    """Raise InvalidRequest if the vectors of all tokens would be a response that is too large.
+
+    num_ids: the number of tokens of all prompts.
+    widths: how many numbers each kind of vector has for one token.
+    """
+    kinds = [call.classify, *(kind.rpartition("_")[2] for kind in call.vectors.split("+"))]
+    count = num_ids * sum(widths.get(kind, 0) for kind in kinds)
+    if count > MAX_VALUES:
+        msg = (
+            f"prompt asks for {count} numbers, because each token has a vector; at most "
+            f"{MAX_VALUES} are allowed: send fewer or shorter texts"
+        )
+        raise InvalidRequest(msg, role="prompt")
 
 
 def _check_prompts(

@@ -23,7 +23,7 @@ from cpuserve.serving.calls.events import (
     TokenUsage,
     WholeResponse,
 )
-from cpuserve.serving.calls.params import sampling_params
+from cpuserve.serving.calls.params import check_values, sampling_params
 from cpuserve.serving.calls.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.generation.beam_search import beam_events
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 # Lists of events per sequence that may be queued for a slow client,
 # if a call has several sequences.
 _QUEUED_PER_SEQUENCE = 8
-# The most numbers in a response with the vectors of tokens; as JSON they take 200 MB.
-MAX_VALUES = 1 << 24
 # How many prompt token ids are checked per microsecond.
 _IDS_PER_US = 32
 
@@ -130,7 +128,7 @@ async def _prepared(
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
-    _check_values(num_ids * _values_per_token(context, call))
+    check_values(call, num_ids, {**context.token_widths, "tokens": context.vector_width})
     more_us = bad_words_us(call.bad_words) + (VOCABULARY_US if reads_vocabulary(call) else 0)
     sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
@@ -172,23 +170,6 @@ async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) 
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
     return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
-
-
-def _values_per_token(context: ModelContext, call: GenerateCall) -> int:
-    """Return how many numbers the response has for each token of the prompts."""
-    widths = {**context.token_widths, "tokens": context.vector_width}
-    kinds = [call.classify, *(kind.rpartition("_")[2] for kind in call.vectors.split("+"))]
-    return sum(widths.get(kind, 0) for kind in kinds)
-
-
-def _check_values(count: int) -> None:
-    """Raise InvalidRequest if the vectors of all tokens would be a response that is too large."""
-    if count > MAX_VALUES:
-        msg = (
-            f"prompt asks for {count} numbers, because each token has a vector; at most "
-            f"{MAX_VALUES} are allowed: send fewer or shorter texts"
-        )
-        raise InvalidRequest(msg, role="prompt")
 
 
 # Kinds of output, each as (its name in error messages, the endpoints to use).
