@@ -13,6 +13,8 @@ A request for text, vectors or scores is checked only here, in this order:
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,6 @@ from cpuserve.api.errors.http_errors import DIALECT, WORDS, Words
 from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
-from cpuserve.api.request.sender import apply_sender
 from cpuserve.api.request.state import get_state
 from cpuserve.api.response.openapi import (
     BODY_ERRORS,
@@ -39,10 +40,13 @@ from cpuserve.api.response.openapi import (
 )
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.sampling.params import is_salt
 from cpuserve.serving.generation.generate import prepare, prompt_ids
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
+    from cpuserve.api.request.sealed import Seal
+    from cpuserve.serving.callers.caller import Caller
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.generation.generate import Generation
 
@@ -300,7 +304,7 @@ async def prepared(
 ) -> Generation:
     """Return a Generation for a body without running it; for errors, see `generate`."""
     call, allowance = await call_of(request, body, to_call), request.allowance
-    apply_sender(request.sender, call, request.state.seal)
+    _apply_sender(request.sender, call, request.state.seal)
     if request.low_priority:
         call.priority = max(call.priority or 0, LOWEST_PRIORITY)
     generation = await prepare(
@@ -332,3 +336,30 @@ async def call_of(
     await request.choose(body.model)
     check_fields(body)
     return await run_sized(request.body_bytes // _BYTES_PER_US, lambda: to_call(body))
+
+
+def _apply_sender(sender: Caller, call: GenerateCall, seal: Seal) -> None:
+    """Set the priority and the cache salt of a call as the operator wants for its sender.
+
+    Raises:
+      InvalidRequest: the client asks for a lower priority than it may have.
+    """
+    if sender.priority is not None:
+        if call.priority is not None and call.priority < sender.priority:
+            msg = (
+                f"priority must be at least {sender.priority} for caller {sender.name}, got "
+                f"{call.priority}: omit it, or send a larger number"
+            )
+            raise InvalidRequest(msg, role="priority")
+        call.priority = sender.priority if call.priority is None else call.priority
+    if sender.private_cache and (call.cache_salt is None or is_salt(call.cache_salt)):
+        call.cache_salt = _private_salt(sender.owner, call.cache_salt, seal)
+
+
+def _private_salt(owner: str, salt: str | None, seal: Seal) -> str:
+    """Return a salt that no other caller can send, because it depends on a secret of the server.
+
+    Salts that a caller sends separate its own prompts further.
+    """
+    text = f"private cache\0{owner}\0{salt or ''}"
+    return hmac.digest(seal.key, text.encode("utf-8", "replace"), hashlib.sha256).hex()

@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 
 from cpuserve.serving.callers.allowance import Allowance, LimitReached
-from cpuserve.serving.callers.caller import Caller, CallerLimits, CallerUse
-from cpuserve.serving.callers.minute_window import MinuteWindow
+from cpuserve.serving.callers.caller import Caller, CallerLimits, CallerUse, MinuteWindow
 
 
 class Clock:
