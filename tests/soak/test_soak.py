@@ -6,12 +6,13 @@ The driver also runs by hand, for longer and with another model: python -m tests
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS
-from tests.soak.driver import MAY_GROW, Soaked, report, soak
+from tests.soak.driver import LOST, MAY_GROW, Soaked, report, soak
 from tests.soak.processes import NAMES, Held, slopes
 
 NOTHING = Held(0, 0, 0, 0, 0)
@@ -36,9 +37,16 @@ def test_what_grows_is_found_and_told(name):
 
 def test_responses_and_logs_with_faults_are_found():
     log = "2026-11-27 12:00:00 INFO fine ERROR\n2026-11-27 12:00:01 ERROR no\n"
-    found = Soaked(NOTHING, NOTHING, [], {"agent": {200: 5, 503: 1, 504: 1, 500: 2}}, log, 1.0)
-    assert found.faults[0].endswith("12:00:01 ERROR no\n") or "ERROR no" in found.faults[0]
+    found = Soaked(
+        NOTHING, NOTHING, [], {"agent": Counter({200: 5, 503: 1, 504: 1, 500: 2})}, log, 1.0
+    )
+    assert "12:00:01 ERROR no" in found.faults[0]
     assert found.faults[1:] == ["2 responses 500 to agent"]
+    few, many = ({"agent": Counter({200: 1000, LOST: lost})} for lost in (9, 20))
+    assert not Soaked(NOTHING, NOTHING, [], few, "", 1.0).faults
+    assert Soaked(NOTHING, NOTHING, [], many, "", 1.0).faults == [
+        "20 of 1020 requests got no response"
+    ]
 
 
 def test_a_slope_is_that_of_the_line_and_its_error_that_of_the_rest():
