@@ -41,7 +41,8 @@ from cpuserve.api.response.openapi import (
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.sampling.params import is_salt
-from cpuserve.serving.generation.generate import prepare, prompt_ids
+from cpuserve.serving.generation.generate import prepare
+from cpuserve.serving.prompts.prompts import prompt_ids
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:

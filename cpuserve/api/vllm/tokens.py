@@ -17,9 +17,9 @@ from cpuserve.api.route import get, post
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import call_from
 from cpuserve.serving.calls.params import check_token_ids
-from cpuserve.serving.generation.generate import prompt_ids
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import check_count, encode, most_counted
+from cpuserve.serving.prompts.prompts import prompt_ids
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import Tokenizer
 

@@ -38,8 +38,6 @@ from cpuserve.serving.generation.fan_out import (
 )
 from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
-from cpuserve.serving.prompts.chat_prompt import chat_prompt
-from cpuserve.serving.prompts.encode import most_counted
 from cpuserve.serving.prompts.prompts import prompts_of
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
@@ -155,21 +153,6 @@ async def read_prompts(
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
     return tools, await prompts_of(context, call, num_bytes, opening, waits=waits)
-
-
-async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
-    """Return the token ids of the prompt of a call with messages, without a generation.
-
-    The prompt may be longer than the context, but not longer than most_counted(context) tokens.
-
-    num_bytes: the size of the request's body.
-
-    Raises:
-      InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.
-    """
-    tools = tool_use(call, context.learned_format, context.thoughts)
-    opening, most = tools.opening if tools else "", most_counted(context)
-    return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
 
 
 # Kinds of output, each as (its name in error messages, the endpoints to use).

@@ -13,8 +13,15 @@ from cpuserve.serving.calls.params import check_fits, check_input_fits
 from cpuserve.serving.prompts.chat_prompt import chat_prompt
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.decision_prompts import decision_prompts
-from cpuserve.serving.prompts.encode import LARGE_TEXT_CHARS, cut_of, encode, too_long
+from cpuserve.serving.prompts.encode import (
+    LARGE_TEXT_CHARS,
+    cut_of,
+    encode,
+    most_counted,
+    too_long,
+)
 from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.infill import infill_prompt, infill_tokens
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.tokenizer import named_prompt
@@ -86,6 +93,21 @@ async def prompts_of(
         else Prompt(cut.apply(item) if cut else item)
         for item in given
     ]
+
+
+async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
+    """Return the token ids of the prompt of a call with messages, without a generation.
+
+    The prompt may be longer than the context, but not longer than most_counted(context) tokens.
+
+    num_bytes: the size of the request's body.
+
+    Raises:
+      InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.
+    """
+    tools = tool_use(call, context.learned_format, context.thoughts)
+    opening, most = tools.opening if tools else "", most_counted(context)
+    return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
 
 
 async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:
