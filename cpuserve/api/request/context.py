@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# The key in ASGI scopes for the model leases of a request; http/leases.py releases them.
+# The key in ASGI scopes for the model leases of a request; http/middleware.py releases them.
 LEASES = "cpuserve.leases"
 # The limit on the objects of a conversation beyond MAX_OBJECTS, whatever the context. With others,
 # they are created in 50 ms on a slow CPU.
