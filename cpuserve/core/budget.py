@@ -14,7 +14,7 @@ from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK, CostModel, StepWork
 from cpuserve.core.request import Request
 
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
-# A smaller part is reserved if the first prompt is the only one of its caller (Callers.place):
+# A smaller part is reserved if the first prompt is fresh (CallerShares.is_fresh):
 # it may have waited for a step of others, and should not take twice as long as without them.
 SHARE_BESIDE_FRESH = 8
 # A step without running streams completes prompts with at most SHORT remaining tokens.

@@ -1,4 +1,4 @@
-"""Callers: how much work the engine has done for each caller, so that all get equal shares.
+"""CallerShares: how much work the engine has done for each caller, so that all get equal shares.
 
 The work of a caller is counted in prompt tokens: its prompt tokens that were computed
 (cached ones cost nothing), and GENERATED for each generated token. While prompts wait,
@@ -43,7 +43,7 @@ class Account:
     running: dict[RequestId, int] = field(default_factory=dict)
 
 
-class Callers:
+class CallerShares:
     """The accounts of all callers of one scheduler."""
 
     def __init__(self) -> None:

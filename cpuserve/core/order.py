@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpuserve.core.budget import SHARE_BESIDE_FRESH, PromptBudget, only_decisions
-from cpuserve.core.callers import Callers, Place
+from cpuserve.core.callers import CallerShares, Place
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.queue import Policy, QueueRank, by_rank
 from cpuserve.core.request import Request
@@ -14,7 +14,7 @@ from cpuserve.core.request import Request
 class PromptOrder:
     """Sorts prompts by priority, by the shares of their callers, and by their remaining tokens."""
 
-    def __init__(self, kv: KvManager, callers: Callers, policy: Policy) -> None:
+    def __init__(self, kv: KvManager, callers: CallerShares, policy: Policy) -> None:
         self._kv = kv
         self._callers = callers
         self._policy = policy

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from typing import Literal
 
-from cpuserve.core.callers import Callers
+from cpuserve.core.callers import CallerShares
 from cpuserve.core.request import Request
 
 Policy = Literal["fcfs", "priority"]
@@ -68,7 +68,9 @@ class WaitingQueue:
     work_of: returns how many tokens of a waiting request have to run.
     """
 
-    def __init__(self, callers: Callers, policy: Policy, work_of: Callable[[Request], int]) -> None:
+    def __init__(
+        self, callers: CallerShares, policy: Policy, work_of: Callable[[Request], int]
+    ) -> None:
         self._callers = callers
         self._policy = policy
         self._work_of = work_of

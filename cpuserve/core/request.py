@@ -35,8 +35,8 @@ class Request:
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
     progress: whether to report a Delta after each chunk of the prompt.
     continues: whether the request continues the response of an earlier request.
-    fresh: whether its caller came back with it (Callers.came): no other prompt of the caller
-      waited, and the caller had had no more work than others.
+    fresh: whether its caller came back with it: no other prompt of the caller waited,
+      and the caller had had no more work than others (CallerShares.came).
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
     ngrams: the index that proposes draft tokens, None before it is needed.

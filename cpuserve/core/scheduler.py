@@ -34,7 +34,7 @@ import msgspec
 
 from cpuserve.core import preemption
 from cpuserve.core.budget import PromptBudget, may_lose
-from cpuserve.core.callers import Callers
+from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
@@ -86,7 +86,7 @@ class Scheduler:
         self.work = StepWork()
         self.blocks = PromptBlocks(kv, self.cost)
         self.drafter = drafter
-        self.callers = Callers()
+        self.callers = CallerShares()
         self._order = PromptOrder(kv, self.callers, policy)
         self.waiting = WaitingQueue(self.callers, policy, self._order.tokens_left)
         self.running: list[Request] = []

@@ -1,12 +1,19 @@
-"""Run long work on another thread, so that it does not delay streams on the event loop."""
+"""Run long work on another thread, so that it does not delay streams on the event loop.
+
+Work waits for a thread in turns of the callers (core/turns.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
 
+from cpuserve.core.turns import CallerTurns
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
@@ -16,8 +23,47 @@ T = TypeVar("T")
 # Rendering waits for another process, for seconds if a request is hostile. Large requests have
 # separate threads, so that they do not delay small requests, which render quickly.
 _SMALL_BYTES = 1 << 16
-_SMALL_RENDERS = ThreadPoolExecutor(4, "cpuserve-render")
-_LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")
+
+# The name of the caller that the current task works for.
+WORKS_FOR: ContextVar[str] = ContextVar("works_for", default="")
+
+
+class TurnThreads:
+    """Threads for work of many callers: a caller with much work does not delay another's."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(count, name)
+        self._lock = threading.Lock()
+        self._turns: CallerTurns[tuple[Future[Any], Callable[[], Any]]] = CallerTurns()
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Return the result of `work`, when a thread has run it in the turn of WORKS_FOR.
+
+        size: how much work it is, in any unit that is the same for all work of these threads.
+        """
+        future: Future[T] = Future()
+        context = copy_context()
+        with self._lock:
+            self._turns.put(WORKS_FOR.get(), (future, lambda: context.run(work)), float(size))
+        self._pool.submit(self._run_next)
+        return await asyncio.wrap_future(future)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            _, (future, work) = self._turns.take()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+_SMALL_RENDERS = TurnThreads(4, "cpuserve-render")
+_LARGE_RENDERS = TurnThreads(2, "cpuserve-render-large")
+_WORKERS = TurnThreads(min(32, (os.cpu_count() or 1) + 4), "cpuserve-work")
 
 
 async def run_sized(size: int, work: Callable[[], T]) -> T:
@@ -26,7 +72,7 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
     size: the estimated time of `work` in microseconds, about 1 for each character to tokenize
     or object to create. Work longer than LONG_CHARS would delay the tokens of running streams.
     """
-    return work() if size <= LONG_CHARS else await asyncio.to_thread(work)
+    return work() if size <= LONG_CHARS else await _WORKERS.run(size, work)
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
@@ -44,4 +90,4 @@ async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
         return work()
 
     threads = _SMALL_RENDERS if num_bytes <= _SMALL_BYTES else _LARGE_RENDERS
-    return await asyncio.get_running_loop().run_in_executor(threads, unless_closed)
+    return await threads.run(num_bytes, unless_closed)

@@ -61,6 +61,19 @@ def test_a_caller_below_its_share_is_admitted_while_others_fill_the_backlog():
     backlog.check(caller="a")
 
 
+def test_a_caller_waits_for_its_share_of_the_queue_and_not_for_all_of_another():
+    backlog, _ = make(max_tokens=100_000, rate=100.0)
+    for _ in range(8):
+        backlog.enter(1000, "a")
+    assert backlog.wait_s() == backlog.wait_s("a") == pytest.approx(80.0)
+    assert backlog.wait_s("b") == 0.0
+    backlog.check(5.0, "b")
+    with pytest.raises(TooManyRequests, match="estimated wait for the first token is 80 s"):
+        backlog.check(5.0, "a")
+    backlog.enter(1000, "b")
+    assert backlog.wait_s("b") == pytest.approx(20.0)  # its own request, and one of "a"
+
+
 def test_the_share_is_of_prompt_tokens_as_well_and_ends_at_twice_the_limit():
     backlog, _ = make()
     backlog.enter(1000, "a")

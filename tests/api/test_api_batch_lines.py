@@ -13,6 +13,7 @@ import pytest
 
 from cpuserve.api.app import create_app
 from cpuserve.api.batches.line_runner import LineRunner
+from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import read_lines
 from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
@@ -186,3 +187,55 @@ def engine_of(pid):
     """The process id of the engine of a server."""
     ask = ["pgrep", "-P", str(pid), "-f", "cpuserve.engine.child"]
     return int(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def test_lines_of_several_batches_share_the_slots_by_their_bytes():
+    slots, order, running = LineSlots(2), [], []
+
+    async def run_line(batch, number, size):
+        async with slots.hold(batch, size):
+            running.append(number)
+            assert len(running) <= 2
+            await asyncio.sleep(0)
+            running.remove(number)
+            order.append(batch)
+
+    async def main():
+        lines = [run_line("large", number, 300) for number in range(6)]
+        lines += [run_line("small", number, 100) for number in range(10, 16)]
+        tasks = [asyncio.create_task(one) for one in lines]
+        gone = asyncio.create_task(run_line("small", 99, 100))
+        await asyncio.sleep(0)  # two lines run, and the others wait
+        gone.cancel()
+        await asyncio.gather(*tasks)
+        assert not slots._waiting
+        async with slots.hold("a", 1), slots.hold("b", 1):
+            pass
+
+    asyncio.run(main())
+    assert order[:2] == ["large", "large"]  # they came first
+    assert order[2:6].count("small") >= 3
+    assert sorted(order) == ["large"] * 6 + ["small"] * 6
+
+
+def test_a_line_that_is_cancelled_when_it_gets_its_slot_gives_it_back():
+    async def main():
+        slots = LineSlots(1)
+        started, entered = asyncio.Event(), []
+
+        async def hold(name):
+            async with slots.hold(name, 1):
+                entered.append(name)
+                await started.wait()
+
+        first, second = (asyncio.create_task(hold(name)) for name in "ab")
+        await asyncio.sleep(0)
+        started.set()
+        await first
+        second.cancel()  # it has been granted the slot, and has not run since
+        await asyncio.wait([second])
+        async with slots.hold("c", 1):
+            entered.append("c")
+        return entered
+
+    assert asyncio.run(main()) in (["a", "c"], ["a", "b", "c"])

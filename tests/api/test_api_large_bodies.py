@@ -422,6 +422,24 @@ async def test_room_goes_to_those_who_wait_in_order():
 
 
 @runs
+async def test_room_goes_to_callers_in_turn():
+    budget, order = BodyBudget(10), []
+    await budget.take(10, 1)
+
+    async def take(name):
+        await budget.take(5, 20, name[0])
+        order.append(name)
+        budget.give_back(5)
+
+    tasks = [asyncio.create_task(take(name)) for name in ("a1", "a2", "a3", "a4", "b1")]
+    await asyncio.sleep(0)  # all of them wait
+    budget.give_back(10)
+    await asyncio.gather(*tasks)
+    assert order == ["a1", "b1", "a2", "a3", "a4"]
+    assert budget.held == 0
+
+
+@runs
 async def test_who_stops_waiting_lets_those_behind_in():
     budget = BodyBudget(10)
     await budget.take(6, 1)

@@ -1,5 +1,6 @@
 """Long work runs on another thread than the event loop, also if it consists of small parts."""
 
+import asyncio
 import json
 import threading
 from unittest.mock import create_autospec
@@ -193,3 +194,49 @@ def test_long_json_is_written_in_steps_and_stays_the_same(monkeypatch):
     whole = content_text(rows)
     monkeypatch.setattr(questions, "_LONG_BYTES", 5)
     assert content_text(rows) == whole == json.dumps(rows, ensure_ascii=False)
+
+
+def test_work_waits_for_a_thread_in_turns_of_the_callers():
+    pool, gate, order = threads.TurnThreads(1, "test"), threading.Event(), []
+
+    async def work(caller, number, size):
+        threads.WORKS_FOR.set(caller)
+        await pool.run(size, lambda: order.append((caller, number, threads.WORKS_FOR.get())))
+
+    async def run_all():
+        tasks = [asyncio.create_task(pool.run(1, gate.wait))]
+        tasks += [asyncio.create_task(work("many", number, 10)) for number in range(9)]
+        tasks += [asyncio.create_task(work("single", number, 30)) for number in range(2)]
+        gone = asyncio.create_task(work("many", "gone", 10))
+        await asyncio.sleep(0)  # all tasks have begun, and wait for the thread
+        gone.cancel()
+        await asyncio.wait([gone])
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run_all())
+    assert "".join(caller[0] for caller, _, _ in order) == "msmms" + 6 * "m"
+    assert [number for caller, number, _ in order if caller == "many"] == list(range(9))
+    assert all(caller == named for caller, _, named in order)
+
+
+def test_an_error_of_work_on_a_thread_is_raised_where_it_is_awaited():
+    pool = threads.TurnThreads(1, "test")
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(pool.run(1, lambda: 1 / 0))
+    assert asyncio.run(pool.run(1, lambda: 7)) == 7
+
+
+def test_requests_do_their_work_in_the_turn_of_their_caller(monkeypatch):
+    seen, real = [], threads.TurnThreads.run
+
+    async def recorded(pool, size, work):
+        seen.append(threads.WORKS_FOR.get())
+        return await real(pool, size, work)
+
+    monkeypatch.setattr(threads.TurnThreads, "run", recorded)
+    api = Api(api_keys=("secret-one", "secret-two"))
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    headers = {"authorization": "Bearer secret-two"}
+    assert api.request("POST", "/v1/chat/completions", json=body, headers=headers).is_success
+    assert set(seen) == {"key-2"}

@@ -245,6 +245,34 @@ def test_files_and_batches_belong_to_their_caller(tmp_path):
     asyncio.run(main())
 
 
+def test_a_batch_does_not_wait_for_the_batches_of_another_caller(tmp_path):
+    opened = asyncio.Event()
+
+    def script(engine, number, prompt, params):
+        if params.caller == "key-1":
+            yield opened
+        yield from speak(engine, number, prompt, params)
+
+    async def main():
+        async with client_of(tmp_path, script, api_key=("k1", "k2")) as (_, client):
+            lines = [line(str(number)) for number in range(6)]
+            sent = await client.files.create(file=data_of(*lines), purpose="batch")
+            options = {"input_file_id": sent.id, "endpoint": CHAT, "completion_window": "24h"}
+            first = await client.batches.create(**options)
+            second = await client.batches.create(**options)
+            other = client.with_options(api_key="k2")
+            batch = await run_batch(other, line("a"))
+            assert batch.request_counts.completed == 1
+            first = await client.batches.retrieve(first.id)
+            assert (first.status, first.request_counts.completed) == ("in_progress", 0)
+            assert (await client.batches.retrieve(second.id)).status == "validating"
+            opened.set()
+            for one in (first, second):
+                assert (await ended(client, one)).request_counts.completed == 6
+
+    asyncio.run(main())
+
+
 def test_without_a_directory_the_error_names_the_option():
     async def main():
         async with live() as server:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.core.callers import GENERATED, Callers
+from cpuserve.core.callers import GENERATED, CallerShares
 from tests.core.scheduling import computed_in, first_tokens, make, prompt_seconds, request, step
 from tests.helpers.fake_executor import reference
 
@@ -136,7 +136,7 @@ def test_callers_without_requests_are_forgotten():
 
 
 def test_a_caller_with_requests_is_remembered_however_many_come():
-    callers = Callers()
+    callers = CallerShares()
     kept = by("kept", 0)
     callers.came(kept)
     for number in range(1, 1000):

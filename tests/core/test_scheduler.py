@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.core.callers import Callers
+from cpuserve.core.callers import CallerShares
 from cpuserve.core.queue import WaitingQueue
 from tests.core.scheduling import make, request, step
 
@@ -198,7 +198,7 @@ def test_check_invariants_sees_damage(damage):
 
 
 def test_queue_keeps_order_and_finds_any_request_at_once():
-    callers = Callers()
+    callers = CallerShares()
     queue = WaitingQueue(callers, "fcfs", lambda request: 1)
     requests = [request(number, 1) for number in range(4)]
     for number, one in enumerate(requests):

@@ -72,6 +72,19 @@ def test_callers_take_turns_and_the_grammars_of_each_keep_their_order():
     assert jobs.take() is None
 
 
+def test_a_turn_costs_the_time_of_its_compilation():
+    jobs = GrammarQueue()
+    for name in ("slow1", "slow2", "slow3"):
+        jobs.put(name, "slow")
+    for number in range(6):
+        jobs.put(f"quick{number}", "quick")
+    order = []
+    for _ in range(9):
+        order.append(jobs.take())
+        jobs.took(3.0 if order[-1].startswith("slow") else 1.0)
+    assert [name[0] for name in order] == list("sqqqsqqqs")
+
+
 def test_the_queue_and_the_share_of_a_caller_are_bounded():
     jobs = GrammarQueue()
     for i in range(MAX_OF_CALLER):
@@ -82,9 +95,14 @@ def test_the_queue_and_the_share_of_a_caller_are_bounded():
     for i in range(MAX_OF_CALLER, MAX_WAITING):
         jobs.check("b")
         jobs.put(i, "b")
-    for caller in ("a", "b", "c"):
+    for caller in ("a", "b"):
         with pytest.raises(QueueFull, match=f"{MAX_WAITING} other forms"):
             jobs.check(caller)
+    for i in range(MAX_WAITING // 3):  # its share, if three callers wait
+        jobs.check("c")
+        jobs.put(f"c{i}", "c")
+    with pytest.raises(QueueFull, match="other forms"):
+        jobs.check("c")
     jobs.check("")  # as LLM does, whose lists of prompts have any number of forms
 
 
@@ -124,7 +142,7 @@ def test_a_compilation_for_nobody_ends(engine, begun):
     all_of = [{"pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
     left = engine.json({"type": "string", "allOf": all_of})
     grammars = engine.core._grammars
-    wait_until(lambda: grammars._process is not None and not grammars._queue._num)
+    wait_until(lambda: grammars._process is not None and not grammars._queue)
     wait_until(lambda: psutil.Process(engine.process.pid).children() or not begun)
     engine.core.handle(Abort([left]))
     engine.step()
@@ -141,7 +159,7 @@ def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypa
     taken = choice(engine, "taken")
     wait_until(lambda: gate.texts)
     waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(12)]
-    full = choice(engine, "one too many", caller="another")
+    full = choice(engine, "one too many", caller="0")
     known = choice(engine, "w0", caller="another")
     engine.step()
     (output,) = engine.outputs[full]

@@ -10,6 +10,8 @@ STARTS = {"create_task", "ensure_future"}
 # Functions whose task is awaited elsewhere, and where its errors go.
 ELSEWHERE = {
     "background.py:keep": "the task of `keep` itself",
+    "api/batches/service.py:_start": "run takes each task that is done, and _settle logs its error "
+    "or raises it",
     "api/http/startup_server.py:_accept": "_serve waits for all connections; errors are "
     "those of one client, which it drops",
     "api/openai/responses/recording.py:_in_background": "_Background.run makes an error a part "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import BatchLine, LineError, expired
 from cpuserve.api.errors.record import RECORD, RequestRecord
 from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
@@ -71,18 +72,26 @@ class LineRunner:
     """
 
     def __init__(
-        self, app: ASGIApp, sender: Callable[[], Caller], batch: str, *, until: float = math.inf
+        self,
+        app: ASGIApp,
+        sender: Callable[[], Caller],
+        batch: str,
+        *,
+        until: float = math.inf,
+        slots: LineSlots | None = None,
     ) -> None:
         """app: the ASGI app that serves the endpoints.
 
         sender: returns who owns the batch; a reload of --api-key-file may change its limits.
         batch: the id of the batch.
         until: the end of the completion window, as time.time(): lines that still wait then expire.
+        slots: the slots that the lines of all batches share; None = as many as run() may use.
         """
         self._app = app
         self._sender = sender
         self._batch = batch
         self._until = until
+        self._slots = slots
         self._suspects = asyncio.Lock()
         self._ended = False
 
@@ -95,7 +104,10 @@ class LineRunner:
 
         async def work() -> None:
             for line in source:
-                write(await self._result(line))
+                size = len(line.body)
+                async with self._slots.hold(self._batch, size) if self._slots else nullcontext():
+                    result = await self._result(line)
+                write(result)
 
         workers = [asyncio.create_task(work()) for _ in range(most)]
         try:

@@ -1,4 +1,7 @@
-"""BatchService: runs the batches of a FileDirectory one by one, and resumes after a restart."""
+"""BatchService: runs the batches of a FileDirectory, and resumes after a restart.
+
+The batches of one owner run one after the other, and batches of several owners side by side.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import msgspec
 
 from cpuserve.api.batches.directory import FileDirectory, open_plain, write_all
 from cpuserve.api.batches.line_runner import LineResult, LineRunner, result_id
+from cpuserve.api.batches.line_slots import LineSlots
 from cpuserve.api.batches.lines import (
     EXPIRED,
     BatchLine,
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 
 WINDOW_S = 24 * 3600
-# How many lines of a batch run at the same time: few, so that other requests are not delayed.
+# How many lines of all batches run at the same time: few, so that other requests are not delayed.
+# At most as many batches run side by side.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
 
@@ -141,7 +146,8 @@ class BatchService:
             }
         )
         self._waiting = asyncio.Event()
-        self._current: tuple[str, asyncio.Task[None]] | None = None
+        self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}  # by owner
+        self._slots = LineSlots(MOST_RUNNING)
 
     def create(
         self, caller: str, endpoint: str, input_file: str, metadata: dict[str, str] | None
@@ -274,8 +280,9 @@ class BatchService:
             raise InvalidRequest(msg, param="batch_id")
         if found.batch.status != "cancelling":
             self._set(found, "cancelling")
-        if self._current is not None and self._current[0] == batch_id:
-            self._current[1].cancel()
+        running = self._running.get(caller)
+        if running is not None and running[0] is found:
+            running[1].cancel()
         else:  # this batch waits in the queue
             try:
                 self._recount(found)
@@ -302,25 +309,32 @@ class BatchService:
 
         Raises:
           DiskError: results or records cannot be written. No batch has failed because of this:
-            the next call goes on with the same batch.
+            the next call goes on with the same batches.
         """
-        while True:
-            waiting = [found for found in self._records.values() if not found.ended]
-            if not waiting:
+        try:
+            while True:
                 self._waiting.clear()
+                self._start(app)
                 await self._waiting.wait()
-                continue
-            record = min(waiting, key=lambda found: found.batch.created_at)
-            work = asyncio.create_task(self._run(app, record))
-            self._current = record.batch.id, work
-            try:
-                await asyncio.wait((work,))
-            finally:
-                self._current = None
-                if not work.done():  # the server stops, and resumes the batch at its next start
-                    work.cancel()
-                    await asyncio.wait((work,))
-            self._settle(record, work)
+                ended = [(name, *had) for name, had in self._running.items() if had[1].done()]
+                for owner, record, work in ended:
+                    del self._running[owner]
+                    self._settle(record, work)
+        finally:  # the server stops, and resumes the batches at its next start
+            works = [work for _, work in self._running.values()]
+            self._running.clear()
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+
+    def _start(self, app: ASGIApp) -> None:
+        """Start the oldest batch of each owner that has none running."""
+        waiting = [found for found in self._records.values() if not found.ended]
+        for record in sorted(waiting, key=lambda found: found.batch.created_at):
+            if record.caller not in self._running and len(self._running) < MOST_RUNNING:
+                work = asyncio.create_task(self._run(app, record))
+                work.add_done_callback(lambda _: self._waiting.set())
+                self._running[record.caller] = record, work
 
     def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
         """Set the final status of a batch after its task has ended; DiskError is raised again."""
@@ -353,7 +367,9 @@ class BatchService:
             try:
                 lines = self._left(record, source, results.done)
                 sender = partial(directory.callers.of_owner, record.caller)
-                runner = LineRunner(app, sender, batch.id, until=batch.expires_at)
+                runner = LineRunner(
+                    app, sender, batch.id, until=batch.expires_at, slots=self._slots
+                )
                 await runner.run(lines, results.write, most=MOST_RUNNING)
             finally:
                 results.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
 from cpuserve.api.errors.http_errors import ServerBusy
+from cpuserve.core.turns import CallerTurns
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class BodyBudget:
     """Limits the bytes that all request bodies together hold in memory.
 
-    A body reserves its whole length before it is read, in order of arrival,
+    A body reserves its whole length before it is read, in turns of the callers (core/turns.py),
     so every body that was started can finish.
     A body larger than the budget is admitted when no other body is in memory.
     """
@@ -23,16 +23,16 @@ class BodyBudget:
     def __init__(self, most: int) -> None:
         self.held = 0
         self._most = most
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: CallerTurns[tuple[int, asyncio.Future[None]]] = CallerTurns()
 
-    async def take(self, size: int, wait_s: float) -> None:
+    async def take(self, size: int, wait_s: float, caller: str = "") -> None:
         """Reserve `size` bytes; ServerBusy (503) if they are not free within `wait_s` seconds."""
         if not self._waiting and self._fits(size):
             self.held += size
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, granted)
-        self._waiting.append(entry)
+        self._waiting.put(caller, entry, float(size))
         try:
             await asyncio.wait((granted,), timeout=wait_s)
         except asyncio.CancelledError:
@@ -49,8 +49,8 @@ class BodyBudget:
     def give_back(self, size: int) -> None:
         """Free `size` reserved bytes, and admit bodies that wait for memory."""
         self.held -= size
-        while self._waiting and self._fits(self._waiting[0][0]):
-            wanted, granted = self._waiting.popleft()
+        while self._waiting and self._fits(self._waiting.first()[0]):
+            _, (wanted, granted) = self._waiting.take()
             self.held += wanted
             granted.set_result(None)
 
@@ -69,13 +69,14 @@ class BodyBudget:
 class Reservation:
     """The bytes that one body has reserved; they are freed at the end of the `with` block."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, caller: str = "") -> None:
         self.size = 0
         self._budget = budget
+        self._caller = caller
 
     async def take(self, size: int, wait_s: float) -> None:
         """Reserve `size` more bytes; see BodyBudget.take."""
-        await self._budget.take(size, wait_s)
+        await self._budget.take(size, wait_s, self._caller)
         self.size += size
 
     def shrink(self, size: int) -> None:

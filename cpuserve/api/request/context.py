@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.errors import NotServing
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.calls.call import MAX_PROMPTS
+from cpuserve.serving.threads import WORKS_FOR, run_sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -185,7 +185,8 @@ async def read_call(
     check_media_type(request)
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
-    held = Reservation(state.bodies)
+    WORKS_FOR.set(request.scope[CALLER].name)
+    held = Reservation(state.bodies, request.scope[CALLER].name)
     received = RequestContext(
         state,
         leases,
@@ -213,7 +214,7 @@ async def read_call(
                 context = await _model_of_large(received, body)
                 most = {form.conversation: _most_objects(context.max_model_len)}
                 most["prompt"] = MAX_PROMPTS + 1
-                fields = await asyncio.to_thread(decode_request, body, form.schema, most)
+                fields = await run_sized(size, lambda: decode_request(body, form.schema, most))
             body.clear()
             yield received, fields
         finally:
@@ -230,7 +231,7 @@ async def _model_of_large(request: RequestContext, body: bytearray) -> ModelCont
     models = request.models
     if not models.several:
         return models.first  # read_body has already checked the size
-    named = await asyncio.to_thread(decode_request, body, _ModelName)
+    named = await run_sized(len(body), lambda: decode_request(body, _ModelName))
     await request.choose(named.model)
     check_size(len(body), request.context.limits.max_body_bytes)
     return request.context

@@ -181,7 +181,9 @@ class Grammars:
             self._room.wait()
             if grammar.dropped:
                 continue
+            began = time.monotonic()
             error, fault = self._compiled(grammar)
+            self._queue.took(time.monotonic() - began)
             self._done.append((grammar, self._process, error, fault))
             self._wake()
 

@@ -1,15 +1,16 @@
 """The grammars that wait for compilation: a bounded queue where callers take turns.
 
 The engine's thread adds and drops grammars, and another thread takes them.
-The grammars of one caller are compiled in the order of arrival.
-The callers are served in turn, so that no caller waits for all grammars of another caller.
+The grammars of one caller are compiled in the order of arrival. A turn costs the time that
+the compilation took, so that no caller waits for all grammars, or all slow ones, of another caller.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
 from typing import Generic, TypeVar
+
+from cpuserve.core.turns import CallerTurns
 
 T = TypeVar("T")
 
@@ -28,21 +29,27 @@ class GrammarQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._of: OrderedDict[str, deque[T]] = OrderedDict()
-        self._num = 0
+        self._turns: CallerTurns[T] = CallerTurns()
+        self._taken_for = ""  # the caller of the grammar that was taken last
         self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._turns)
 
     def check(self, caller: str) -> None:
         """Raise QueueFull if the queue is full, or the part of it that one caller may use.
+
+        A caller with less than its share of a full queue is admitted, up to twice the limit.
 
         caller: "" = the program that runs the engine, which has no limit.
         """
         if not caller:
             return
         with self._changed:
-            mine = len(self._of.get(caller, ()))
-            if self._num >= MAX_WAITING:
-                msg = f"{self._num} other forms wait to be compiled, and the limit is {MAX_WAITING}"
+            mine, num = self._turns.count(caller), len(self._turns)
+            share = MAX_WAITING // (self._turns.num_callers + (not mine))
+            if num >= MAX_WAITING and not (mine < share and num < 2 * MAX_WAITING):
+                msg = f"{num} other forms wait to be compiled, and the limit is {MAX_WAITING}"
                 raise QueueFull(msg)
             if mine >= MAX_OF_CALLER:
                 msg = (
@@ -54,36 +61,27 @@ class GrammarQueue(Generic[T]):
     def put(self, grammar: T, caller: str) -> None:
         """Add a grammar of this caller, even if the queue is full."""
         with self._changed:
-            self._of.setdefault(caller, deque()).append(grammar)
-            self._num += 1
+            self._turns.put(caller, grammar, 0.0)
             self._changed.notify()
 
     def drop(self, grammar: T) -> bool:
         """Remove a grammar; False if it does not wait (any more)."""
         with self._changed:
-            for caller, waiting in self._of.items():
-                if grammar in waiting:
-                    waiting.remove(grammar)
-                    self._num -= 1
-                    if not waiting:
-                        del self._of[caller]
-                    return True
-        return False
+            return self._turns.remove(grammar)
 
     def take(self) -> T | None:
         """Wait for the next grammar and remove it; None = the queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._of)
+            self._changed.wait_for(lambda: self._closed or self._turns)
             if self._closed:
                 return None
-            caller, waiting = next(iter(self._of.items()))
-            grammar = waiting.popleft()
-            self._num -= 1
-            if waiting:
-                self._of.move_to_end(caller)
-            else:
-                del self._of[caller]
+            self._taken_for, grammar = self._turns.take()
             return grammar
+
+    def took(self, seconds: float) -> None:
+        """Count the seconds that the grammar of the last `take` took to compile."""
+        with self._changed:
+            self._turns.charge(self._taken_for, seconds)
 
     def close(self) -> None:
         """Let `take` return None from now on."""

@@ -106,8 +106,21 @@ class Backlog:
         if self._asked > _WINDOW_TOKENS:
             self._asked, self._computed = self._asked / 2, self._computed / 2
 
-    def wait_s(self) -> float:
+    def _before(self, caller: str) -> tuple[int, int]:
+        """Return how many (sequences, prompt tokens) start before a new sequence of this caller.
+
+        The engine serves callers in equal shares: before each of its own, one of every other.
+        """
+        if not caller:
+            return self.requests, self.tokens
+        callers = len(self._of) + (caller not in self._of)
+        requests, tokens = self._of.get(caller, (0, 0))
+        return min(self.requests, callers * requests), min(self.tokens, callers * tokens)
+
+    def wait_s(self, caller: str = "") -> float:
         """Return the estimated time to first token of a sequence that arrives now, in seconds.
+
+        caller: who sends it; "" = it starts after all others.
 
         The result is the largest of three estimates:
         1. The waiting prompt tokens that are probably not in the prefix cache,
@@ -118,14 +131,15 @@ class Backlog:
            in which the waiting sequences start, `slots` in a round. This estimate matters
            while sequences that started together keep all slots, as they may end together.
         """
-        if not self.requests:
+        waiting, waiting_tokens = self._before(caller)
+        if not waiting:
             return 0.0
         rate = self._prompt_rate()
-        tokens = self.tokens * self._computed / self._asked
+        tokens = waiting_tokens * self._computed / self._asked
         computing = tokens / rate if rate > 0.0 else 0.0
         silence = self._clock() - self._since - computing
-        turns = -(-self.requests // self._slots)
-        return max(computing, self.requests * self._gap_s, turns * silence)
+        turns = -(-waiting // self._slots)
+        return max(computing, waiting * self._gap_s, turns * silence)
 
     def check(self, timeout_s: float | None = None, caller: str = "") -> None:
         """Raise TooManyRequests (429) if the backlog is full or the wait would exceed timeout_s.
@@ -145,7 +159,7 @@ class Backlog:
                     f"limit is {most}. Try again later"
                 )
                 raise self.refusal(msg)
-        if timeout_s is not None and (wait := self.wait_s()) > timeout_s:
+        if timeout_s is not None and (wait := self.wait_s(caller)) > timeout_s:
             msg = (
                 f"The estimated wait for the first token is {wait:.0f} s, which is longer than "
                 f"this request's timeout of {timeout_s:g} s: try again later, or raise the timeout"
