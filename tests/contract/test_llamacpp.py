@@ -60,7 +60,7 @@ GOOD = {
     "response_fields": ([], ["content"], ["generation_settings/seed"], ["nothing"]),
     "priority": (0, -1, 7),
     "cache_salt": ("team-1", None),
-    "timeout": (1, 30.5, None),
+    "timeout": (60, 30.5, None),
     "stream": (False, None),
     "unknown_field": (1, [1], "x"),
 }

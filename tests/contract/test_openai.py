@@ -44,7 +44,7 @@ GOOD = {
     "prompt_logprobs": (0, 1, None),
     "priority": (0, -1, 7),
     "cache_salt": ("team-1", None),
-    "timeout": (1, 30.5, None),
+    "timeout": (60, 30.5, None),
     "user": ("me", None),
     "stream": (False, None),
     "return_token_ids": (True, False),

@@ -49,7 +49,7 @@ GOOD = {
     "chat_template_kwargs": ({}, {"a": 1}, None),
     "priority": (0, -1, 5, 5.0, None),
     "cache_salt": ("team", None),
-    "timeout": (1, 2.5, None),
+    "timeout": (60, 30.5, None),
 }
 BAD = {
     "questions": (
