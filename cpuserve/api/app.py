@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from cpuserve.api.callers.callers import Callers
+    from cpuserve.api.callers.known_callers import KnownCallers
     from cpuserve.api.http.audit import Audit
     from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
@@ -100,7 +100,7 @@ class Cors:
 def create_app(
     state: ServerState,
     *,
-    callers: Callers | None = None,
+    callers: KnownCallers | None = None,
     public_metrics: bool = False,
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,

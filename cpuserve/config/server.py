@@ -117,7 +117,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         _option(
             "File of callers, a line NAME KEY for each, with limits such as rpm=60 tpm=100k "
-            "parallel=4 priority=10 cache=private (docs/serving.md, Callers).",
+            "parallel=4 priority=10 cache=private (docs/serving.md, Callers). It is read again "
+            "when it changes.",
             default="none",
             aliases=(Alias("LLAMA_ARG_API_KEY_FILE", differs=_KEY_FILE_DIFFERS),),
             check=not_empty,

@@ -7,14 +7,15 @@ import copy
 import functools
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from cpuserve.api.app import create_app
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.request.state import ServerState
 from cpuserve.engine.ipc import Output
 from cpuserve.metrics.server import ServerMetrics
@@ -117,6 +118,7 @@ class Api:
         http: ClientLimits | None = None,
         api_keys: tuple[str, ...] = (),
         key_file: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
         key: str | None = None,
         default_sampling: dict[str, float] | None = None,
         loaders: Sequence[Loader] = (),
@@ -126,7 +128,7 @@ class Api:
         self.context = make_context(self.engine, http=http, default_sampling=default_sampling)
         self.state = ServerState(ModelRegistry(self.context, loaders))
         if api_keys or key_file is not None:
-            self.state.callers = access["callers"] = Callers(api_keys, key_file)
+            self.state.callers = access["callers"] = KnownCallers(api_keys, key_file, clock)
         self.app = create_app(self.state, **access)
         self._key = key
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.request.state import ServerState
@@ -106,7 +106,7 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
         http = ServerOptions(port=port, **{"allowed_hosts": ("*",), **options})
-        stored, callers = Store(StoreBounds.of(http)), Callers.of(http)
+        stored, callers = Store(StoreBounds.of(http)), KnownCallers.of(http)
         state = ServerState(ModelRegistry(context), stored=stored, callers=callers)
         if http.files_dir is not None:
             state.batches = batch_service(state, http)

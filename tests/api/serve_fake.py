@@ -1,11 +1,11 @@
 """`python -m tests.api.serve_fake OPTIONS`: serve() over the fake engine process.
 
-OPTIONS is JSON: {"model", "port", "uds", "drain_s", "drain_delay_s", "keys", "replicas", "restart",
-"limits": [of HangLimits], "download", "also", "config": {...}}. It prints "preparing" when the
-command line would look for the model, "engine PID" at the start of each engine, and "ready URL"
-once it serves. It exits as the command line does. download: what happens before the engine starts:
-"none", "until a line comes" on standard input, or "refuse", which fails. also: the same for a
-further model, "two".
+OPTIONS is JSON: {"model", "port", "uds", "drain_s", "drain_delay_s", "keys", "key_file",
+"replicas", "restart", "limits": [of HangLimits], "download", "also", "config": {...}}.
+It prints "preparing" when the command line would look for the model, "engine PID" at the start of
+each engine, and "ready URL" once it serves. It exits as the command line does.
+download: what happens before the engine starts: "none", "until a line comes" on standard input,
+or "refuse", which fails. also: the same for a further model, "two".
 """
 
 import json
@@ -62,6 +62,7 @@ def main() -> int:
         drain_timeout=options["drain_s"],
         drain_delay=options["drain_delay_s"],
         api_key=options["keys"],
+        api_key_file=options["key_file"],
         engine_restart=options["restart"],
     )
 

@@ -32,6 +32,7 @@ class Served:
         drain_s=LONG_S,
         drain_delay_s=0.0,
         keys=(),
+        key_file=None,
         replicas=1,
         restart=True,
         limits=(),
@@ -49,7 +50,7 @@ class Served:
         options = {"model": model, "port": self.port, "uds": uds, "drain_s": drain_s}
         options |= {"drain_delay_s": drain_delay_s, "keys": list(keys), "replicas": replicas}
         options |= {"restart": restart, "limits": limits, "download": download}
-        options |= {"also": also}
+        options |= {"also": also, "key_file": key_file}
         options = json.dumps({**options, "config": config})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.api.serve_fake", options],

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.ollama.created.store import CreatedModels
@@ -33,7 +33,7 @@ def loader_of(name, *_):
 async def serving(place, *, keys=(), max_bytes=MIB, max_models=4):
     """A server that keeps models, and a client for it; the client sends the key of `headers`."""
     async with live(api_key=keys) as server:
-        directory = ModelDirectory(str(place), max_bytes, max_models, Callers(keys))
+        directory = ModelDirectory(str(place), max_bytes, max_models, KnownCallers(keys))
         models = server.state.models
         server.state.created = CreatedModels(directory, models, loader_of, {})
         try:

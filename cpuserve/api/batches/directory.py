@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
@@ -66,7 +66,7 @@ class FileDirectory:
     """
 
     def __init__(
-        self, place: str, max_bytes: int, max_files: int, callers: Callers | None = None
+        self, place: str, max_bytes: int, max_files: int, callers: KnownCallers | None = None
     ) -> None:
         """`place`: the directory, which is created if it is missing.
 
@@ -76,7 +76,7 @@ class FileDirectory:
           ConfigError: the directory cannot be written, or another server uses it.
         """
         self.max_files = max_files
-        self.callers = callers or Callers()
+        self.callers = callers or KnownCallers()
         self._bytes = Quota(max_bytes, self.owners)
         self._count = Quota(max_files, self.owners)
         self._contents: dict[str, _Content] = {}
@@ -272,7 +272,7 @@ class FileDirectory:
         return [found for _, found in read_records(self._batches, kind, self._damaged)]
 
     def adopt(self, name: str, record: msgspec.Struct) -> None:
-        """Write the record of the batch `name` with its new owner; see Callers.current_owner."""
+        """Write the record of the batch `name` with its new owner."""
         self._rewrite(self._batches / f"{name}.json", record)
 
     def _rewrite(self, path: Path, record: msgspec.Struct) -> None:

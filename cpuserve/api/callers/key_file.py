@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cpuserve.config.values import parse_count
 from cpuserve.errors import ConfigError
@@ -104,13 +105,16 @@ def _read(path: str, what: str) -> tuple[bytes, os.stat_result]:
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-        handle = os.open(os.path.expanduser(path), flags)  # noqa: PTH111
-        with os.fdopen(handle, "rb") as source:
+        handle = os.open(Path(path).expanduser(), flags)
+        try:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
                 msg = f"{what} is not a regular file: give the path of a text file"
                 raise ConfigError(msg)
-            data = source.read(MOST_BYTES + 1)
+            with os.fdopen(handle, "rb", closefd=False) as source:
+                data = source.read(MOST_BYTES + 1)
+        finally:
+            os.close(handle)
     except OSError as error:
         msg = f"{what} cannot be read: {error.strerror}"
         raise ConfigError(msg) from None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from cpuserve.api.callers.callers import Callers
+    from cpuserve.api.callers.known_callers import KnownCallers
     from cpuserve.config.server import ServerOptions
     from cpuserve.serving.callers.caller import Caller
 
@@ -59,7 +59,7 @@ class ApiKeys:
     def __init__(
         self,
         app: ASGIApp,
-        callers: Callers,
+        callers: KnownCallers,
         public: Collection[str] = PUBLIC_PATHS,
         *,
         webui: bool = False,

@@ -10,7 +10,7 @@ from cpuserve.api.ollama.created.directory import ModelDirectory
 from cpuserve.api.ollama.created.store import CreatedModels
 
 if TYPE_CHECKING:
-    from cpuserve.api.callers.callers import Callers
+    from cpuserve.api.callers.known_callers import KnownCallers
     from cpuserve.api.ollama.created.store import MakeLoader
     from cpuserve.config.server import ServerOptions
     from cpuserve.serving.models.registry import ModelRegistry
@@ -28,7 +28,7 @@ class Creation:
 
 
 def stored_models(
-    models: ModelRegistry, options: ServerOptions, creation: Creation, callers: Callers
+    models: ModelRegistry, options: ServerOptions, creation: Creation, callers: KnownCallers
 ) -> CreatedModels:
     """Return the models in --models-dir, which `models` serves from now on.
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
+from cpuserve.api.callers.watch import KeyFileWatch
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import files_fingerprint, load_texts, make_context
 from cpuserve.api.lifecycle.service_manager import ServiceManager
-from cpuserve.api.lifecycle.signals import stop_signals
+from cpuserve.api.lifecycle.signals import reload_signals, stop_signals
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.request.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
@@ -103,7 +104,8 @@ class FrontEnd:
         )
         stored = Store(StoreBounds.of(options))
         seal = Seal.kept_in(_secrets_folder(config))
-        callers = Callers.of(options)
+        callers = KnownCallers.of(options)
+        self._key_file = None if callers.file is None else KeyFileWatch(callers)
         self.state = ServerState(
             self.models, cpu, config, stored=stored, callers=callers, seal=seal
         )
@@ -148,6 +150,7 @@ class FrontEnd:
         shown: asyncio.Task[None] | None = None
         batches: asyncio.Task[None] | None = None
         living = keep("the watchdog", lambda: self.manager.watch(self._lives))
+        callers = keep("watching --api-key-file", self._watch_callers)
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -164,11 +167,16 @@ class FrontEnd:
             await self._drain(http)
             return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
-            for task in (stopped, loading, watching, living, shown, batches):
+            for task in (stopped, loading, watching, living, callers, shown, batches):
                 if task is not None:
                     task.cancel()
             if batches is not None:  # end batches before the engine closes, so no line fails
                 await asyncio.wait((batches,))
+
+    async def _watch_callers(self) -> None:
+        """Load the file of callers when it changes, until this task is cancelled."""
+        if self._key_file is not None:
+            await self._key_file.run()
 
     async def _run_batches(self) -> None:
         """Run the batches of clients until this task is cancelled."""
@@ -280,6 +288,9 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
+        if self._key_file is not None:
+            for number in reload_signals():
+                loop.add_signal_handler(number, self._key_file.ask)
 
     def _on_signal(self, number: int) -> None:
         if self._stop_now.is_set():

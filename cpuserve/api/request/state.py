@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
@@ -58,7 +58,7 @@ class ServerState:
     http: HttpMetrics = field(default_factory=HttpMetrics)
     processes: Processes = field(default_factory=lambda: Processes(_ROLES))
     stored: Store = field(default_factory=Store)
-    callers: Callers = field(default_factory=Callers)
+    callers: KnownCallers = field(default_factory=KnownCallers)
     seal: Seal = field(default_factory=Seal)
     batches: Any = None
     created: Any = None

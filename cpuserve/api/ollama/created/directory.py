@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cpuserve.api.batches.directory import open_plain, read_records, write_whole
-from cpuserve.api.callers.callers import Callers
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
@@ -69,7 +69,7 @@ class ModelDirectory:
     """
 
     def __init__(
-        self, place: str, max_bytes: int, max_models: int, callers: Callers | None = None
+        self, place: str, max_bytes: int, max_models: int, callers: KnownCallers | None = None
     ) -> None:
         """`place`: the directory, which is created if it is missing.
 
@@ -79,7 +79,7 @@ class ModelDirectory:
           ConfigError: the directory cannot be written, or another server uses it.
         """
         self.max_models = max_models
-        self._callers = callers or Callers()
+        self._callers = callers or KnownCallers()
         self._bytes = Quota(max_bytes, self._owners)
         self._num_blobs = Quota(MOST_FILES + _BLOBS_A_MODEL * max_models, self._owners)
         self._stored: dict[str, tuple[str, int]] = {}  # the owner and bytes of each blob

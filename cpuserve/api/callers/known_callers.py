@@ -1,9 +1,10 @@
-"""Callers: the API keys that a server accepts, their limits, and who owns stored things."""
+"""KnownCallers: the API keys that a server accepts, their limits, and who owns stored things."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ class _Known:
     caller: Caller
 
 
-class Callers:
+class KnownCallers:
     """Who may send requests: the keys of --api-key, and the callers in --api-key-file.
 
     A key of --api-key is the caller "key-1", "key-2" and so on, by its place, and owns things under
@@ -38,13 +39,21 @@ class Callers:
     Without keys, everyone may send requests, and the callers are addresses.
     """
 
-    def __init__(self, keys: Sequence[str] = (), file: str | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str] = (),
+        file: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """keys: the values of --api-key, in their order. file: the path in --api-key-file.
+
+        clock: the seconds that limits a minute count.
 
         Raises:
           ConfigError: the file cannot be used.
         """
         self.file = file
+        self._clock = clock
         self._given = [
             _Known(digest_of(key.encode()), Caller(f"key-{place}", owner_of(key)))
             for place, key in enumerate(keys, 1)
@@ -62,7 +71,7 @@ class Callers:
             self.load(read_key_file(file))
 
     @classmethod
-    def of(cls, options: ServerOptions) -> Callers:
+    def of(cls, options: ServerOptions) -> KnownCallers:
         """Return the callers that options set; ConfigError if their file cannot be used."""
         return cls(options.api_key, options.api_key_file)
 
@@ -120,7 +129,7 @@ class Callers:
     def _caller(self, entry: KeyFileEntry) -> Caller:
         owner = f"caller-{entry.name}"
         before = self._by_owner.get(owner)
-        use = CallerUse() if before is None or before.use is None else before.use
+        use = CallerUse(self._clock) if before is None or before.use is None else before.use
         made = Caller(entry.name, owner, use=use)
         return replace(
             made,
@@ -128,6 +137,11 @@ class Callers:
             private_cache=entry.private_cache,
             limits=entry.limits,
         )
+
+    def named(self) -> list[Caller]:
+        """Return the callers in the file."""
+        given = {known.caller.owner for known in self._given}
+        return [self._by_owner[owner] for owner in self._ids if owner not in given]
 
     @property
     def owners(self) -> tuple[str, ...]:
