@@ -19,7 +19,6 @@ from cpuserve.serving.calls.params import check_repeat_penalty, checked_stop
 _IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
 # Ollama options that have other names in SamplingParams.
 _NAMES = {own: name for name, own in names_in("ollama").items()}
-_SAMPLED = frozenset(SamplingParams.__struct_fields__)
 
 
 def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,8 +44,6 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
         fields.pop("num_predict", None)  # without this limit, a response may fill the context
     fields["stop"] = checked_stop(fields.get("stop"))
     values = {_NAMES.get(name, name): value for name, value in fields.items() if value is not None}
-    # Other options have a value without effect: check_fields has refused all others.
-    values = {name: value for name, value in values.items() if name in _SAMPLED}
     SamplingParams(**values)  # raises InvalidRequest for a value out of range
     return values
 
