@@ -26,6 +26,8 @@ CONTEXT = 256
 class EngineBench(HttpBench):
     """The operations that generate text, and a server with an engine in this process."""
 
+    most_bytes = 1 << 30
+
     def __init__(self) -> None:
         some = [each for each in operations() if each.path in RUNS and each.pooling == "none"]
         super().__init__(some)

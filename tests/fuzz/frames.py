@@ -61,7 +61,7 @@ class FrameCase(TypedDict):
 class FrameBench:
     """Frames between front end and engine: messages, or a FrameError; the pieces do not matter."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def draw(self, rng: random.Random) -> FrameCase:
         """Return a random case."""
@@ -154,7 +154,7 @@ class UploadCase(TypedDict):
 class UploadBench:
     """Uploads: a file and fields, or an error of one line; the pieces do not matter."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()

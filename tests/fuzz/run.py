@@ -4,12 +4,12 @@
     python -m tests.fuzz.run --inputs --seconds 60
 
 A case is, for example, a changed file of a model, which must load or be refused in one line, or a
-changed request, which must get a response that is no fault. It may take a minute (an unknown
-architecture starts torch) and the memory that its bench allows. Anything else, a signal and a
-sanitizer's report included, is a finding: it is printed with the case, and the exit code is 1.
---keep adds a case for new kinds of outcome to tests/fuzz/corpus, which test_corpus.py tries again.
---case FILE tries the case in a file. `.ci/run fuzz` runs all targets, those of files under the
-sanitizers of addresses and undefined behaviour.
+changed request, which must get a response that is no fault. It may take a minute, and the memory
+and the CPU time that its bench allows. Anything else, a signal and a sanitizer's report included,
+is a finding: it is printed with the case, and the exit code is 1. --keep adds a case for new kinds
+of outcome to tests/fuzz/corpus, which test_corpus.py tries again. --case FILE tries the case in a
+file. `.ci/run fuzz` runs all targets, those of files under the sanitizers of addresses and of
+undefined behaviour.
 """
 
 from __future__ import annotations
@@ -61,12 +61,15 @@ def work(kind: str, directory: Path, first: int, count: int) -> None:
 
 
 def tried(bench: Bench, case: object) -> str:
-    """Return the outcome of a case; AssertionError if this process has taken too much memory."""
-    faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+    """Return the outcome of a case; AssertionError if this process has taken too much for it."""
+    begun = time.process_time()
+    faulthandler.dump_traceback_later(CASE_SECONDS, exit=True, file=sys.__stderr__)
     try:
         outcome = bench.outcome(case)
     finally:
         faulthandler.cancel_dump_traceback_later()
+    used = time.process_time() - begun
+    assert used <= bench.most_cpu_s, f"{used:.1f} s of CPU time"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     assert peak <= bench.most_bytes, f"{peak} bytes of memory"
     return outcome

@@ -19,10 +19,11 @@ from tests.fuzz.texts import CallBench, ModelfileBench, SealedBench, TemplateBen
 class Bench(Protocol):
     """Where the cases of a target run; a case is a JSON value.
 
-    most_bytes: the memory that this process may take.
+    most_bytes: the memory that this process may take. most_cpu_s: the CPU time of a case.
     """
 
     most_bytes: int
+    most_cpu_s: float
 
     def draw(self, rng: random.Random) -> Any:
         """Return a random case."""

@@ -81,7 +81,7 @@ class TemplateCase(TypedDict):
 class TemplateBench:
     """Templates and conversations, in the processes that render: a text, or a line of error."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def __init__(self) -> None:
         self._renderer = Renderer(cpu_s=2.0)
@@ -153,7 +153,7 @@ class CallCase(TypedDict):
 class CallBench:
     """Responses with calls through each parser: in pieces they say the same as in one piece."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def draw(self, rng: random.Random) -> CallCase:
         """Return a random case."""
@@ -199,7 +199,7 @@ _LINES = (
 class ModelfileBench:
     """Modelfiles with templates in Go's syntax: fields of /api/create, or an error of one line."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def draw(self, rng: random.Random) -> str:
         """Return the text of a random Modelfile."""
@@ -245,7 +245,7 @@ class ModelfileBench:
 class SealedBench:
     """Sealed thoughts that were changed: only what this server has written is opened."""
 
-    most_bytes = 1 << 30
+    most_bytes, most_cpu_s = 1 << 29, 5.0
 
     def __init__(self) -> None:
         thoughts = ("", "Hm.", "\u00e9\n" * 300, "a" * 100_000)
