@@ -1,4 +1,9 @@
-"""The stub of the native extension has its functions, with the arguments that they take."""
+"""The stub of the native extension has its functions, with the arguments that they take.
+
+The stub is a page for readers, written by hand. A generator (pybind11-stubgen 3.0) writes the same
+names without the descriptions, `SupportsInt | SupportsIndex` for each int, and `*args, **kwargs`
+for each operation; the descriptions would have to become texts in C++.
+"""
 
 from __future__ import annotations
 
