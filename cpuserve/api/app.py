@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from cpuserve.api.callers.known_callers import KnownCallers
-    from cpuserve.api.http.audit import Audit
     from cpuserve.api.request.state import ServerState
     from cpuserve.config.server import ServerOptions
 
@@ -151,23 +150,24 @@ def create_app(
     if cors is not None:
         _add_cors(app, cors)
     app.add_middleware(RequestLine)
-    counts = ResponseCounts(state.http, app.state.paths)
-    state.records = records or state.records or Records()
-    _add_audit(app, state.records.audit, counts)
-    app.add_middleware(RequestIds, counts=counts, records=state.records)
+    _add_records(app, state, records or state.records or Records())
     app.add_middleware(ConnectionClose, state=state)
     return app
 
 
-def _add_audit(app: FastAPI, audit: Audit | None, counts: ResponseCounts) -> None:
-    if audit is None:
-        return
-    from cpuserve.api.http.audit import Audited
+def _add_records(app: FastAPI, state: ServerState, records: Records) -> None:
+    """Add the middleware that counts requests and writes their logs."""
+    state.records = records
+    state.http.dropped_traces = records.dropped_traces
+    counts = ResponseCounts(state.http, app.state.paths)
+    if records.audit is not None:
+        from cpuserve.api.http.audit import Audited
 
-    def covers(path: str) -> bool:
-        return path not in UNCOUNTED_PATHS
+        def covers(path: str) -> bool:
+            return path not in UNCOUNTED_PATHS
 
-    app.add_middleware(Audited, audit=audit, covers=covers, shown=counts.shown)
+        app.add_middleware(Audited, audit=records.audit, covers=covers, shown=counts.shown)
+    app.add_middleware(RequestIds, counts=counts, records=records)
 
 
 def _add_cors(app: FastAPI, cors: Cors) -> None:

@@ -96,8 +96,8 @@ _VLLM = (
         "the KV cache stays in this server; --prefix-cache-dir keeps it across restarts",
     ),
     Missing(
-        "--otlp-traces-endpoint --collect-detailed-traces",
-        "traces are not supported yet; /metrics has timings",
+        "--collect-detailed-traces",
+        "traces always have spans of render, queue, prefill and decode; leave it out",
     ),
     Missing(
         "--disable-access-log-for-endpoints",

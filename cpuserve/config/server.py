@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -51,6 +52,17 @@ def _tokens(value: list[str]) -> None:
 def _keys(value: list[str]) -> None:
     if not all(key.strip() and key.isascii() for key in value):
         msg = "keys must be ASCII text and not empty"
+        raise ValueError(msg)
+
+
+def _url(value: str) -> None:
+    try:
+        found = urlsplit(value)
+        is_url = bool(found.scheme and found.hostname) and found.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        msg = "must be a URL, such as http://localhost:4318/v1/traces"
         raise ValueError(msg)
 
 
@@ -297,6 +309,17 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="WHAT",
         ),
     ] = "refuse"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _option(
+            "URL of an OpenTelemetry collector that gets a trace of each request (OTLP over HTTP), "
+            "such as http://localhost:4318/v1/traces. It needs `pip install 'cpuserve[traces]'`. "
+            "The standard variables of OpenTelemetry (OTEL_...) are read as well.",
+            default="none, or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            check=_url,
+            metavar="URL",
+        ),
+    ] = None
     max_num_queued_reqs: Annotated[
         int,
         _option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
@@ -12,9 +12,12 @@ class HttpMetrics:
 
     As in vLLM, the label `status` is the class of the response, such as "4xx".
     The label `code` separates 429 from 400.
+
+    dropped_traces: returns how many requests have no trace; None = no traces are made.
     """
 
     def __init__(self) -> None:
+        self.dropped_traces: Callable[[], int] | None = None
         self._answers: dict[tuple[str, str, int], int] = {}
 
     def count(self, handler: str, method: str, code: int) -> None:
@@ -32,3 +35,6 @@ class HttpMetrics:
         for (handler, method, code), number in self._answers.items():
             answers.add_metric([handler, method, f"{code // 100}xx", str(code)], number)
         yield answers
+        if self.dropped_traces is not None:
+            name, text = "cpuserve:traces_dropped", "Requests without a trace in the collector."
+            yield CounterMetricFamily(name, text, self.dropped_traces())

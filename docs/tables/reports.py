@@ -35,10 +35,12 @@ def metrics() -> str:
     )
     server.on_cache_miss("new")  # this metric is listed only after a first cache miss
     adapters = AdapterMetrics(["a"], ())
+    http = HttpMetrics()
+    http.dropped_traces = int
     families = [
         *server_families(server),
         *adapters.collect(),
-        *HttpMetrics().collect(),
+        *http.collect(),
         *process_families({"engine": RoleFigures()}),
         *page_families(PageFigures({"engine": 0}, {("engine", "0"): 0})),
         *task_families({}),

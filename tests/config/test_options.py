@@ -71,6 +71,7 @@ BAD = {
     "access_log": ["some", "1"],
     "access_log_format": ["xml"],
     "audit": [""],
+    "otlp_traces_endpoint": ["", "http://[", "c:4317", "http://c:x", "http://c:70000", "http://"],
     "audit_bytes": ["1", "x"],
     "audit_on_failure": ["ignore", "1"],
     "log_level": ["loud"],

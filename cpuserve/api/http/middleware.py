@@ -265,3 +265,5 @@ class RequestIds:
             # Load balancers poll public paths, and the log has the reason of a 503 already.
             caller = scope[CALLER].name
             access.write(record, scope["method"], self._counts.shown(scope), caller)
+        if self._records.traces is not None and scope["path"] not in UNCOUNTED_PATHS:
+            self._records.traces.add(record, scope, self._counts.shown(scope), scope[CALLER].name)

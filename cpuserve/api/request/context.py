@@ -204,6 +204,8 @@ async def read_call(
         try:
             body = await read_body(request, state.limits, held, state.models.most_body_bytes)
             size = received.body_bytes = len(body)
+            if record is not None:
+                record.read = time.monotonic()
             form = form_of(body)
             received.id = form.prefix + number
             if form.poolings and state.models.several:

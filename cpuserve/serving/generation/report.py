@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.calls.events import TokenUsage
     from cpuserve.serving.generation.generate import Generation
 
@@ -35,6 +36,8 @@ class GenerationReport:
     reasons: why the sequences ended, each reason once.
     accepted: draft tokens that the model accepted; None = the model has no drafts.
     fingerprint: of the model's files and settings; "" = it was not computed.
+    params: the sampling parameters of the first sequence.
+    is_vector: whether it computes vectors, scores or labels instead of text.
     """
 
     usage: TokenUsage
@@ -44,6 +47,8 @@ class GenerationReport:
     reasons: tuple[str, ...]
     accepted: int | None
     fingerprint: str
+    params: SamplingParams
+    is_vector: bool
 
     @property
     def queue_s(self) -> float | None:
@@ -79,4 +84,6 @@ def report_of(generation: Generation) -> GenerationReport:
         if generation.context.metrics.drafts
         else None,
         generation.context.files_fingerprint,
+        generation.sequences[0].params,
+        generation.call.embed,
     )

@@ -1,0 +1,365 @@
+"""Traces: a span for each request with its children, which a collector on this machine gets."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from cpuserve.api.http import traces
+from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
+from cpuserve.api.http.traces import Traces
+from cpuserve.config.server import ServerOptions
+from cpuserve.errors import ConfigError
+from tests.api.fakes import Api, speak
+from tests.api.live import live, post
+from tests.api.test_api_request_log import GENERATING, SECRET
+from tests.helpers.patience import PATIENCE_S
+
+CHATS = "/v1/chat/completions"
+CHILDREN = ["render", "queue", "prefill", "decode"]
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+class Collector:
+    """The requests that a collector got. hangs: set while it does not respond."""
+
+    def __init__(self):
+        self.requests, self.status, self.hangs = [], 200, threading.Event()
+        self.go = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                assert self.path == "/v1/traces"
+                assert self.headers["content-type"] == "application/x-protobuf"
+                if outer.hangs.is_set():
+                    outer.go.wait(PATIENCE_S)
+                if outer.status == 200:
+                    outer.requests.append(ExportTraceServiceRequest.FromString(body))
+                self.send_response(outer.status)
+                self.end_headers()
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def spans(self):
+        scopes = [s for r in self.requests for e in r.resource_spans for s in e.scope_spans]
+        return [span for scope in scopes for span in scope.spans]
+
+    @property
+    def roots(self):
+        return [span for span in self.spans if span.name not in CHILDREN]
+
+
+@pytest.fixture
+def collector():
+    made = Collector()
+    yield made
+    made.go.set()
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@contextmanager
+def traced(collector):
+    """Records with traces, which the collector has got at the end."""
+    records = Records(traces=Traces(collector.url))
+    yield records
+    records.close()
+
+
+def attributes(span):
+    found = {}
+    for each in span.attributes:
+        kind = each.value.WhichOneof("value")
+        value = getattr(each.value, kind)
+        found[each.key] = [v.string_value for v in value.values] if kind == "array_value" else value
+    return found
+
+
+def children_of(collector, root):
+    found = [span for span in collector.spans if span.parent_span_id == root.span_id]
+    assert all(span.trace_id == root.trace_id for span in found)
+    return sorted(found, key=lambda span: CHILDREN.index(span.name))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_request_is_a_span_with_children(collector, path, streams):
+    with traced(collector) as records:
+        answer = Api(records=records).post(path, **GENERATING[path], stream=streams)
+        assert answer.status_code == 200
+    (root,) = collector.roots
+    told = attributes(root)
+    operation = "chat" if path not in ("/v1/completions", "/api/generate") else "text_completion"
+    assert (root.name, root.kind) == (f"{operation} tiny", 2)
+    assert (told["gen_ai.operation.name"], told["http.route"]) == (operation, path)
+    assert told["gen_ai.provider.name"] == "cpuserve"
+    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == "tiny"
+    assert told["cpuserve.request_id"] == answer.headers["x-request-id"]
+    assert told["gen_ai.usage.output_tokens"] > 0
+    assert told["gen_ai.response.finish_reasons"] in (["stop"], ["length"])
+    assert told["http.response.status_code"] == 200
+    assert (root.status.code, root.parent_span_id) == (0, b"")
+    found = children_of(collector, root)
+    assert [span.name for span in found] == CHILDREN
+    times = [root.start_time_unix_nano]
+    for span in found:
+        times += [span.start_time_unix_nano, span.end_time_unix_nano]
+    times.append(root.end_time_unix_nano)
+    assert times == sorted(times)
+    assert SECRET not in str(collector.requests)
+
+
+def test_the_resource_is_cpuserve(collector):
+    with traced(collector) as records:
+        Api(records=records).complete()
+    (sent,) = collector.requests
+    resource = attributes(sent.resource_spans[0].resource)
+    assert resource["service.name"] == "cpuserve"
+    assert resource["service.version"]
+
+
+def test_which_requests_have_a_span(collector):
+    with traced(collector) as records:
+        api = Api(records=records)
+        for path in ("/health", "/metrics", "/v1/models", "/nowhere"):
+            api.get(path)
+        api.complete(temperature="warm")
+        assert "cpuserve:traces_dropped_total 0.0" in api.get("/metrics").text
+    found = [(r.name, attributes(r).get("error.type"), r.status.code) for r in collector.roots]
+    assert found == [
+        ("GET /v1/models", None, 0),
+        ("GET /nowhere", "unknown_url", 0),
+        ("POST /v1/completions", found[2][1], 0),
+    ]
+    assert found[2][1]
+    assert len(collector.spans) == 3
+
+
+VALID = {
+    PARENT: (TRACE, SPAN),
+    f"cc-{TRACE}-{SPAN}-01-what-the-future-has": (TRACE, SPAN),
+}
+INVALID = (
+    "", "00", PARENT.upper(), PARENT + "-00", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[:-1]}-{SPAN}-01", f"00-{TRACE}-{SPAN}", "\x00\xff" * 9,
+    PARENT * 2000, "é" + PARENT[1:], f"00-{TRACE}g-{SPAN}-01",
+)  # fmt: skip
+
+
+async def answer(app, *headers, body=b'{"prompt": [7], "max_tokens": 2}', path="/v1/completions"):
+    """Send a request with any bytes in its head."""
+    scope = {
+        "type": "http", "http_version": "1.1", "scheme": "http", "method": "POST", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "client": ("10.0.0.7", 1),
+        "headers": [(b"content-type", b"application/json"), *headers], "server": ("127.0.0.1", 1),
+    }  # fmt: skip
+    events, sent = [{"type": "http.request", "body": body, "more_body": False}], []
+
+    async def receive():
+        return events.pop() if events else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("given", [*VALID, *INVALID])
+def test_the_parent_is_the_span_of_the_client_if_its_header_is_valid(collector, given):
+    with traced(collector) as records:
+        header = (b"traceparent", given.encode("latin-1"))
+        assert asyncio.run(answer(Api(records=records).app, header)) == 200
+    (root,) = collector.roots
+    found = root.trace_id.hex(), root.parent_span_id.hex()
+    if given in VALID:
+        assert found == VALID[given]
+    else:
+        assert found[0] != TRACE
+        assert found[1] == ""
+    assert len(children_of(collector, root)) == 4
+
+
+def test_two_parents_are_none(collector):
+    with traced(collector) as records:
+        header = (b"traceparent", PARENT.encode())
+        assert asyncio.run(answer(Api(records=records).app, header, header)) == 200
+    assert collector.roots[0].parent_span_id == b""
+
+
+def test_the_state_of_the_trace_is_kept_and_its_sampling_honoured(collector):
+    with traced(collector) as records:
+        app = Api(records=records).app
+        unsampled = (b"traceparent", PARENT[:-2].encode() + b"00")
+        assert asyncio.run(answer(app, unsampled)) == 200
+        states = [(b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
+        assert asyncio.run(answer(app, (b"traceparent", PARENT.encode()), *states)) == 200
+    (root,) = collector.roots
+    assert root.trace_state == "a=1,b=2"
+
+
+def test_each_of_many_requests_has_its_own_ids(collector):
+    """200 requests at the same time, which end in another order than they come."""
+    count = 200
+    gates = [asyncio.Event() for _ in range(count)]
+
+    def script(engine, number, prompt, params):
+        outputs = speak(engine, number, prompt, params)
+        yield next(outputs)
+        yield gates[prompt[0]]
+        yield from outputs
+
+    def ids(number):
+        return f"{number + 1:032x}", f"{number + 7:016x}"
+
+    async def one(app, number):
+        trace, span = ids(number)
+        header = (b"traceparent", f"00-{trace}-{span}-01".encode())
+        body = json.dumps({"prompt": [number], "max_tokens": 2 + number % 5}).encode()
+        named = (b"x-request-id", str(number).encode())
+        return await answer(app, header, named, body=body)
+
+    async def main(api):
+        tasks = [asyncio.create_task(one(api.app, number)) for number in range(count)]
+        while len(api.engine.asked) < count:
+            await asyncio.sleep(0.01)
+        for gate in sorted(gates, key=lambda gate: hash(id(gate)) % 101):
+            gate.set()
+            await asyncio.sleep(0)
+        assert set(await asyncio.gather(*tasks)) == {200}
+
+    with traced(collector) as records:
+        asyncio.run(main(Api(script, records=records)))
+    assert len(collector.roots) == count
+    for root in collector.roots:
+        told = attributes(root)
+        number = int(told["cpuserve.request_id"])
+        assert (root.trace_id.hex(), root.parent_span_id.hex()) == ids(number)
+        assert told["gen_ai.usage.output_tokens"] == 2 + number % 5
+        assert len(children_of(collector, root)) == 4
+
+
+def test_requests_that_lose_their_client_or_fail_have_spans(collector):
+    async def main():
+        gate = asyncio.Event()
+
+        def script(engine, number, prompt, params):
+            outputs = speak(engine, number, prompt, params)
+            yield next(outputs)
+            yield gate
+            if number:
+                yield RuntimeError("broken")
+
+        async with live(script, otlp_traces_endpoint=collector.url) as server:
+            body = {**GENERATING[CHATS], "stream": True}
+            reader, writer = await server.post(CHATS, body)
+            await asyncio.wait_for(reader.readuntil(b'"content"'), PATIENCE_S)
+            writer.close()
+            await server.until(lambda: server.engine.running == 0)
+            gate.set()
+            await server.send(post(CHATS, body, close=True))
+
+    asyncio.run(main())
+    gone, failed = sorted(collector.roots, key=lambda root: root.start_time_unix_nano)
+    assert attributes(gone)["error.type"] == "client_disconnected"
+    assert attributes(gone)["gen_ai.response.finish_reasons"] == ["abort"]
+    assert attributes(gone)["gen_ai.usage.output_tokens"] == 1
+    assert attributes(failed)["error.type"] == "server_error"
+    assert (gone.status.code, failed.status.code) == (2, 2)
+    for root in (gone, failed):
+        assert [span.name for span in children_of(collector, root)] == CHILDREN
+
+
+def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(collector, monkeypatch, caplog):
+    monkeypatch.setattr(traces, "CLOSE_S", 0.1)
+    monkeypatch.setattr(traces, "DELAY_S", 0.0)
+    monkeypatch.setattr(traces, "MOST_WAITING", 5)
+    collector.hangs.set()
+    records = Records(traces=Traces(collector.url))
+    api = Api(records=records)
+    for _ in range(40):
+        assert api.complete().status_code == 200
+    assert records.traces.dropped >= 40 - 5 - traces.MOST_IN_BATCH
+    dropped = records.traces.dropped
+    assert 0 < dropped < 40
+    records.close()
+    assert caplog.text.count("slower than the requests") == 1
+    assert records.traces.dropped > dropped
+
+
+@pytest.mark.parametrize("fault", ["gone", "500"])
+def test_a_collector_that_fails_is_logged_once(collector, monkeypatch, caplog, fault):
+    monkeypatch.setattr(traces, "DELAY_S", 0.0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    url, collector.status = collector.url, 400
+    if fault == "gone":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces"
+    records = Records(traces=Traces(url))
+    api = Api(records=records)
+    for number in range(3):
+        assert api.complete().status_code == 200
+        while records.traces.dropped <= number:
+            threading.Event().wait(0.01)
+    records.close()
+    assert caplog.text.count("does not take them") == 1
+    assert "the traces of 3 requests were dropped" in caplog.text
+
+
+def test_variables_of_opentelemetry():
+    base = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/"}
+    assert endpoint_of({}) is None
+    assert endpoint_of(base) == "http://c:4318/v1/traces"
+    own = {**base, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://d/x"}
+    assert endpoint_of(own) == "http://d/x"
+    assert endpoint_of({**own, "OTEL_SDK_DISABLED": "true"}) is None
+    assert endpoint_of({**own, "OTEL_TRACES_EXPORTER": "none"}) is None
+    check_protocol({}, "http://d/x")
+    assert with_path("http://d:4318") == with_path("http://d:4318/") == "http://d:4318/v1/traces"
+    assert (with_path("http://d/x"), with_path(None)) == ("http://d/x", None)
+    for env, url in (
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://d"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "http://d"),
+        ({}, "grpc://d:4317"),
+        ({}, "localhost:4317"),
+    ):
+        with pytest.raises(ConfigError, match="only http/protobuf is supported") as error:
+            check_protocol(env, url)
+        assert "\n" not in str(error.value)
+
+
+def test_without_the_extra_the_start_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"pip install 'cpuserve\[traces\]'") as error:
+        records_of(ServerOptions(otlp_traces_endpoint="http://127.0.0.1:1/v1/traces"))
+    assert "\n" not in str(error.value)
+
+
+def test_without_an_endpoint_no_spans_can_be_made():
+    """Newer versions of FastAPI import the API of OpenTelemetry, but nobody its SDK."""
+    code = (
+        "import sys, cpuserve.api.app, cpuserve.api.http.traces\n"
+        "from cpuserve.api.http.records import records_of\n"
+        "from cpuserve.config.server import ServerOptions\n"
+        "assert records_of(ServerOptions()).traces is None\n"
+        "print([n for n in sys.modules if n.startswith('opentelemetry.') and '.sdk' in n])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
