@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
 from tests.api.all_routes import all_routes
@@ -28,10 +28,14 @@ from tests.api.test_api_shapes import check as check_error
 from tests.api.test_api_shapes import dialect_of
 from tests.api.tools import says, template
 from tests.fuzz.edits import apply, draw
+from tests.fuzz.frames import pieces
 from tests.fuzz.json_edits import edited, nasty
 from tests.fuzz.operations import Operation, fields, seeds
 from tests.helpers.fuzzed_answers import changed
 from tests.helpers.patience import PATIENCE_S, until
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 CONTEXT = 4096
 MOST_CHARS = 2000  # of the message of an error
@@ -89,7 +93,11 @@ SLEEP, WAKE = "/sleep", "/wake_up"
 
 
 class Request(TypedDict):
-    """A case. body: text, or bytes that are no UTF-8 as surrogates. says: what the model says."""
+    """A case.
+
+    body: text, or bytes that are no UTF-8 as surrogates. says: what the model says.
+    cut: the seed of the chunks that the body is sent in; 0 = it is sent in one piece.
+    """
 
     method: str
     path: str
@@ -97,6 +105,7 @@ class Request(TypedDict):
     body: str
     says: str
     pooling: str
+    cut: NotRequired[int]
 
 
 class HttpBench:
@@ -136,7 +145,12 @@ class HttpBench:
         server = await self._server(case["pooling"])
         self._speak(server, case["says"])
         body = case["body"].encode("utf-8", "surrogateescape")
-        told = await _send(server, case["method"], case["path"], case["media"], body)
+        sent = case["method"], case["path"], case["media"], body
+        try:
+            told = await _send(server, *sent, case.get("cut", 0))
+        except ConnectionError:  # a refusal that came before the last chunk, and was lost
+            assert case.get("cut"), "the connection was reset"
+            told = await _send(server, *sent)
         path = case["path"].partition("?")[0]
         said = checked(told, case["method"], path)
         await self._is_sane(server, path)
@@ -220,6 +234,7 @@ def drawn(rng: random.Random, some: Sequence[Operation]) -> Request:
         "body": body.decode("utf-8", "surrogateescape"),
         "says": rng.choice(texts),
         "pooling": operation.pooling,
+        "cut": rng.getrandbits(32) if body and rng.random() < 0.2 else 0,
     }
 
 
@@ -254,13 +269,21 @@ def _quoted(text: str) -> str:
     return quote(text.encode("utf-8", "surrogatepass"), safe="./")
 
 
-async def _send(server: Live, method: str, path: str, media: str, body: bytes) -> bytes:
-    """Send a request; return all bytes of the response."""
+async def _send(
+    server: Live, method: str, path: str, media: str, body: bytes, cut: int = 0
+) -> bytes:
+    """Send a request; return all bytes of the response. cut: see Request."""
     head = f"{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
     head += f"content-type: {media}\r\n" if media else ""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        if cut:
+            writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            for piece in [*pieces(body, cut), b""]:
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await asyncio.sleep(0)  # the server gets some pieces before others
+        else:
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         return await asyncio.wait_for(reader.read(), PATIENCE_S)
     finally:
         writer.close()
