@@ -1,4 +1,4 @@
-"""The metric of the HTTP server's responses."""
+"""The metrics of the HTTP server's responses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ class HttpMetrics:
     def __init__(self) -> None:
         self.dropped_traces: Callable[[], int] | None = None
         self._answers: dict[tuple[str, str, int], int] = {}
+        self._refused: dict[tuple[str, str], int] = {}
 
     def count(self, handler: str, method: str, code: int) -> None:
         """Record a response; the number of different handlers and methods must have a bound."""
         key = (handler, method, code)
         self._answers[key] = self._answers.get(key, 0) + 1
+
+    def refuse(self, caller: str, limit: str) -> None:
+        """Record a request that was refused because its caller has reached a limit."""
+        key = (caller, limit)
+        self._refused[key] = self._refused.get(key, 0) + 1
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metric families with their samples."""
@@ -38,3 +44,11 @@ class HttpMetrics:
         if self.dropped_traces is not None:
             name, text = "cpuserve:traces_dropped", "Requests without a trace in the collector."
             yield CounterMetricFamily(name, text, self.dropped_traces())
+        refused = CounterMetricFamily(
+            "cpuserve:caller_refused",
+            "Requests refused because their caller has reached a limit, by caller and limit.",
+            labels=["caller", "limit"],
+        )
+        for labels, number in self._refused.items():
+            refused.add_metric(list(labels), number)
+        yield refused

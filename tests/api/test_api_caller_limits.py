@@ -456,6 +456,17 @@ def test_logs_and_metrics_have_names_and_never_keys(keys, caplog):
     assert "secret-key" not in shown
 
 
+def test_refusals_are_counted_by_caller_and_limit(keys):
+    api, use = api_of(keys("rpm=5 tpm=40"))
+    assert api.chat().status_code == 200
+    use.tokens.add(40)
+    assert [api.chat().status_code for _ in range(5)] == [429] * 5
+    assert api.post("/v1/messages", **HI, max_tokens=5).status_code == 429
+    lines = api.get("/metrics").text.splitlines()
+    assert 'cpuserve:caller_refused_total{caller="alice",limit="tokens"} 4.0' in lines
+    assert 'cpuserve:caller_refused_total{caller="alice",limit="requests"} 2.0' in lines
+
+
 def test_callers_of_flags_and_addresses_have_no_limits():
     api = Api(api_keys=("k",), key="k")
     assert api.chat().status_code == 200

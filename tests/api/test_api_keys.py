@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from cpuserve.api.app import Cors
+from cpuserve.api.callers.key_file import read_key_file
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.api.post_routes import ROUTES, app_with_all_routes, prepare
@@ -137,3 +138,27 @@ async def test_no_spelling_of_a_target_on_a_connection_opens_a_route():
             assert answer.startswith(b"HTTP/1.1 40"), (target, answer)
             assert b"tiny" not in answer, target
         assert not server.engine.asked
+
+
+@pytest.mark.parametrize("key", ["secret-key-of-alice", "secret-key-of-nobody"])
+def test_with_a_key_file_alone_every_route_asks_for_a_key_of_it(key, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("alice secret-key-of-alice\n")
+    api = Api(key_file=str(path), admin_routes=True)
+    prepare(api.context, "last")
+    asks = list(itertools.product(("GET", "POST", "DELETE"), paths(), (b"",)))
+
+    async def walk():
+        return [
+            asked
+            async for asked, status, _ in statuses(api.app, asks)
+            if (status != 401) != is_open(asked[0], asked[1], b"", page=True, opened=HEALTH)
+        ]
+
+    assert asyncio.run(walk()) == []
+    assert not api.engine.asked
+    path.write_text(f"alice {key}\n")
+    api.state.callers.load(read_key_file(str(path)))
+    api._key = "secret-key-of-alice"
+    found = {api.get(target).status_code for target in ("/v1/models", "/props", "/metrics")}
+    assert found == ({200} if key == api._key else {401})

@@ -28,6 +28,7 @@ from cpuserve.api.stored.disk import disk_error
 from cpuserve.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
 from cpuserve.metrics.server import SERVED
+from cpuserve.serving.callers.allowance import LimitReached
 from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.cancellation import CANCELLATIONS
 
@@ -190,6 +191,9 @@ class ResponseCounts:
         # Clients may send any path and method, and each different one would add a metrics series.
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count(self.route(scope), method, status)
+        error = scope[RECORD].error
+        if isinstance(error, LimitReached):
+            self._metrics.refuse(scope[CALLER].name, error.limit)
 
     def route(self, scope: Scope) -> str:
         """Return the route template of the request, such as /v1/models/{name}, or "none"."""
