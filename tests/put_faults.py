@@ -708,6 +708,30 @@ FAULTS = [
         "tests/core/test_callers.py -k paused",
     ),
     Fault(
+        "cpuserve/serving/callers/allowance.py",
+        "and use.requests.total() >= limits.requests:",
+        "and use.requests.total() > limits.requests:",
+        "tests/serving/test_allowance.py",
+    ),
+    Fault(
+        "cpuserve/serving/callers/allowance.py",
+        "        self._use.reserved += tokens\n",
+        "",
+        "tests/serving/test_allowance.py",
+    ),
+    Fault(
+        "cpuserve/serving/generation/fan_out.py",
+        'and reason in ("abort", "late"):',
+        "and not reason:",
+        "tests/api/test_api_caller_limits.py -k client_leaves",
+    ),
+    Fault(
+        "cpuserve/api/callers/watch.py",
+        "        if same and found != self._settled:\n",
+        "        if found != self._settled:\n",
+        "tests/api/test_api_key_file.py -k incomplete",
+    ),
+    Fault(
         "cpuserve/core/preemption.py",
         "able = [r for r in left if num_running[r.params.caller] > 1]",
         "able = left",

@@ -288,6 +288,27 @@ def test_a_broken_file_changes_nothing_and_is_reported_once(path, caplog):
     asyncio.run(main())
 
 
+def test_a_file_that_is_incomplete_at_one_look_is_not_loaded(path, monkeypatch):
+    """An editor may write the lines of the old file in several steps."""
+    callers = KnownCallers(file=write(path, f"alice {KEY}\nbob {OTHER}\n"))
+    watch = KeyFileWatch(callers)
+    loads = []
+    monkeypatch.setattr(callers, "load", loads.append)
+
+    async def main():
+        for text in (f"alice {KEY}\n", f"alice {KEY}\nbob {OTHER}\ncarl {THIRD}\n"):
+            write(path, text)
+            await watch._look()
+        assert loads == []
+        await watch._look()
+        (read,) = loads
+        assert [entry.name for entry in read.entries] == ["alice", "bob", "carl"]
+        await watch._look()
+        assert len(loads) == 1
+
+    asyncio.run(main())
+
+
 def test_a_signal_loads_the_file_at_once(path, caplog):
     async def main():
         callers = KnownCallers(file=write(path, f"alice {KEY}\n"))
