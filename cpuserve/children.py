@@ -12,6 +12,8 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
+from cpuserve.fault_points import fault
+
 
 def python_command(code: str, *arguments: str) -> list[str]:
     """Return the command that runs `code` with this process's module path, in any directory.
@@ -62,6 +64,7 @@ class _Starter:
                 if cpus and hasattr(os, "sched_setaffinity"):
                     with suppress(OSError):  # a sandbox forbids it: then all threads have the same
                         os.sched_setaffinity(0, cpus)
+                fault("children.start")
                 started.set_result(subprocess.Popen(command, **options))
             except BaseException as error:
                 started.set_exception(error)

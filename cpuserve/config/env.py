@@ -18,6 +18,8 @@ from cpuserve.config.field import PREFIX, Field
 from cpuserve.config.fields import FIELDS, no_op_variables
 from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
+from cpuserve.fault_points import VARIABLE as FAULT
+from cpuserve.fault_points import installed
 
 # Variables of other servers with these prefixes get a note at the start. Clients of Ollama read its
 # variables as well, so its prefix is not listed here, and only some of its variables get a note.
@@ -104,6 +106,9 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
     notes = []
     aliases = {alias.name for f in FIELDS for alias in f.env_aliases}
     for name in sorted(env):
+        if name == FAULT:
+            notes.append(_fault_note())
+            continue
         if (why := why_unread(name)) is not None:
             notes.append(f"env {name} is ignored: {why}")
         elif name.startswith(OF_SERVERS) and name not in silent | aliases:
@@ -114,3 +119,9 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
         hint = nearest(name.removeprefix(PREFIX), tails, PREFIX)
         notes.append(f"env {name} is unknown and is ignored{hint}")
     return notes
+
+
+def _fault_note() -> str:
+    if installed():
+        return f"env {FAULT} makes calls of the system fail, because this process runs a test"
+    return f"env {FAULT} is ignored: only the tests of cpuserve can make calls fail"

@@ -27,6 +27,7 @@ from cpuserve.config.nearest import nearest
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -222,6 +223,7 @@ def parse_file(name: str, what: str = "config file") -> object:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             msg = f"{what} {path}: the file is larger than 1 MiB, the limit for config files"
             raise ConfigError(msg)
+        fault("options.read")
         return reader(path.read_text(encoding="utf-8"))
     except OSError as e:
         msg = f"{what} {path}: cannot be read: {e.strerror or e}"

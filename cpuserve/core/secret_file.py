@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 log = get_logger("serve")
@@ -21,12 +22,14 @@ def read_secret(path: Path, size: int, lost: str, new: bytes = b"") -> bytes:
       OSError: the file can be neither read nor written.
     """
     try:
+        fault("secret.read")
         known = path.read_bytes()
     except FileNotFoundError:
         known = b""
     if len(known) == size:
         return known
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
+    fault("secret.write")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(new or secrets.token_bytes(size))
     try:

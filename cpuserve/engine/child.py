@@ -43,11 +43,14 @@ from cpuserve.engine.ipc import (
     decode_inbound,
     encode_frame,
 )
-from cpuserve.errors import LIMITS, StartupError, without_threads
-from cpuserve.log import configure
+from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
+from cpuserve.fault_points import fault
+from cpuserve.log import configure, get_logger
 
 if TYPE_CHECKING:
     from cpuserve.engine.interrupt import Interrupt
+
+log = get_logger("engine")
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
@@ -62,6 +65,10 @@ IDLE_COLLECTIONS = 4
 BUSY_COLLECTIONS = 10_000
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
+
+
+class LinkFailed(CpuserveError):
+    """The system refuses to send or receive a message, although the parent runs."""
 
 
 class SocketChannel:
@@ -147,9 +154,10 @@ class SocketChannel:
 
     def _fill(self) -> None:
         try:
+            fault("engine.receive")
             data = self._socket.recv(RECEIVE_BYTES)
-        except ConnectionError as error:
-            raise EOFError from error
+        except OSError as error:
+            raise _lost(error) from error
         if not data:
             raise EOFError
         self._bodies += self._reader.feed(data)
@@ -159,13 +167,18 @@ class SocketChannel:
         self._inbox.put(Abort([]))  # an Abort without ids has no effect but wakes the engine
 
     def send(self, message: Outbound) -> None:
-        """Send one frame. EOFError if the parent has ended."""
+        """Send one frame. EOFError if the parent has ended; LinkFailed if the system refuses."""
         frame = encode_frame(message)
         try:
+            fault("engine.send")
             with self._send_lock:
                 self._socket.sendall(frame)
-        except ConnectionError as error:
-            raise EOFError from error
+        except OSError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: OSError) -> Exception:
+    return EOFError() if isinstance(error, ConnectionError) else LinkFailed(str(error))
 
 
 def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
@@ -182,6 +195,10 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
         return _serve(channel, build)
     except EOFError:
         return 0
+    except LinkFailed as error:
+        # The front end takes this line as the cause when it starts the engine again.
+        sys.stderr.write(f"the connection to the front end failed: {error}\n")
+        return 1
 
 
 def _prepare_process(log_level: str) -> None:
@@ -217,13 +234,14 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
             core.close()
 
         run_engine(config, run)
-    except EOFError:
+    except (EOFError, LinkFailed):
         raise
     except StartupError as error:
         channel.send(Fatal(str(error), startup=True))
         return 2
     except BaseException as error:
-        if not ready and without_threads(error):
+        if not ready and _refused(error):
+            log.debug("the engine did not start", exc_info=True)
             channel.send(Fatal(f"{error} ({LIMITS})", startup=True))
             return 2
         traceback.print_exc()
@@ -231,6 +249,11 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
         channel.send(Fatal(text, startup=not ready))
         return 1
     return 0
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether the system refused something, such as memory, and no code is wrong."""
+    return without_threads(error) or isinstance(error, OSError | MemoryError)
 
 
 def collect_at_rest() -> Callable[[], None]:

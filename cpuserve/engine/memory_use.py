@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from cpuserve.fault_points import fault
+
 STATUS = Path("/proc/self/status")
 
 
@@ -15,6 +17,7 @@ def resident_bytes(status: Path = STATUS) -> tuple[int, int]:
     before this process executed its own program.
     """
     try:
+        fault("system.read")
         lines = status.read_text().splitlines()
     except OSError:
         return 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -40,6 +40,7 @@ from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, start_process
 from cpuserve.engine.liveness import HangLimits, LastWords, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 log = get_logger("engine")
@@ -112,6 +113,7 @@ class ProcessClient:
             try:
                 started = (spare and spare.take(module)) or start_process(module)
                 undo.callback(started.kill)
+                fault("engine.configure")
                 started.sock.sendall(encode_frame(config))
                 client = cls(started.process, started.sock, on_progress, limits)
             except (OSError, RuntimeError) as error:  # RuntimeError: a thread did not start
@@ -365,6 +367,7 @@ class _Link(asyncio.Protocol):
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
+        fault("front_end.receive")
         try:
             for body in self._reader.feed(data):
                 self._client.on_message(decode_outbound(body))

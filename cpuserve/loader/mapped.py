@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from cpuserve.errors import ModelError
+from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +66,7 @@ def read_small(path: Path, what: str, max_bytes: int) -> bytes:
         msg = f"{what} {path} has {size} bytes; at most {max_bytes} are accepted"
         raise ModelError(msg)
     try:
+        fault("weights.read")
         return path.read_bytes()
     except OSError as error:
         msg = f"{what} {path} cannot be read: {_reason(error)}"
@@ -85,6 +87,7 @@ class MappedFile:
         self._fd = -1
         try:
             # O_NONBLOCK: open() does not block if the path has become a FIFO after the check.
+            fault("weights.map")
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stat = os.fstat(self._fd)
             if not stat.S_ISREG(self._stat.st_mode) or self._stat.st_size == 0:
@@ -170,6 +173,7 @@ def copy_file(path: Path, what: str, most_bytes: int) -> Generator[None, None, F
         raise ModelError(msg)
     content, hashed, at = bytearray(size), hashlib.sha256(), 0
     try:
+        fault("adapter.read")
         # O_NONBLOCK: open() does not block if the path has become a FIFO after the check.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", 0) as file:
             before = os.fstat(file.fileno())

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpuserve.config.values import format_bytes, format_gib_up
+from cpuserve.fault_points import fault
 
 MAGIC = b"cpuserve weights 1\n"
 HEADER_BYTES = 2 << 20  # Buffer::kPage (csrc/base/buffer.h): the first arena begins there
@@ -91,6 +92,7 @@ class PackedFiles:
         """
         path = self._path(source)
         try:
+            fault("packed.open")
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
@@ -139,6 +141,7 @@ class PackedFiles:
             if self._path(source).exists():
                 file.discard()
                 return None
+            fault("packed.allocate")
             os.ftruncate(fd, 0)
             self._make_room()
             # Allocate the whole file on the disk.
@@ -160,6 +163,7 @@ class PackedFiles:
         """
         try:
             os.pwrite(file.fd, self._header(source, digest), 0)
+            fault("packed.sync")
             os.fsync(file.fd)
             path = self._path(source)
             file.path.rename(path)
@@ -180,6 +184,7 @@ class PackedFiles:
 
     def _check(self, fd: int, source: str) -> int:
         """Return the digest of the matrices from the header; OSError if the file is wrong."""
+        fault("packed.read")
         found = os.pread(fd, len(MAGIC) + 36 + MOST_JSON, 0)
         size = os.fstat(fd).st_size
         head, text = found[: len(MAGIC) + 36], found[len(MAGIC) + 36 :]

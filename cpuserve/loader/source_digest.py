@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from cpuserve.fault_points import fault
 from cpuserve.loader.gguf.parts import part_names
 
 # Half a mebibyte of each file is read; if the file is in memory, this takes less than 1 ms.
@@ -122,6 +123,7 @@ class SourceDigest:
         text = json.dumps({"files": self._identified(), "digest": digest})
         self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            fault("source.write")
             temporary.write_text(text)
             temporary.replace(self._record)
         finally:
@@ -150,6 +152,7 @@ def _tree_digest(file: Path, pool: ThreadPoolExecutor, stopped: Callable[[], boo
         if stopped():
             msg = "stopped"
             raise OSError(msg)
+        fault("source.read")
         return hashlib.sha256(os.pread(fd, PART_BYTES, offset)).digest()
 
     try:

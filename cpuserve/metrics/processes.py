@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from cpuserve.fault_points import fault
+
 if TYPE_CHECKING:
     import psutil
 
@@ -141,6 +143,7 @@ class Processes:
         for process, (role, _) in self._known.items():
             folder = PROC / str(process.pid)
             with suppress(OSError, ValueError):  # it has ended, or the system has no such file
+                fault("system.read")
                 huge = huge_bytes((folder / "smaps_rollup").read_text())
                 pages.huge[role] = pages.huge.get(role, 0) + huge
             with suppress(OSError, ValueError):

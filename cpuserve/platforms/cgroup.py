@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
+from cpuserve.fault_points import fault
+
 T = TypeVar("T")
 
 V1_UNLIMITED = 1 << 62  # larger limits mean "no limit": the kernel writes 9223372036854771712
@@ -172,6 +174,7 @@ def _int(file: Path) -> int | None:
 
 def _text(file: Path) -> str:
     try:
+        fault("system.read")
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from cpuserve.fault_points import fault
+
 _STAT = Path("/proc/stat")
 # The fields are user, nice, system, idle, iowait, irq, softirq, steal.
 # Guest times are included in user and nice.
@@ -27,6 +29,7 @@ class CpuTimes(msgspec.Struct, frozen=True):
 def cpu_times(stat: Path = _STAT) -> list[CpuTimes]:
     """Return the times of each CPU that is online, from `stat` (/proc/stat) or else from psutil."""
     try:
+        fault("system.read")
         text = stat.read_text(encoding="ascii")
     except OSError:
         return _from_psutil()

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cpuserve.config.values import parse_cpu_list
+from cpuserve.fault_points import fault
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.cgroup import Cgroup, read_cgroup
 from cpuserve.platforms.tuned import Tuned
@@ -386,6 +387,7 @@ def _int(file: Path, default: int) -> int:
 
 def _text(file: Path) -> str:
     try:
+        fault("system.read")
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -15,6 +15,7 @@ import msgspec
 
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
+from cpuserve.fault_points import fault
 from cpuserve.version import version
 
 FILE = "work_sizes.json"
@@ -47,6 +48,7 @@ def read_tuned(cpu_model: str, check: Callable[[BlockSizes], object]) -> Tuned:
     """Return the sizes for this CPU and version; check(sizes) raises ValueError for wrong sizes."""
     path = tuned_file()
     try:
+        fault("tuned.read")
         with path.open("rb") as file:
             found = msgspec.json.decode(file.read(MOST_BYTES), type=_File)
         for sizes in found.levels.values():

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
+from cpuserve.errors import TooLittleMemory
+from cpuserve.fault_points import fault
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
@@ -85,16 +87,21 @@ class NativeExecutor:
         """Return a native executor with matrices that were packed, read from a file, or mapped."""
 
         def create(fd: int = -1, writable: bool = False) -> _C.Executor:
-            native = _C.Executor(
-                self.team,
-                self.lowered.native,
-                config.kv_blocks,
-                config.kv_dtype,
-                config.max_num_seqs,
-                num_states=config.state_slots,
-                packed_fd=fd,
-                packed_writable=writable,
-            )
+            try:
+                fault("engine.map")
+                native = _C.Executor(
+                    self.team,
+                    self.lowered.native,
+                    config.kv_blocks,
+                    config.kv_dtype,
+                    config.max_num_seqs,
+                    num_states=config.state_slots,
+                    packed_fd=fd,
+                    packed_writable=writable,
+                )
+            except (OSError, RuntimeError, MemoryError) as error:  # the system has refused memory
+                msg = f"the memory of the engine cannot be mapped: {error}"
+                raise TooLittleMemory(msg) from error
             if config.work_sizes:
                 native.work_sizes = config.work_sizes
             if config.interleave_nodes:
@@ -136,6 +143,7 @@ class NativeExecutor:
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run a forward step in one C++ call. The next step overwrites the returned arrays."""
         n = self.native
+        fault("engine.step")
         n.step(arrays.words, arrays.masks)
         vectors = n.vectors if self._pooled else None
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ModelError
+from cpuserve.fault_points import fault
 from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import HEADER_BYTES, PackedFile, PackedFiles
 from cpuserve.loader.source_digest import SourceDigest
@@ -156,7 +157,7 @@ class PackedCache:
             if self._stop.is_set():
                 msg = "stopped"
                 raise OSError(msg)
-            written = os.pwrite(fd, part, offset)
+            written = os.pwrite(fd, part[: fault("packed.write", len(part))], offset)
             part, offset = part[written:], offset + written
 
     # --- files that are mapped -------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuserve.errors import ModelError
+from cpuserve.fault_points import fault
 from cpuserve.loader.mapped import check_folder, regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.directory import check_files, find_tokenizer
@@ -51,6 +52,7 @@ def template_source(given: str) -> str:
     if "{" in given:
         return given
     try:
+        fault("template_file.read")
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         msg = f"cannot read the chat template {given}: {error}"

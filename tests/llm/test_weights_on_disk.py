@@ -7,13 +7,14 @@ import threading
 
 import pytest
 
-from cpuserve import LLM, SamplingParams
+from cpuserve import LLM, SamplingParams, fault_points
 from cpuserve.errors import StartupError
 from cpuserve.loader import packed_files
 from cpuserve.runtime import packed_cache
 from tests.helpers.answers import exact_answers
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but
+from tests.helpers.once import Once
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(5 + 20 * n)] for n in range(3)]
@@ -140,6 +141,26 @@ def test_a_folder_that_cannot_be_used_costs_one_line_or_is_refused(folder, caplo
     assert lines[0].startswith("the quantized weights are not kept for the next start: ")
     with pytest.raises(StartupError, match="CPUSERVE_CACHE to a directory with room"):
         make(weights_on_disk="always")
+
+
+@pytest.mark.parametrize("action", ["ENOSPC", "EIO", "short"])
+def test_a_write_that_fails_leaves_no_file_and_a_short_one_goes_on(
+    folder, action, caplog, monkeypatch
+):
+    fails = Once("packed.write", action)
+    monkeypatch.setattr(fault_points, "_hook", fails)
+    with make(quantization="int8") as llm:
+        wait_for_file()
+        expected = answers(llm)
+    assert fails.fired
+    assert len(list(folder.glob("*.weights"))) == (action == "short")
+    assert not list(folder.glob(".*.tmp"))
+    lines = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert len(lines) == (action != "short")
+    with make(quantization="int8") as llm:
+        assert answers(llm) == expected
+        wait_for_file()
+    assert len(list(folder.glob("*.weights"))) == 1
 
 
 def test_adapters_keep_weights_out_of_files(folder):

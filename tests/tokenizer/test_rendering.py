@@ -276,18 +276,44 @@ SLOW = "{% for i in range(99999) %}{% for j in range(20) %}{% endfor %}{% endfor
 
 
 @linux
-def test_a_process_killed_in_the_middle_fails_its_request_alone(renderer):
+def test_a_process_killed_twice_in_the_middle_fails_its_request_alone(renderer, monkeypatch):
     renderer.cpu_s = renderer.wall_s = PATIENCE_S  # a busy machine may kill it late
     renderer.check(ENDLESS)
-    (fork,) = forks_of(renderer.pid)
+    (fork,), ask, asked = forks_of(renderer.pid), client.Fork.ask, []
+
+    def killed_again(self, job):
+        asked.append(self)
+        if len(asked) == 2:
+            for other in forks_of(renderer.pid):
+                os.kill(other, signal.SIGKILL)
+        return ask(self, job)
+
+    monkeypatch.setattr(client.Fork, "ask", killed_again)
     wait_until(lambda: state_of(fork) == "S")
     thread, found = in_thread(lambda: renderer.render(ENDLESS, {}))
     wait_until(lambda: state_of(fork) == "R")  # it renders: an idle one would be replaced
     os.kill(fork, signal.SIGKILL)
     thread.join()
+    assert len(asked) == 2
     assert isinstance(found[0], TemplateStopped)
     assert "memory, or nests too deeply" in found[0].message
     assert renderer.render("{{ x }}", {"x": 1}) == "1"
+
+
+@linux
+def test_a_job_whose_process_is_killed_once_is_done_by_another(renderer, monkeypatch):
+    renderer.check("x")
+    (fork,), ask, killed = forks_of(renderer.pid), client.Fork.ask, []
+
+    def killed_first(self, job):
+        if not killed:
+            killed.append(fork)
+            os.kill(fork, signal.SIGKILL)
+        return ask(self, job)
+
+    monkeypatch.setattr(client.Fork, "ask", killed_first)
+    assert renderer.render("{{ x }}", {"x": 1}) == "1"
+    assert killed
 
 
 @linux

@@ -22,6 +22,7 @@ from cpuserve.api.request.state import get_state
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import delete, get, post, post_nothing
 from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,6 +142,7 @@ def result_lines(directory: FileDirectory, record: BatchRecord) -> Iterator[byte
 
     All files are opened before this returns, so a client may delete the batch while it reads.
     """
+    fault("content.read")
     body, *written = [directory.path_of(name) for name in record.contents]
     results = [path.open("rb") for path in written if path.exists()]
     return _lines(record, body.open("rb"), results)

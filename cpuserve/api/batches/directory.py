@@ -22,6 +22,7 @@ from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 log = get_logger("serve")
@@ -196,6 +197,7 @@ class FileDirectory:
             with os.fdopen(handle, "wb") as out:
                 out.writelines(lines)
                 out.flush()
+                fault("content.sync")
                 os.fsync(out.fileno())
 
     def add(self, caller: str, file_id: str, filename: str, purpose: str) -> FileObject:
@@ -311,6 +313,7 @@ def read_records(folder: Path, kind: type[S], damaged: list[Path]) -> Iterator[t
     """
     for path in sorted(folder.glob("*.json")):
         try:
+            fault("record.read")
             yield path, msgspec.json.decode(path.read_bytes(), type=kind)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.error("%s is damaged and left out (%s): repair or delete it", path, error)
@@ -327,6 +330,7 @@ def _is_of(path: Path, file_id: str, damaged: list[Path]) -> bool:
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of a plain file; OSError if it is a link."""
+    fault("content.open")
     return os.open(path, flags | _FLAGS, 0o600)
 
 
@@ -337,8 +341,10 @@ def write_whole(path: Path, value: msgspec.Struct) -> None:
     handle = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(handle, "wb") as out:
+            fault("record.write")
             out.write(msgspec.json.encode(value))
             out.flush()
+            fault("record.sync")
             os.fsync(out.fileno())
         part.replace(path)
     except BaseException:
@@ -350,4 +356,4 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of `data` to a descriptor, which may take several calls."""
     left = memoryview(data)
     while left:
-        left = left[os.write(handle, left) :]
+        left = left[os.write(handle, left[: fault("content.write", len(left))]) :]

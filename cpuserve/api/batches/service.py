@@ -28,9 +28,10 @@ from cpuserve.api.batches.lines import (
     expired,
     read_lines,
 )
-from cpuserve.api.stored.disk import DiskError, writing
+from cpuserve.api.stored.disk import DiskError, limit_error, writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -308,8 +309,9 @@ class BatchService:
         """Run batches until this task is cancelled. app: the ASGI app that serves the endpoints.
 
         Raises:
-          DiskError: results or records cannot be written. No batch has failed because of this:
-            the next call goes on with the same batches.
+          DiskError, ServiceUnavailable: results or records cannot be written, or the system
+            refuses files or memory. No batch has failed because of this: the next call goes on
+            with the same batches.
         """
         try:
             while True:
@@ -337,10 +339,12 @@ class BatchService:
                 self._running[record.caller] = record, work
 
     def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
-        """Set the final status of a batch after its task has ended; DiskError is raised again."""
+        """Set the final status of a batch after its task has ended; see `run` for errors."""
         if not work.cancelled() and (error := work.exception()) is not None:
             if isinstance(error, DiskError):
                 raise error
+            if (limited := limit_error(error)) is not None:
+                raise limited from error
             message = error.strerror if isinstance(error, OSError) else str(error)
             log.error("batch %s failed: %s", record.batch.id, message)
             self._end(record, "failed", [LineError("batch_failed", str(message))])
@@ -452,8 +456,12 @@ class _Results:
             try:
                 write_all(handle, data)
             except OSError:
-                os.ftruncate(handle, before)  # other workers may write lines before they end
-                self._directory.shrink(name, len(data))
+                try:
+                    fault("content.cut")
+                    os.ftruncate(handle, before)  # other workers may write lines before they end
+                finally:
+                    written = os.fstat(handle).st_size - before
+                    self._directory.shrink(name, len(data) - written)
                 raise
         self._count(result)
 
@@ -464,6 +472,7 @@ class _Results:
             for handle in handles:
                 closing.callback(os.close, handle)
             for handle in handles:
+                fault("content.sync")
                 os.fsync(handle)
 
     def _count(self, result: LineResult) -> None:

@@ -15,6 +15,7 @@ from cpuserve.api.errors.http_errors import PayloadTooLarge, UnsupportedMediaTyp
 from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest
+from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -160,6 +161,7 @@ class _Parts:
     async def flush(self) -> None:
         """Return when the disk has the whole file, so that an accepted upload is never lost."""
         if self._out is not None:
+            fault("content.sync")
             await asyncio.to_thread(os.fsync, self._out)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cpuserve.config.values import parse_count
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 from cpuserve.serving.callers.caller import NO_LIMITS, CallerLimits
 
 MOST_BYTES = 1 << 20
@@ -105,6 +106,7 @@ def _read(path: str, what: str) -> tuple[bytes, os.stat_result]:
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        fault("keys.read")
         handle = os.open(Path(path).expanduser(), flags)
         try:
             found = os.fstat(handle)

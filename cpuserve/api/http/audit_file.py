@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 from cpuserve.log import UNLIMITED, get_logger
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ class AuditFile:
         try:
             view = memoryview(data)
             while view:
-                view = view[os.write(self._fd, view) :]
+                view = view[os.write(self._fd, view[: fault("audit.write", len(view))]) :]
+            fault("audit.sync")
             os.fsync(self._fd)
         except OSError:
             with suppress(OSError):
@@ -255,6 +257,7 @@ class AuditFile:
         Raises:
           OSError: the file cannot be used; strerror says why.
         """
+        fault("audit.open")
         fd = _opened(self._path)
         try:
             status = os.fstat(fd)

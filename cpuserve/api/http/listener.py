@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection; BlockingIOError if there is none or it had to be closed."""
         try:
+            fault("client.accept")
             return super().accept()
         except OSError as error:
             if error.errno not in _EXHAUSTED:

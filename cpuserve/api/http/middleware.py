@@ -24,7 +24,7 @@ from cpuserve.api.http.guards import METRICS_PATHS, PUBLIC_PATHS
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.context import LEASES
 from cpuserve.api.request.headers import ALLOWANCE, CALLER, address_of, header
-from cpuserve.api.stored.disk import disk_error
+from cpuserve.api.stored.disk import disk_error, limit_error
 from cpuserve.errors import InvalidRequest
 from cpuserve.metrics.families import exemplar_labels
 from cpuserve.metrics.server import SERVED
@@ -158,7 +158,7 @@ class UnexpectedErrors:
         except CANCELLATIONS:
             raise
         except BaseException as error:
-            shown = disk_error(error) or error
+            shown = disk_error(error) or limit_error(error) or error
             settle_failure(shown, scope)
             if started:
                 raise  # the response has started, so uvicorn can only close the connection

@@ -18,6 +18,7 @@ from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
 from cpuserve.api.http.access_log import log_refused
 from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
 from cpuserve.errors import InvalidRequest
+from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,7 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Start the header timeout if a request begins; stop it when its headers are complete."""
+        fault("client.receive")
         if self._refused:
             return
         if self._between_requests():

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 
@@ -71,6 +72,7 @@ class ServiceManager:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
+                fault("manager.send")
                 sock.sendto(message, self._address)
         except OSError as error:
             log.warning("the service manager cannot be told %s: %s", next(iter(lines)), error)

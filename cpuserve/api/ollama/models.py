@@ -31,6 +31,7 @@ from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import get, post
 from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest, ModelError, NotFound
+from cpuserve.fault_points import fault
 from cpuserve.loader.file_facts import FileFacts, file_facts
 from cpuserve.log import get_logger
 from cpuserve.sampling.fields import names_in
@@ -333,6 +334,7 @@ async def _receive(request: Request, part: Path, room: Room) -> str:
             if not room.grow_to(room.bytes + len(data)):
                 raise PayloadTooLarge(too_large)
             found.update(data)
+            fault("content.write")
             out.write(data)
 
         await receive_body(
@@ -344,5 +346,6 @@ async def _receive(request: Request, part: Path, room: Room) -> str:
             too_large=too_large,
         )
         out.flush()
+        fault("content.sync")
         await asyncio.to_thread(os.fsync, out.fileno())
     return found.hexdigest()

@@ -1,12 +1,12 @@
-"""Errors of a disk that is full or cannot be written, as errors of the request (507)."""
+"""Errors of the system as errors of a request: its disk (507), or its other limits (503)."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cpuserve.errors import RequestError
+from cpuserve.errors import LIMITS, RequestError, ServiceUnavailable
 
 _REASONS = {
     errno.ENOSPC: "its disk is full",
@@ -14,11 +14,22 @@ _REASONS = {
     errno.EFBIG: "a file there would be larger than the system allows",
     errno.EROFS: "its disk is read-only",
     errno.EIO: "its disk has an error",
+    errno.EMLINK: "a file there has as many links as its file system allows",
 }
 _REPAIRS = {
     errno.EROFS: "make it writable",
     errno.EIO: "replace it",
+    errno.EMLINK: "delete models with this file",
     errno.EFBIG: "raise the limit (ulimit -f)",
+}
+
+
+# The system has too few of these now; requests that end free some of them.
+_LIMITED = {
+    errno.EMFILE: "it has too many open files",
+    errno.ENFILE: "the system has too many open files",
+    errno.ENOMEM: "the system has too little memory",
+    errno.EAGAIN: "the system starts no more processes",
 }
 
 
@@ -31,13 +42,30 @@ def disk_error(error: BaseException, place: str = "a directory of the server") -
 
     place: the option that names the directory, for the message.
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _REASONS:
-            repair = _REPAIRS.get(cause.errno, "free space on it")
-            why = _REASONS[cause.errno]
-            return DiskError(f"{place} cannot be written, because {why}: {repair}, and try again")
-        cause = cause.__cause__
+    number = _cause(error, _REASONS)
+    if number is None:
+        return None
+    repair = _REPAIRS.get(number, "free space on it")
+    why = _REASONS[number]
+    return DiskError(f"{place} cannot be written, because {why}: {repair}, and try again")
+
+
+def limit_error(error: BaseException) -> ServiceUnavailable | None:
+    """Return a 503 if the system refused files, memory or processes; None for other errors."""
+    number = _cause(error, _LIMITED)
+    if number is None:
+        return None
+    return ServiceUnavailable(
+        f"The server cannot do this now, because {_LIMITED[number]}: try again ({LIMITS})"
+    )
+
+
+def _cause(error: BaseException | None, among: Mapping[int, str]) -> int | None:
+    """Return the errno of an error of the system, or of one that it caused, if `among` has it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in among:
+            return error.errno
+        error = error.__cause__
     return None
 
 

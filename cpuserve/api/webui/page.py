@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.headers import READS, header
+from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,7 @@ def page_files() -> Mapping[str, PageFile]:
     for path in sorted(_FOLDER.iterdir()):
         if (kind := _TYPES.get(path.suffix)) is None:
             continue
+        fault("page.read")
         body = path.read_bytes()
         headers = {
             "content-type": kind,

@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 
 FOLDER = "cpuserve-prefix-cache"
 # A file with this name and first line excludes the folder from backups
@@ -42,6 +43,7 @@ def claim(directory: Path) -> Path:
     if others and not is_marked(folder):
         raise _foreign(folder, f"which contains files of another program ({others[0]!r:.80})")
     temporary = folder / f".mark-{secrets.token_hex(8)}.tmp"
+    fault("kv_folder.write")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(MARK_TEXT)
     temporary.replace(folder / MARK)
@@ -51,6 +53,7 @@ def claim(directory: Path) -> Path:
 def is_marked(folder: Path) -> bool:
     """Whether `claim` has created and marked `folder`."""
     try:
+        fault("kv_folder.read")
         return (folder / MARK).read_bytes() == MARK_TEXT
     except OSError:
         return False

@@ -24,6 +24,7 @@ import queue
 import re
 import secrets
 import stat
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -46,6 +47,7 @@ from cpuserve.core.kv.cache_folder import FOLDER, claim, is_marked
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.core.secret_file import read_secret
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 # Files and folders with other names are ignored.
@@ -55,7 +57,8 @@ _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
 ITEMS_AT_ONCE = 256  # Python handles 256 items in a tenth of a millisecond
-_STALE_S = 3600.0  # an older temporary file was left by a process that has ended
+# An older temporary file was left by a process that has ended, on a file system without locks.
+_STALE_S = 3600.0
 
 T = TypeVar("T")
 # (time of use in ns, index in the old list, path, size in bytes) of a file.
@@ -213,6 +216,7 @@ def _in_order(items: Iterator[_Found]) -> Iterator[_Found]:
 def _folders(root: Path) -> list[str]:
     """Return the paths of the models' folders in `root`; symbolic links are not followed."""
     try:
+        fault("kv_scan.read")
         with os.scandir(root) as entries:
             return [
                 entry.path
@@ -234,11 +238,37 @@ def _look(entry: os.DirEntry[str]) -> tuple[int, Path, int] | None:
             return None
         if _BLOCK.fullmatch(entry.name):
             return status.st_mtime_ns, Path(entry.path), status.st_size
-        if _TEMPORARY.fullmatch(entry.name) and time.time() - status.st_mtime > _STALE_S:
-            Path(entry.path).unlink(missing_ok=True)
+        if _TEMPORARY.fullmatch(entry.name):
+            if time.time() - status.st_mtime > _STALE_S:
+                Path(entry.path).unlink(missing_ok=True)
+            else:
+                _remove_abandoned(Path(entry.path))
     except OSError:
         log.debug("%s was removed during the scan", entry.path)
     return None
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a temporary file if its writer has ended: the system has then released its lock."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        if _lock(fd):
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file; return False if a process has locked it, or its file system has no locks."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 # After writing 1/16 of the size limit, a process rescans the folder for files of other processes.
@@ -328,6 +358,7 @@ class DiskCache:
         name = self._format.name(key, group, parent, chain.salt, content)
         path = self._path(name.key)
         try:
+            fault("kv_block.read")
             raw = path.read_bytes()
         except OSError as error:
             # The file is gone or the disk fails: the next request does not wait for it again.
@@ -455,6 +486,8 @@ class DiskCache:
             with os.fdopen(
                 os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
             ) as f:
+                _lock(f.fileno())
+                fault("kv_block.write")
                 for part in parts:
                     f.write(part)
             temporary.replace(path)

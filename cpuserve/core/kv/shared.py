@@ -24,6 +24,7 @@ from cpuserve.core.kv.block_file import (
 from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 # How many block keys stay in memory:
@@ -87,6 +88,7 @@ class SharedFiles:
         """Return the bytes of the block, or None if its file is gone or damaged."""
         file = self._file(chain, index, group)
         try:
+            fault("kv_shared.read")
             raw = (self._folder / file).read_bytes()
         except OSError as error:
             if error.errno not in TEMPORARY:

@@ -25,7 +25,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Delta, Request
 from cpuserve.engine.grammars.grammar_queue import GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
-from cpuserve.engine.grammars.process import GrammarProcessLost, Process
+from cpuserve.engine.grammars.process import GrammarInterrupted, GrammarProcessLost, Process
 from cpuserve.errors import LIMITS, SourceChanged
 from cpuserve.ids import RequestId
 from cpuserve.loader.source_files import check_same
@@ -198,6 +198,8 @@ class Grammars:
                     check_same(self._sources)  # the process reads the tokenizer
                     self._process = Process(self._start)
                 return self._process.compile(Compile(grammar.number, *grammar.key)), True
+            except GrammarInterrupted as interrupted:
+                error = str(interrupted)
             except GrammarProcessLost as lost:
                 error = str(lost)
                 if self._process is not None:

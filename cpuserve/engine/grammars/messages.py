@@ -61,11 +61,13 @@ class Compiled(msgspec.Struct, tag="compiled", array_like=True):
     """The reply to Compile. error: why the compilation failed; "" = the grammar is ready.
 
     memory: bytes that all grammars and matchers take, 0 = unknown.
+    fault: whether the grammar is the cause of the error; otherwise another attempt may succeed.
     """
 
     number: int
     error: str
     memory: int
+    fault: bool = True
 
 
 class Row(msgspec.Struct, array_like=True):

@@ -28,6 +28,7 @@ from cpuserve.engine.grammars.messages import (
     outbound_frames,
 )
 from cpuserve.engine.ipc import encode_frame
+from cpuserve.fault_points import fault
 from cpuserve.runtime.executor import Int32
 
 MODULE = "cpuserve.engine.grammars.worker"
@@ -59,6 +60,10 @@ class GrammarProcessSilent(GrammarProcessLost):
     """The grammar process has not replied in time."""
 
 
+class GrammarInterrupted(Exception):
+    """A grammar was not compiled, because the system refused or ended the fork that does it."""
+
+
 class Process:
     """The grammar process, its two connections, and the shared memory with the bitmasks.
 
@@ -70,6 +75,7 @@ class Process:
         self.memory = 0
         self._asked = 0.0
         size = max(start.num_masks * start.mask_words * 4, 1)
+        fault("grammars.share")
         memory = _shared_memory(size)
         try:
             shared = mmap.mmap(memory, size)
@@ -86,7 +92,11 @@ class Process:
         self._messages: dict[socket.socket, deque[Outbound]]
         self._messages = {sock: deque() for sock in self._frames}
         self._patience_s = START_S
-        self._send(self._compiling, start, START_S)
+        try:
+            self._send(self._compiling, start, START_S)
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def pid(self) -> int:
@@ -96,7 +106,9 @@ class Process:
     def compile(self, grammar: Compile) -> str:
         """Return why a grammar does not compile, or "" if it is ready.
 
-        Raises GrammarProcessLost if the process does not reply.
+        Raises:
+            GrammarProcessLost: the process does not reply.
+            GrammarInterrupted: the grammar was not compiled; its text is not the cause.
         """
         self._send(self._compiling, grammar, self._patience_s)
         while isinstance(reply := self._receive(self._compiling, self._patience_s), Alive):
@@ -104,6 +116,8 @@ class Process:
         assert isinstance(reply, Compiled), f"{reply} is no reply to Compile"
         assert reply.number == grammar.number, "a reply to another Compile"
         self.memory = reply.memory
+        if reply.error and not reply.fault:
+            raise GrammarInterrupted(reply.error)
         return reply.error
 
     def drop(self, numbers: list[int], gone: list[int]) -> None:
@@ -139,6 +153,7 @@ class Process:
     def _send(self, sock: socket.socket, message: msgspec.Struct, wait_s: float) -> None:
         try:
             sock.settimeout(wait_s)
+            fault("grammars.send")
             sock.sendall(encode_frame(message))
         except TimeoutError as error:
             raise GrammarProcessSilent(SILENT) from error
@@ -151,6 +166,7 @@ class Process:
         try:
             sock.settimeout(wait_s)
             while not messages:
+                fault("grammars.receive")
                 data = sock.recv(RECEIVE_BYTES)
                 if not data:
                     raise GrammarProcessLost(ENDED)

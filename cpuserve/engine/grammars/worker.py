@@ -52,6 +52,8 @@ from cpuserve.engine.grammars.messages import (
     inbound_frames,
 )
 from cpuserve.engine.ipc import encode_frame
+from cpuserve.errors import LIMITS
+from cpuserve.fault_points import fault
 from cpuserve.sampling.structured import JSON, OPEN_JSON
 
 READ_S = 0.25  # seconds between two readings, which cost as much as a bitmask (microseconds)
@@ -109,6 +111,11 @@ MAX_WAIT_S = 30.0  # seconds of wall-clock time, as other processes may use the 
 MAX_GROWTH_BYTES = 512 << 20  # bytes of address space, while the fork compiles
 MAX_GRAMMAR_BYTES = 128 << 20  # bytes of resident memory, after the fork has compiled
 NOT_WANTED = "nobody waits for it"
+INTERRUPTED = (
+    "the process that compiles the grammar was killed by the system or its operator, perhaps "
+    "because memory ran out: try again"
+)
+UNSAID = 3  # the exit code of a fork that could not write its result
 # The stack of the fork is smaller than STACK_BYTES. A grammar that does not overflow the stack
 # of the fork therefore does not overflow the stack of this process.
 TRIAL_STACK_BYTES = 8 << 20
@@ -137,6 +144,7 @@ class Worker:
             wait = None if self._job is None else ALIVE_S
             ready = {key.fileobj for key, _ in self._selector.select(wait)}
             for sock in [sock for sock in frames if sock in ready]:
+                fault("grammar_process.receive")
                 data = sock.recv(RECEIVE_BYTES)
                 if not data:
                     return
@@ -155,10 +163,11 @@ class Worker:
             case Drop():
                 self._drop(message)
             case Fill():
-                self._filling.sendall(encode_frame(self._fill(message)))
+                _send(self._filling, self._fill(message))
 
     def _start(self, start: Start) -> None:
         size = max(start.num_masks * start.mask_words * 4, 1)
+        fault("grammar_process.map")
         shared = mmap.mmap(self._memory, size)
         masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
         self._masks = masks.reshape(start.num_masks, start.mask_words)
@@ -178,7 +187,7 @@ class Worker:
 
     def _say_alive(self) -> None:
         self._alive_at = time.monotonic()
-        self._compiling.sendall(encode_frame(Alive()))
+        _send(self._compiling, Alive())
 
     def _drop(self, message: Drop) -> None:
         for number in message.numbers:
@@ -200,13 +209,15 @@ class Worker:
         job = self._job
         if isinstance(job, _Trial) and job.is_over():
             self._unwatch(job.pipe)
-            error, prepared = job.result()
+            outcome = job.result()
             self._job = None
-            if error:
-                self._reply(job.number, error)
+            if outcome.error:
+                self._reply(job.number, outcome.error, fault=outcome.fault)
             else:
                 self._watch(
-                    _Compilation(self._compiler, job.number, prepared, self._background_cpus)
+                    _Compilation(
+                        self._compiler, job.number, outcome.prepared, self._background_cpus
+                    )
                 )
         elif isinstance(job, _Compilation) and job.is_over():
             self._unwatch(job.pipe)
@@ -222,7 +233,11 @@ class Worker:
                 if is_json(wanted.kind, wanted.text):
                     self._in_json[wanted.number] = wanted.kind in (JSON, OPEN_JSON)
                 held = (self._compiling, self._filling)
-                self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
+                try:
+                    self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
+                except OSError as refused:
+                    error = f"no process can be forked to compile it: {refused} ({LIMITS})"
+                    self._reply(wanted.number, error, fault=False)
 
     def _watch(self, job: _Trial | _Compilation) -> None:
         self._job = job
@@ -231,9 +246,9 @@ class Worker:
     def _unwatch(self, pipe: int) -> None:
         self._selector.unregister(pipe)
 
-    def _reply(self, number: int, error: str) -> None:
+    def _reply(self, number: int, error: str, *, fault: bool = True) -> None:
         memory = self._memory_of.grown()
-        self._compiling.sendall(encode_frame(Compiled(number, error, memory)))
+        _send(self._compiling, Compiled(number, error, memory, fault))
 
     # --- bitmasks --------------------------------------------------------------------------------
 
@@ -279,6 +294,11 @@ class Worker:
         return found
 
 
+def _send(sock: socket.socket, message: Alive | Compiled | Filled) -> None:
+    fault("grammar_process.send")
+    sock.sendall(encode_frame(message))
+
+
 @dataclass(slots=True)
 class _Matcher:
     """The matcher of a request.
@@ -290,6 +310,15 @@ class _Matcher:
     stop_ids: list[int]
     tail: bytes | None
     is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The result of a fork: the prepared grammar, or an error; fault: the grammar is its cause."""
+
+    error: str = ""
+    prepared: str = ""
+    fault: bool = True
 
 
 class _Trial:
@@ -312,7 +341,13 @@ class _Trial:
         self._deadline = time.monotonic() + MAX_WAIT_S
         self._late = False
         self._cancelled = False
-        self._child = os.fork()
+        try:
+            fault("grammar_process.fork")
+            self._child = os.fork()
+        except OSError:
+            os.close(self.pipe)
+            os.close(theirs)
+            raise
         if self._child == 0:
             os.close(self.pipe)
             # If the fork kept the sockets, the engine would not notice the end of this process.
@@ -333,36 +368,41 @@ class _Trial:
             self._late = True
             os.kill(self._child, signal.SIGKILL)
         with suppress(BlockingIOError):
+            fault("grammar_process.read")
             while part := os.read(self.pipe, RECEIVE_BYTES):
                 self._said += part
             return True
         return False
 
-    def result(self) -> tuple[str, str]:
-        """Return (why the compilation failed or "", the prepared grammar)."""
+    def result(self) -> _Outcome:
+        """Reap the fork and return what it found."""
         os.close(self.pipe)
-        _, status = os.waitpid(self._child, 0)
-        if self._cancelled:
-            return NOT_WANTED, ""
-        verdict, text = self._said[:1], self._said[1:].decode()
-        if verdict == b"+" and os.waitstatus_to_exitcode(status) == 0:
-            return "", text
-        if verdict == b"-":
-            return text, ""
-        return self._how_it_ended(status), ""
-
-    def _how_it_ended(self, status: int) -> str:
+        _, status, usage = os.wait4(self._child, 0)
         code = os.waitstatus_to_exitcode(status)
-        if self._late or code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return f"it is too complex: compiling it takes more than {MAX_CPU_S} s"
-        return "it is too complex: compiling it takes too much memory or nests too deeply"
+        verdict, text = self._said[:1], self._said[1:].decode("utf-8", "replace")
+        if self._cancelled:
+            return _Outcome(NOT_WANTED)
+        if code == UNSAID or (code == -signal.SIGKILL and not self._took_long(usage)):
+            return _Outcome(INTERRUPTED, fault=False)
+        if verdict == b"+" and code == 0:
+            return _Outcome(prepared=text)
+        if verdict == b"-":
+            return _Outcome(text)
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return _Outcome(f"it is too complex: compiling it takes more than {MAX_CPU_S} s")
+        why = "compiling it takes too much memory or nests too deeply"
+        return _Outcome(f"it is too complex: {why}")
+
+    def _took_long(self, usage: resource.struct_rusage) -> bool:
+        """Whether a limit on time ended the fork, and not somebody else."""
+        return self._late or usage.ru_utime + usage.ru_stime >= MAX_CPU_S
 
 
 def _try_grammar(
     compiler: Compiler, wanted: Compile, pipe: int, cpus: list[int] | None
 ) -> NoReturn:
     """Compile in the fork; write "+" and the prepared grammar, or "-" and the error."""
-    said = b""
+    said, code = b"", 1
     try:
         os.nice(NICE)
         move_to(cpus)
@@ -388,11 +428,15 @@ def _try_grammar(
                 said = b"-" + str(error).encode()
 
         deep_thread(attempt, TRIAL_STACK_BYTES).join()
-        view = memoryview(said)
-        while view:
-            view = view[os.write(pipe, view) :]
+        try:
+            view = memoryview(said)
+            while view:
+                view = view[os.write(pipe, view[: fault("grammar_fork.write", len(view))]) :]
+        except OSError:
+            os._exit(UNSAID)
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 class _Compilation:
@@ -457,7 +501,13 @@ def main() -> int:
         with suppress(OSError):  # if memory runs out, the system kills this process first
             Path("/proc/self/oom_score_adj").write_text("1000")
     compiling, filling = socket.socket(fileno=given.compiling), socket.socket(fileno=given.filling)
-    Worker(compiling, filling, given.memory).run()
+    try:
+        Worker(compiling, filling, given.memory).run()
+    except ConnectionError:  # the engine has ended
+        return 0
+    except OSError as error:  # the engine starts another process
+        sys.stderr.write(f"the process for grammars ends, because the system refuses: {error}\n")
+        return 1
     return 0
 
 

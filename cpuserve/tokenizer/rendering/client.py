@@ -23,6 +23,7 @@ import msgspec
 
 from cpuserve.children import python_command
 from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.rendering.wire import (
     READY,
@@ -101,7 +102,9 @@ class Fork:
         """Send a job; return the kind and the text of the reply. Raises RenderProcessLost."""
         self.sock.settimeout(job.wall_s + SILENT_S)
         try:
+            fault("templates.send")
             send(self.sock, msgspec.msgpack.encode(job))
+            fault("templates.receive")
             reply = receive(self.sock)
         except TimeoutError:
             raise RenderProcessLost(timeout=True) from None
@@ -137,6 +140,7 @@ class RenderServer:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
+                fault("templates.connect")
                 socket.send_fds(self._control, [b"+"], [theirs.fileno()])
             ours.settimeout(START_S)
             word = receive(ours)
@@ -162,6 +166,7 @@ class RenderServer:
 
 
 def _spawn(control: int) -> subprocess.Popen[bytes]:
+    fault("templates.start")
     return subprocess.Popen(
         python_command(BOOTSTRAP, f"--control={control}"),
         pass_fds=(control,),
@@ -231,7 +236,7 @@ class Renderer:
         size = len(data or b"") + len(code)
         memory = MEMORY_BYTES + MEMORY_PER_BYTE * size
         most = WRITTEN_BYTES + WRITTEN_PER_BYTE * size
-        closings = self.closings
+        closings, deaths = self.closings, 0
         for _ in range(TRIES):
             fork = self._take(closings)
             new = None if name in fork.known else code
@@ -244,6 +249,9 @@ class Renderer:
                 if self._is_gone(fork.server, lost):
                     continue
                 late = time.monotonic() - started > 0.95 * self.cpu_s
+                deaths += 1
+                if deaths < TRIES and not (late or lost.timeout):
+                    continue  # the system may have killed the fork, whatever the job needs
                 raise _stopped(self._took_too_long() if late else _grew(memory)) from None
             except BaseException:  # Ctrl-C: nobody waits for this render
                 fork.sock.close()

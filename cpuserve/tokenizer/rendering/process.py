@@ -33,6 +33,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
+from cpuserve.fault_points import fault
 from cpuserve.tokenizer.rendering.wire import (
     READY,
     REFUSED,
@@ -175,14 +176,18 @@ def main() -> int:
     gc.freeze()
     server = os.getpid()
     while True:
-        word, given, _, _ = socket.recv_fds(control, 1, 1)
+        # `given` is empty if this process may open no more files: the client then sees the end of
+        # its connection.
+        word, given, _, _ = socket.recv_fds(control, 1, fault("template_process.accept", 1))
         if not word:
             return 0
         with suppress(OSError):  # fork was refused: the client sees the end of its connection
-            if os.fork() == 0:
+            fault("template_process.fork")
+            if given and os.fork() == 0:
                 control.close()
                 _serve(socket.socket(fileno=given[0]), server)
-        os.close(given[0])
+        for descriptor in given:
+            os.close(descriptor)
 
 
 def _serve(sock: socket.socket, server: int) -> NoReturn:
@@ -197,7 +202,9 @@ def _serve(sock: socket.socket, server: int) -> NoReturn:
         worker = _Worker()
         send(sock, READY if worker.address_space else UNLIMITED)
         while (body := receive(sock)) is not None:
+            fault("template_fork.receive")
             kind, text = worker.do(body)
+            fault("template_fork.send")
             send(sock, kind, text)
     except OSError:  # nobody waits for the reply
         pass

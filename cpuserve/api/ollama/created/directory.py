@@ -23,6 +23,7 @@ from cpuserve.api.ollama.created.manifest import Manifest, key_of
 from cpuserve.api.stored.disk import writing
 from cpuserve.api.stored.quota import Quota
 from cpuserve.errors import ConfigError, InvalidRequest, NotFound
+from cpuserve.fault_points import fault
 
 # Seconds that a blob of no model is kept: its client may be about to create the model.
 _UNUSED_S = 3600.0
@@ -260,6 +261,7 @@ class ModelDirectory:
             with writing(_PLACE):
                 made.mkdir(mode=0o700)
                 for name, digest in files.items():
+                    fault("model_file.link")
                     os.link(self._blob(digest), made / name)
                 made.replace(folder)
         except BaseException:
