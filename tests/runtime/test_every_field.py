@@ -90,7 +90,7 @@ OTHERWISE = {
 }
 # The field: the file that reads it, and why executors do not.
 ELSEWHERE = {
-    "n": ("sampling/params.py", "each of the n sequences is a request of its own"),
+    "n": ("serving/generation/fan_out.py", "each of the n sequences is a request of its own"),
     "seed": ("engine/core.py", "executors get the seed as an argument"),
     "max_tokens": ("core/admission.py", "the scheduler ends a text at its last token"),
     "stop": ("serving/generation/text.py", "the front end looks for texts"),
