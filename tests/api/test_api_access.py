@@ -128,7 +128,11 @@ def test_pages_of_an_allowed_origin_may_ask_before_they_have_sent_a_key(origins)
     response = api.request("GET", "/v1/models", headers={"origin": ORIGIN})
     assert response.status_code == 401
     assert response.headers["access-control-allow-origin"] in (ORIGIN, "*")
-    assert response.headers["access-control-expose-headers"] == "x-request-id, request-id"
+    exposed = response.headers["access-control-expose-headers"].split(", ")
+    facts, kinds = ("limit", "remaining", "reset"), ("requests", "tokens")
+    limits = {f"x-ratelimit-{fact}-{kind}" for fact in facts for kind in kinds}
+    limits |= {f"anthropic-ratelimit-{kind}-{fact}" for fact in facts for kind in kinds}
+    assert sorted(exposed) == sorted({"x-request-id", "request-id", "retry-after"} | limits)
 
 
 def test_pages_of_other_origins_may_not():
