@@ -233,7 +233,7 @@ def test_a_long_id_of_a_session_is_not_kept():
     api, sessions = tool_api(says("Yes.")), (UUID, UUID + "x" * 10_000)
     for session in sessions:
         assert ask(api, system=SYSTEM, metadata={"user_id": session}).status_code == 200
-    kept = api.context.recent.of("127.0.0.1", ("", ""))
+    kept = api.context.recent.of("127.0.0.1", ("", 1.0, ""))
     assert [prompt.session for prompt in kept] == ["", UUID]
 
 

@@ -285,7 +285,7 @@ def test_a_call_of_a_model_that_does_not_think_is_remembered_with_its_forced_beg
     assert api.chat(tools=[WEATHER], tool_choice=choice).status_code == 200
     (first, _), (second, _) = api.engine.asked
     assert len(second) > len(first)
-    (known,) = api.context.recent.of("127.0.0.1", ("", ""))
+    (known,) = api.context.recent.of("127.0.0.1", ("", 1.0, ""))
     found = ids_of(known.ids)  # up to the end of the call
     written = [*second, *tokenizer().encode(rest, add_special_tokens=False)]
     assert found == written[: len(found)]
