@@ -37,10 +37,11 @@ from tests.soak.clients import DOINGS, Client
 from tests.soak.processes import NAMES, Held, Slope, held, slopes
 
 SAMPLES = 120  # in a run
-# Memory that fills before the first measurement, so that growth after it is a fault.
-SMALL = ("--kv-cache-memory", "32M")
-# What pools of the server may have more of after the load than before: threads of the front end
-# (CPUs + 4) and processes that render (4), with their sockets. A leak grows with the requests.
+# Stores that are full before the first measurement, so that growth after it is a fault.
+SMALL = ("--kv-cache-memory", "32M", "--stored-responses", "50")
+# What pools of the server may have more of after the load than before: threads of the front end (of
+# asyncio: CPUs + 4, and those that wait for templates) and processes that render (4), with their
+# sockets. A leak grows with the requests.
 MAY_GROW = Held(rss=400 << 20, fds=32, threads=32, processes=6, shm=4)
 # The status of a request that ended without a response, and the share of them that may: a server
 # that refuses a body early may close the connection while the client still sends.
