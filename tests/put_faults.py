@@ -732,6 +732,12 @@ FAULTS = [
         "tests/api/test_api_key_file.py -k incomplete",
     ),
     Fault(
+        "cpuserve/core/turns.py",
+        "        turn.work += work\n",
+        "",
+        "tests/core/test_caller_turns.py -k costs_its_work",
+    ),
+    Fault(
         "cpuserve/core/preemption.py",
         "able = [r for r in left if num_running[r.params.caller] > 1]",
         "able = left",
