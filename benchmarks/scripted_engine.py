@@ -53,11 +53,14 @@ def script_of(config):
 class ScriptedEngine:
     """The loop of the engine: it reads messages, then runs a step."""
 
-    def __init__(self, channel, script, step_s):
+    def __init__(self, channel, script, step_s, context):
+        """context: the most tokens of a prompt and its response."""
         self.channel = channel
+        self.context = context
         self.script = script
         self.step_s = step_s
         self.running = {}  # {id of a request: its position in the script}
+        self.ends = {}  # {id of a request: the position of its last token}
         self.stats = Stats()
 
     def run(self):
@@ -78,6 +81,10 @@ class ScriptedEngine:
     def handle(self, message):
         if isinstance(message, AddRequest):
             self.running[message.id] = 0
+            # A request that may fill the context has no end of its own: small models have little.
+            room = self.context - len(message.prompt) // 4
+            most = message.params.max_tokens or room
+            self.ends[message.id] = min(most if most < room else 2**31, len(self.script)) - 1
         elif isinstance(message, Abort):
             for number in message.ids:
                 self.running.pop(number, None)
@@ -86,13 +93,15 @@ class ScriptedEngine:
 
     def step(self):
         """Return the next token of each running request."""
-        stats, last = self.stats, len(self.script) - 1
-        outputs = []
+        stats, outputs = self.stats, []
         for number, at in list(self.running.items()):
-            outputs.append(Output(number, [self.script[at]], "stop" if at == last else None))
-            self.running[number] = at + 1
-            if at == last:
+            finish = None
+            if at == self.ends[number]:
+                finish = "stop" if at == len(self.script) - 1 else "length"
                 del self.running[number]
+            else:
+                self.running[number] = at + 1
+            outputs.append(Output(number, [self.script[at]], finish))
         stats.steps += 1
         stats.step_s = self.step_s
         stats.running = len(self.running)
@@ -129,7 +138,8 @@ def main(argv=None):
         channel.answer_pings(lambda: next(moves))
         script, vocab = script_of(config)
         channel.send(Ready(info_of(config, vocab)))
-        ScriptedEngine(channel, script, config.itl_target_ms / 1e3).run()
+        step_s = config.itl_target_ms / 1e3
+        ScriptedEngine(channel, script, step_s, config.max_model_len).run()
     except EOFError:  # the front end has ended
         pass
     return 0
