@@ -31,8 +31,8 @@ class Rule:
 
     least, most: the limits of the value.
     want: the limits in the words of errors, "" = between least and most.
-    needs: the limits hold only if this other field is set, because clients send
-      the parameters of samplers that are off.
+    needs: the value counts only if this other field is set, because clients send
+      the parameters of samplers that are off; else SamplingParams drops it, unchecked.
     unset: the value in the executor if the field is not set; None = not a parameter of a chain.
     starts: whether a value needs a chain of samplers, because the kernels do not have its sampler;
       None = no value does.
@@ -260,6 +260,8 @@ def _table() -> tuple[dict[str, Rule], dict[str, RefusedField], frozenset[str]]:
 LIMITED, REFUSED, _OPTIONAL = _table()
 # The parameters of a chain of samplers.
 CHAINED = {name: rule for name, rule in LIMITED.items() if rule.unset is not None}
+# The parameters of a sampler, with the field that switches it on.
+OF_SAMPLERS = {name: rule.needs for name, rule in LIMITED.items() if rule.needs}
 
 
 def names_in(dialect: str) -> dict[str, str]:
@@ -271,8 +273,7 @@ def check_fields(params: SamplingFields) -> None:
     """Raise InvalidRequest, with the name of the field, for a value that its line excludes."""
     for name, rule in LIMITED.items():
         value = getattr(params, name)
-        is_unset = value is None and name in _OPTIONAL
-        if not is_unset and (not rule.needs or getattr(params, rule.needs)):
+        if value is not None or name not in _OPTIONAL:
             rule.check(name, value)
     for name, refused in REFUSED.items():
         if (value := getattr(params, name)) is not None:

@@ -10,7 +10,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.chain import Chain, chain_of, check_samplers
-from cpuserve.sampling.fields import SamplingFields, check_fields
+from cpuserve.sampling.fields import OF_SAMPLERS, SamplingFields, check_fields
 from cpuserve.sampling.repetition import repetition_from
 from cpuserve.sampling.structured import structured_from
 
@@ -87,6 +87,9 @@ class SamplingParams(SamplingFields, omit_defaults=True, kw_only=True):
         self.bad_words = self.bad_words or []
         if self.top_k == -1:
             self.top_k = 0
+        for name, switch in OF_SAMPLERS.items():
+            if not getattr(self, switch):
+                setattr(self, name, None)
         if self.logit_bias and not all(type(key) is int for key in self.logit_bias):
             self.logit_bias = bias_by_id(self.logit_bias)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
+from cpuserve.engine.ipc import AddRequest, encode_frame
 from tests.api.all_routes import all_routes
 from tests.api.fakes import ANSWER, FakeEngine, Script, logprob_of, make_context, tokenizer
 from tests.api.live import Live
@@ -206,6 +207,7 @@ def _script(text: str) -> Script:
         if params.label_ids or not params.max_tokens:
             yield from answers(engine, number, prompt, params)
             return
+        encode_frame(AddRequest(number, b"", params, 0.0))  # as to a real engine
         of_prompt = None
         if params.prompt_logprobs is not None:
             of_prompt = [None, *(logprob_of(token, params.prompt_logprobs) for token in prompt[1:])]

@@ -13,10 +13,12 @@ from cpuserve.api.llamacpp.completion.schema import LlamaOptions
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.schema import GenerationRequest
 from cpuserve.api.tgi.schema import TgiParameters
+from cpuserve.engine.ipc import AddRequest, encode_frame
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.fields import (
     CHAINED,
     LIMITED,
+    OF_SAMPLERS,
     REFUSED,
     SamplerFields,
     SamplingFields,
@@ -113,6 +115,15 @@ def test_a_chain_has_every_parameter_of_its_samplers():
     }
     others = {"samplers", "repeat_last_n", "dry_sequence_breakers", "post_sampling_probs"}
     assert {*SamplerFields.__struct_fields__} - others == {*CHAINED}
+
+
+@pytest.mark.parametrize(("name", "switch"), OF_SAMPLERS.items())
+def test_parameters_of_a_sampler_that_is_off_may_have_any_value(name, switch):
+    off = SamplingParams(**{name: -(10**40), switch: 0, "typical_p": 0.5})
+    assert getattr(off.chain, name) == CHAINED[name].unset
+    encode_frame(AddRequest(1, b"", off, 0.0))
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: -(10**40), switch: 1})
 
 
 @pytest.mark.parametrize(
