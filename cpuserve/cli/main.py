@@ -1,6 +1,6 @@
 """The `cpuserve` command. A StartupError prints one line on stderr and exits with code 2.
 
-This module imports only argparse and the option table; each command imports what it needs.
+This module imports only argparse and the option table; each command imports its own modules.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import logging
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from uvicorn.server import ServerState
 
 from cpuserve.api.http import server as served
 from cpuserve.api.response import direct_body
+from cpuserve.config.server import ServerOptions
 
 ROOT = Path(__file__).parents[2]
 SCOPE = {"type": "http", "http_version": "1.1", "headers": [], "method": "GET", "path": "/"}
@@ -84,3 +86,11 @@ def test_only_tested_versions_are_installed():
     bounds = Requirement(listed)
     assert {spec.operator for spec in bounds.specifier} == {">=", "<"}
     assert bounds.specifier.contains(uvicorn.__version__)
+
+
+def test_events_to_a_client_that_is_gone_write_no_lines(caplog):
+    served.make_server(lambda *_: None, ServerOptions())
+    logger = logging.getLogger("asyncio")
+    logger.warning("socket.send() raised exception.")
+    logger.warning("another warning")
+    assert caplog.messages == ["another warning"]

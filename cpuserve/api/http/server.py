@@ -323,6 +323,13 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
         if name == "uvicorn.error" or access_log:
             logger.handlers = list(logging.getLogger("cpuserve").handlers)
 
+    logging.getLogger("asyncio").addFilter(_is_no_lost_event)
+
+
+def _is_no_lost_event(record: logging.LogRecord) -> bool:
+    """Drop asyncio's line for each event to a client that is gone, whose request has a line."""
+    return record.msg != "socket.send() raised exception."
+
 
 def _is_not_told(record: logging.LogRecord) -> bool:
     """Drop uvicorn's log line for invalid HTTP, because access_log.py logs it with the address."""

@@ -375,7 +375,7 @@ class _Trial:
         return False
 
     def result(self) -> _Outcome:
-        """Reap the fork and return what it found."""
+        """Reap the fork and return its result."""
         os.close(self.pipe)
         _, status, usage = os.wait4(self._child, 0)
         code = os.waitstatus_to_exitcode(status)
