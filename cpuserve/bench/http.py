@@ -24,7 +24,7 @@ class LoadError(CpuserveError):
 
 def _reason(error: OSError | EOFError) -> str:
     """Return why there is no answer, without numbers of errors and without the address again."""
-    # asyncio says what it tried, and after several addresses gives all errors as one text.
+    # asyncio lists its tries, and after several addresses gives all errors as one text.
     numbers = re.findall(r"\[Errno (\d+)\]", str(error))
     if isinstance(error, ConnectionError | TimeoutError) and error.errno:
         return os.strerror(error.errno)

@@ -229,7 +229,7 @@ class _LastComplaint(logging.Handler):
 
 
 def _ended(record: RequestRecord, scope: Scope, route: str, caller: str) -> _Ended:
-    """Return the facts for the span of a request, without references to what it holds."""
+    """Return the facts for the span of a request, without references to its prompt."""
     report, ended = None if record.report is None else record.report(), time.monotonic()
     attributes = _attributes(record, scope["method"], route, caller)
     name, children = f"{scope['method']} {route}", []
