@@ -642,9 +642,9 @@ FAULTS = [
         "tests/runtime/test_sampler_chain.py",
     ),
     Fault(
-        "cpuserve/sampling/fields.py",
-        "(not rule.needs or getattr(params, rule.needs))",
-        "not rule.needs",
+        "cpuserve/sampling/params.py",
+        "if not getattr(self, switch):",
+        "if switch is None:",
         "tests/serving/test_sampling_fields.py",
     ),
     Fault(
