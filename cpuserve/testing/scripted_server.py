@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.app import app_of
+from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.http.listener import open_listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.request.state import ServerState
@@ -172,7 +173,8 @@ async def serving_script(
     with open_listener(ServerOptions(port=settings.port)) as listener:
         port = listener.getsockname()[1]
         http = ServerOptions(port=port, **settings.http)
-        recorder = Recorder(app_of(ServerState(ModelRegistry(context)), http), settings.record)
+        state = ServerState(ModelRegistry(context), callers=KnownCallers.of(http))
+        recorder = Recorder(app_of(state, http), settings.record)
         server = make_server(recorder, http)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
