@@ -14,7 +14,7 @@ all threads) divided by the tokens, while all streams run. `front_end_share` is 
 as a share of one core. `front_end_memory` is the private memory that the front end takes
 for each stream in the first round of the benchmark (--rounds).
 With --whole, each round counts whole requests of --tokens tokens, from their heads to their last
-events, in place of a time in which all streams run. This includes the costs of a request besides
+events, in place of a time when all streams run. This includes the costs of a request besides
 its tokens, for example with --flags="--access-log=all --audit=FILE". CPU time excludes the time
 when other programs have the CPU, but these programs raise it: they take space in the caches.
 """

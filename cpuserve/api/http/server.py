@@ -327,7 +327,7 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
 
 
 def _is_no_lost_event(record: logging.LogRecord) -> bool:
-    """Drop asyncio's line for each event to a client that is gone, whose request has a line."""
+    """Drop asyncio's line for each event to a client that is gone: its request has a line."""
     return record.msg != "socket.send() raised exception."
 
 
