@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ class LoadError(CpuserveError):
 
 def _reason(error: OSError | EOFError) -> str:
     """Return why there is no answer, without numbers of errors and without the address again."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        return f"its certificate is refused: {why}. SSL_CERT_FILE may be a file with its authority"
     # asyncio lists its tries, and after several addresses gives all errors as one text.
     numbers = re.findall(r"\[Errno (\d+)\]", str(error))
     if isinstance(error, ConnectionError | TimeoutError) and error.errno:

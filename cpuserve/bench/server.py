@@ -103,7 +103,7 @@ class ServerProcess:
     def _wait(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            found = re.match(r"cpuserve \S+ is ready: (http://\S+)/v1", line)
+            found = re.match(r"cpuserve \S+ is ready: (https?://\S+)/v1", line)
             if found:
                 self.url = found[1]
                 self.ready_s = time.perf_counter() - self.started

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpuserve.cli.flags import asked, normalize
 from cpuserve.cli.main import build_parser
 from cpuserve.cli.terminal import say
 from cpuserve.errors import StartupError
+
+if TYPE_CHECKING:
+    from cpuserve.config.server import ServerOptions
 
 TIMEOUT_S = 4.0
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -71,7 +76,24 @@ def _connection(serve_flags: Sequence[str], pid: int) -> http.client.HTTPConnect
     host, port = server.host, server.port
     if port == 0:
         host, port = _listening(pid)
-    return http.client.HTTPConnection(_LOOPBACK.get(host, host), port, timeout=TIMEOUT_S)
+    host = _LOOPBACK.get(host, host)
+    if server.ssl_certfile is not None:
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=_tls(server))
+    return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+
+
+def _tls(server: ServerOptions) -> ssl.SSLContext:
+    """Return a context that takes any certificate: it is on this machine, under another name.
+
+    If the server asks clients for a certificate, this client sends the certificate of the server.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if server.ssl_certfile is not None and server.ssl_cert_reqs != "none":
+        context.load_cert_chain(
+            server.ssl_certfile, server.ssl_keyfile, server.ssl_keyfile_password
+        )
+    return context
 
 
 def _listening(pid: int) -> tuple[str, int]:

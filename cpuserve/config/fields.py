@@ -64,6 +64,11 @@ NO_OPS: tuple[NoOp, ...] = (
         "none",
     ),
     NoOp("--disable-frontend-multiprocessing", "the front end always has its own process", "none"),
+    NoOp(
+        "--enable-ssl-refresh",
+        "the files of the certificate are always read again when they change",
+        "none",
+    ),
     NoOp("--disable-custom-all-reduce", "there is no all-reduce", "none"),
     NoOp("--async-scheduling --no-async-scheduling", "scheduling takes only microseconds", "none"),
     NoOp("--pipeline-parallel-size -pp", "there is only one pipeline stage", only=("1",)),

@@ -47,10 +47,8 @@ _VLLM = (
         "draft models are not supported yet; --speculative-config guesses tokens by n-grams",
     ),
     Missing(
-        "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers "
-        "--enable-ssl-refresh --ssl-key-file --ssl-cert-file",
-        "this server speaks plain HTTP; put a proxy that handles TLS before it (see "
-        "deploy/nginx.conf)",
+        "--ssl-ciphers",
+        "OpenSSL chooses the ciphers, of TLS 1.2 and newer; its openssl.cnf can change them",
     ),
     Missing("--root-path --api-prefix", "routes begin at /; let the proxy remove the prefix"),
     Missing(

@@ -25,6 +25,7 @@ from cpuserve.config.field import (
 from cpuserve.config.values import parse_duration
 
 _option = partial(option, SERVER, server=True)
+MOST_PASSWORD = 1023  # the most bytes of the password of a key that Python passes to OpenSSL
 
 
 def _named_models(value: list[str]) -> None:
@@ -72,6 +73,12 @@ def _off(text: str) -> str:
 
 
 _KEY_FILE_DIFFERS = "with a name before each key"
+
+
+def _password(value: str) -> None:
+    if len(value.encode()) > MOST_PASSWORD:
+        msg = f"must have at most {MOST_PASSWORD} bytes"
+        raise ValueError(msg)
 
 
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -133,6 +140,57 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             "when it changes.",
             default="none",
             aliases=(Alias("LLAMA_ARG_API_KEY_FILE", differs=_KEY_FILE_DIFFERS),),
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        _option(
+            "PEM file with the certificate of the server and its authorities: the server then "
+            "speaks HTTPS only. It reads the file again when it changes.",
+            default="none: plain HTTP",
+            aliases="--ssl-cert-file LLAMA_ARG_SSL_CERT_FILE",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        _option(
+            "PEM file with the key of the certificate.",
+            default="the key is in --ssl-certfile",
+            aliases="--ssl-key-file LLAMA_ARG_SSL_KEY_FILE",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_keyfile_password: Annotated[
+        str,
+        _option(
+            "Password of the key; the variable is safer, because other users of the machine can "
+            "read flags.",
+            default="none",
+            secret=True,
+            check=_password,
+            metavar="PASSWORD",
+        ),
+    ] = ""
+    ssl_cert_reqs: Annotated[
+        str,
+        _option(
+            "Whether clients need a certificate of an authority in --ssl-ca-certs: none, optional, "
+            "required (in vLLM 0, 1, 2).",
+            choices=("none", "optional", "required"),
+            synonyms={"0": "none", "1": "optional", "2": "required"},
+            metavar="WHICH",
+        ),
+    ] = "none"
+    ssl_ca_certs: Annotated[
+        str | None,
+        _option(
+            "PEM file of the authorities that sign the certificates of clients.",
+            default="none",
             check=not_empty,
             metavar="FILE",
         ),

@@ -35,6 +35,7 @@ class Live:
     context: Any
     state: ServerState
     port: int
+    server: Any = None
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def open(self, *, receive_buffer: int | None = None):
@@ -93,7 +94,7 @@ def post(path: str, body: dict[str, Any] | bytes, *, close: bool = False) -> byt
     return head + b"content-length: %d\r\n%b\r\n" % (len(data), end) + data
 
 
-TIMEOUTS = ("header_timeout_s", "write_timeout_s")
+TIMEOUTS = ("header_timeout_s", "write_timeout_s", "handshake_s")
 
 
 @asynccontextmanager
@@ -101,13 +102,15 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
     """Run a server on a free port of 127.0.0.1; context: of its model, in place of a script."""
     context = context or make_context(FakeEngine(script), http=limits)
     engine = context.client
-    with open_listener(ServerOptions(port=0)) as listener:
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    with open_listener(ServerOptions(port=0, **tls)) as listener:
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
         http = ServerOptions(port=port, **{"allowed_hosts": ("*",), **options})
         stored, callers = Store(StoreBounds.of(http)), KnownCallers.of(http)
         state = ServerState(ModelRegistry(context), stored=stored, callers=callers)
+        state.certificate = listener.certificate
         if http.files_dir is not None:
             state.batches = batch_service(state, http)
         server = make_server(app_of(state, http), http, **timeouts)
@@ -118,7 +121,7 @@ async def live(script: Script = speak, *, limits=None, context: Any = None, **op
         try:
             while not server.started:
                 await asyncio.sleep(0.005)
-            server_under_test = Live(engine, context, state, port)
+            server_under_test = Live(engine, context, state, port, server)
             try:
                 yield server_under_test
             finally:

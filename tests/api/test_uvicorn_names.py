@@ -58,6 +58,7 @@ def names(module, of):
 
 def test_a_connection_has_what_the_protocol_uses(connection):
     used = names(served, ("self", "super()"))
+    used -= {"lifespan", "servers"}  # of the server, in the same file
     assert {"conn", "cycle", "flow", "transport", "app", "loop", "client"} <= used
     assert [name for name in sorted(used) if not hasattr(connection, name)] == []
     overridden = vars(served.GuardedProtocol).keys() & vars(H11Protocol).keys()
@@ -77,8 +78,17 @@ def test_a_request_has_what_the_protocol_and_direct_bodies_use(connection):
 def test_a_server_has_what_the_front_end_uses():
     server = uvicorn.Server(uvicorn.Config(None, log_config=None))
     used = ("should_exit", "force_exit", "started", "capture_signals", "serve", "server_state")
+    used += ("startup", "config")
     assert [name for name in used if not hasattr(server, name)] == []
     assert server.server_state.tasks == set()
+    parts = inspect.getsource(uvicorn.Server)
+    assert [name for name in ("self.servers", "self.lifespan.state") if name not in parts] == []
+    server.config.load()
+    assert issubclass(server.config.http_protocol_class, asyncio.Protocol)
+    assert {"config", "server_state", "app_state"} <= inspect.signature(
+        H11Protocol
+    ).parameters.keys()
+    assert server.config.backlog > 0
 
 
 def test_only_tested_versions_are_installed():

@@ -27,7 +27,7 @@ _MAX_SHOWN = 100
 _PATH_CHARS = "/{}:@!$&'()*+,;=~"
 # The first bytes of a TLS connection: a handshake record of version 3.x.
 _TLS = b"\x16\x03"
-_TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/nginx.conf)"
+_TLS_HINT = ". It looks like TLS: use http://, or serve https:// with --ssl-certfile"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ConfigError
+from cpuserve.api.http.access_log import log_refused
+from cpuserve.api.http.tls import TlsConnection, certificate_of
+from cpuserve.errors import ConfigError, InvalidRequest
 from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
+    from cpuserve.api.http.tls import Certificate
     from cpuserve.config.server import ServerOptions
 
 # Each stream needs a file descriptor, and the usual soft limit of 1024 is for users of select().
@@ -26,6 +29,7 @@ MOST_FILES = 1 << 16
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _QUIET_S = 60.0
 _BACKLOG = 2048
+_NO_TLS = InvalidRequest("This port speaks TLS", code="plain_http_on_tls_port")
 
 log = get_logger("serve")
 
@@ -35,7 +39,11 @@ class Listener(socket.socket):
 
     Otherwise asyncio would retry 2048 times in each iteration of its event loop and log a traceback
     each time: 140 MB of log in ten seconds, and no other event would be handled.
+
+    certificate: the certificate for TLS; None = connections are plain.
     """
+
+    certificate: Certificate | None = None
 
     def __init__(self, family: int, kind: int, protocol: int = 0) -> None:
         super().__init__(family, kind, protocol)
@@ -52,12 +60,17 @@ class Listener(socket.socket):
         """Return the next connection; BlockingIOError if there is none or it had to be closed."""
         try:
             fault("client.accept")
-            return super().accept()
+            connection, address = super().accept()
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
             self._refuse(error)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+        if self.certificate is None:
+            return connection, address
+        secure = TlsConnection(fileno=connection.detach())
+        secure.refused = lambda: log_refused(address, _NO_TLS, b"")
+        return secure, address
 
     def _refuse(self, error: OSError) -> None:
         self._give_back()
@@ -100,12 +113,14 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 @contextmanager
 def open_listener(options: ServerOptions) -> Iterator[Listener]:
-    """Return the listening socket; ConfigError if the address cannot be used."""
+    """Return the listening socket; ConfigError if the address or certificate cannot be used."""
+    certificate = certificate_of(options)
     listener = (
         _bind_unix(Path(options.socket))
         if options.socket
         else _bind_tcp(options.host, options.port)
     )
+    listener.certificate = certificate
     try:
         # Listen now: two sockets can be bound to one address as long as neither of them listens.
         listener.listen(_BACKLOG)
@@ -165,13 +180,14 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: Listener) -> str:
     """Return the URL at which clients on this machine reach the listener."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"
     host = str(address[0])
-    return f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+    scheme = "http" if listener.certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{address[1]}"
 
 
 def is_loopback(host: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import h11
@@ -16,6 +17,7 @@ from cpuserve.api.dialects import dialect_of, dialect_of_head
 from cpuserve.api.errors.http_errors import LINGER_S, HeadersTooLarge, RequestTimeout
 from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
 from cpuserve.api.http.access_log import log_refused
+from cpuserve.api.http.listener import Listener
 from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
 from cpuserve.errors import InvalidRequest
 from cpuserve.fault_points import fault
@@ -83,8 +85,9 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         if not self._between_requests():
             self._head = b""
-            self._stop(self._header_timer)
-            self._header_timer = None
+            if not self._refused:  # else this timer ends the connection
+                self._stop(self._header_timer)
+                self._header_timer = None
         self._watch_body()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -129,6 +132,9 @@ class GuardedProtocol(H11Protocol):
         """Handle a half-close; return True, to keep the connection, if a response is pending."""
         cycle = self.cycle
         if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self.transport.can_write_eof():  # TLS: the end of one direction ends both
+            self.transport.abort()
             return False
         if not self._half_closed:
             self._half_closed = True
@@ -207,10 +213,12 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()  # a response has started, so no error can be sent
             return
         # Closing with unread data resets the connection, and the client would lose the response.
-        # Close only the sending side, and drop received data for up to LINGER_S.
+        # Close only the sending side, and drop received data for up to LINGER_S. TLS has no such
+        # half-closed connections.
         self._refused = True
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._stop(self._header_timer)
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
@@ -280,11 +288,36 @@ _KEEP_ALIVE_S = 30
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, because front_end.py handles the signals."""
+    """uvicorn's server with TLS, and without signal handlers: front_end.py handles the signals.
+
+    handshake_s: the most seconds that a TLS handshake may take.
+    """
+
+    handshake_s = GuardedProtocol.header_timeout_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of `sockets`, with TLS where a Listener has a certificate."""
+        await super().startup([])
+        make_protocol = partial(
+            cast("Any", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for sock in sockets or ():
+            certificate = sock.certificate if isinstance(sock, Listener) else None
+            options: dict[str, Any] = {}
+            if certificate is not None:
+                options = {"ssl": certificate.context, "ssl_handshake_timeout": self.handshake_s}
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(
+                make_protocol, sock=sock, backlog=self.config.backlog, **options
+            )
+            self.servers.append(server)
 
 
 def make_server(
@@ -293,6 +326,7 @@ def make_server(
     *,
     header_timeout_s: float = GuardedProtocol.header_timeout_s,
     write_timeout_s: float = GuardedProtocol.write_timeout_s,
+    handshake_s: float = GuardedProtocol.header_timeout_s,
 ) -> uvicorn.Server:
     """Return the HTTP server for `app`, which the caller runs with serve(sockets=[...])."""
     # --access-log all has a line of our own for each request.
@@ -310,7 +344,9 @@ def make_server(
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
     _adopt_uvicorn_logs(access_log)
-    return _Server(config)
+    server = _Server(config)
+    server.handshake_s = handshake_s
+    return server
 
 
 def _adopt_uvicorn_logs(access_log: bool) -> None:

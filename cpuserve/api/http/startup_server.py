@@ -13,12 +13,16 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.dialects import dialect_of_head
 from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.http.access_log import log_unready
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.models.load_progress import LoadProgress, health_body, load_message
+
+if TYPE_CHECKING:
+    from cpuserve.api.http.listener import Listener
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
@@ -35,7 +39,7 @@ class StartupServer:
     /live returns 200. All other paths return 503; /health adds the progress of the start.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._loading = LoadProgress()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,15 +88,32 @@ class StartupServer:
 
     async def _respond(self, connection: socket.socket) -> None:
         """Respond to one request; drop a client that disconnects or sends no request."""
-        reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD_BYTES)
+        try:
+            reader, writer = await self._open(connection)
+        except OSError:  # the client has disconnected, or cannot agree on TLS
+            return
         with suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT_S)
             writer.write(_response_to(head, self._loading))
-            writer.write_eof()
+            if writer.can_write_eof():
+                writer.write_eof()
             await asyncio.wait_for(_drop(reader), LINGER_S)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
+
+    async def _open(
+        self, connection: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the streams of an accepted connection, after its TLS handshake if there is one."""
+        loop, certificate = asyncio.get_running_loop(), self._listener.certificate
+        options: dict[str, Any] = {}
+        if certificate is not None:
+            options = {"ssl": certificate.context, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
+        reader = asyncio.StreamReader(MAX_HEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **options)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def _drop(reader: asyncio.StreamReader) -> None:

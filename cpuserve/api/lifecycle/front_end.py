@@ -16,6 +16,7 @@ from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
 from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.callers.watch import KeyFileWatch
+from cpuserve.api.http.listener import Listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import files_fingerprint, load_texts, make_context
@@ -137,6 +138,7 @@ class FrontEnd:
           StartupError: the engine or the tokenizer could not be loaded.
         """
         http = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self.state.certificate = listener.certificate if isinstance(listener, Listener) else None
         try:
             self._take_signals()
             return await self._serve(http, on_ready)
@@ -151,6 +153,7 @@ class FrontEnd:
         batches: asyncio.Task[None] | None = None
         living = keep("the watchdog", lambda: self.manager.watch(self._lives))
         callers = keep("watching --api-key-file", self._watch_callers)
+        reading = keep("watching the certificate", self._watch_certificate)
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -167,7 +170,7 @@ class FrontEnd:
             await self._drain(http)
             return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
-            for task in (stopped, loading, watching, living, callers, shown, batches):
+            for task in (stopped, loading, watching, living, callers, reading, shown, batches):
                 if task is not None:
                     task.cancel()
             if batches is not None:  # end batches before the engine closes, so no line fails
@@ -177,6 +180,11 @@ class FrontEnd:
         """Load the file of callers when it changes, until this task is cancelled."""
         if self._key_file is not None:
             await self._key_file.run()
+
+    async def _watch_certificate(self) -> None:
+        """Read the certificate again whenever its files change, until this task is cancelled."""
+        if self.state.certificate is not None:
+            await self.state.certificate.watch()
 
     async def _run_batches(self) -> None:
         """Run the batches of clients until this task is cancelled."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -17,7 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cpuserve.api.callers.key_file import read_key_file
-from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
+from cpuserve.api.http.listener import (
+    Listener,
+    is_loopback,
+    open_listener,
+    raise_file_limit,
+    url_of,
+)
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.service_manager import ServiceManager
@@ -97,7 +102,7 @@ def serve(
 
 
 def _run(
-    listener: socket.socket,
+    listener: Listener,
     prepare: Callable[[ProgressFn], Prepared],
     options: ServerOptions,
     progress: ProgressFn | None,

@@ -44,10 +44,11 @@ class ServerState:
     callers: the API keys, and the limits of their callers.
     seal: seals and opens the thoughts that clients send back as opaque texts.
     cpu: the CpuView of /v1/cpu; None = there is none.
+    certificate: the certificate of TLS; None = the server speaks plain HTTP.
     batches: the BatchService (batches/start.py); None = the server has no --files-dir.
     created: the CreatedModels (ollama/created/store.py); None = the server has no --models-dir.
     records: the Records (http/records.py): the logs of requests; None = not chosen yet.
-      Their types are Any here, because the folders of these four are above this one.
+      Their types are Any here, because the folders of these five are above this one.
     """
 
     models: ModelRegistry
@@ -60,6 +61,7 @@ class ServerState:
     stored: Store = field(default_factory=Store)
     callers: KnownCallers = field(default_factory=KnownCallers)
     seal: Seal = field(default_factory=Seal)
+    certificate: Any = None
     batches: Any = None
     created: Any = None
     records: Any = None
