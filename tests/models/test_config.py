@@ -161,8 +161,8 @@ BAD = {
     "activation-opt": ("opt", {"activation_function": "mish"}, "one of gelu, gelu_new"),
     "rope-type": (
         "llama",
-        {"rope_scaling": {"rope_type": "mrope", "factor": 2}},
-        "'mrope', but it must be one of default, dynamic, freq_factors, linear, llama3, longrope",
+        {"rope_scaling": {"rope_type": "spiral", "factor": 2}},
+        "'spiral', but it must be one of default, dynamic, freq_factors, linear, llama3, longrope",
     ),
     "rope-factor": ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
     "rope-text": ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
