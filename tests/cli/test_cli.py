@@ -563,6 +563,14 @@ def test_importing_the_command_line_or_the_server_loads_nothing_heavy(module):
     assert json.loads(out.stdout) == []
 
 
+def test_importing_the_routes_loads_neither_numpy_nor_torch():
+    heavy = ["numpy", "torch", "transformers"]
+    code = f"import sys, cpuserve.api.app; print([m for m in {heavy} if m in sys.modules])"
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
 def test_reading_what_a_model_is_loads_no_numpy(form, tmp_path):
     path = tmp_path / "tiny.gguf"

@@ -9,7 +9,7 @@ from cpuserve.api.callers.known_callers import KnownCallers
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.request.sealed import Seal
 from cpuserve.api.stored.store import Store
-from cpuserve.engine.grammars.process import MODULE as GRAMMARS_MODULE
+from cpuserve.engine.grammars.messages import MODULE as GRAMMARS_MODULE
 from cpuserve.engine.launch import CHILD_MODULE
 from cpuserve.errors import NotServing
 from cpuserve.metrics.http import HttpMetrics

@@ -12,6 +12,7 @@ import msgspec
 
 from cpuserve.engine.ipc import FrameReader
 
+MODULE = "cpuserve.engine.grammars.worker"  # what the process runs
 ALIVE_S = 0.5
 
 

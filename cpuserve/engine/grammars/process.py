@@ -17,6 +17,7 @@ import numpy as np
 
 from cpuserve.children import python_command, start_child
 from cpuserve.engine.grammars.messages import (
+    MODULE,
     Alive,
     Compile,
     Compiled,
@@ -31,7 +32,6 @@ from cpuserve.engine.ipc import encode_frame
 from cpuserve.fault_points import fault
 from cpuserve.runtime.executor import Int32
 
-MODULE = "cpuserve.engine.grammars.worker"
 # The first request with a grammar waits for the start of this process, so it has normal priority.
 # With the lowest priority, the start took at least twice as long while streams ran.
 BOOTSTRAP = """
