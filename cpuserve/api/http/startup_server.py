@@ -13,16 +13,14 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpuserve.api.dialects import dialect_of_head
 from cpuserve.api.errors.dialect import OPENAI, Dialect
 from cpuserve.api.http.access_log import log_unready
+from cpuserve.api.http.listener import Listener
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.models.load_progress import LoadProgress, health_body, load_message
-
-if TYPE_CHECKING:
-    from cpuserve.api.http.listener import Listener
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
@@ -39,7 +37,7 @@ class StartupServer:
     /live returns 200. All other paths return 503; /health adds the progress of the start.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._loading = LoadProgress()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,7 +104,8 @@ class StartupServer:
         self, connection: socket.socket
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the streams of an accepted connection, after its TLS handshake if there is one."""
-        loop, certificate = asyncio.get_running_loop(), self._listener.certificate
+        loop, listener = asyncio.get_running_loop(), self._listener
+        certificate = listener.certificate if isinstance(listener, Listener) else None
         options: dict[str, Any] = {}
         if certificate is not None:
             options = {"ssl": certificate.context, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
