@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -270,24 +271,30 @@ async def test_a_client_that_stays_after_a_refusal_is_disconnected(options):
         writer.close()
 
 
-def endless(_engine, number, _prompt, _params):
+def flood(_engine, number, _prompt, _params):
     while True:
-        yield Output(number, [70])
+        yield Output(number, [70] * 64)
+        yield 0.0  # others run
 
 
 @pytest.mark.parametrize("goes", [False, True], ids=["does not read", "disconnects"])
 @in_loop
 async def test_a_client_that_does_not_read_or_disconnects_aborts_its_request(goes):
-    async with live(endless, **options_of(), write_timeout_s=SHORT_S) as server:
-        reader, writer = await connected(server, limit=1)
-        asked = {"prompt": [70], "stream": True, "ignore_eos": True}
-        writer.write(post("/v1/completions", asked))
-        await until(lambda: server.engine.running == 1)
+    limit = {} if goes else {"write_timeout_s": SHORT_S}
+    async with live(flood, **options_of(), **limit) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(
+            sock=sock, ssl=context_of(), server_hostname="localhost", limit=1
+        )
+        writer.write(post("/v1/chat/completions", STREAM))
         if goes:
             assert (await reader.read(12)) == b"HTTP/1.1 200"
-            writer.close()
-        await until(lambda: server.engine.running == 0)
-        writer.close()
+            writer.transport.abort()
+        await until(lambda: server.engine.aborted == 1)
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize(
