@@ -199,9 +199,21 @@ CASES = sorted(
 )
 
 
-def asked(api, path, field="", value=None, inside=""):
-    """Send a request with a field, and return the response."""
-    given = {inside: {field: value}} if inside else {field: value} if field else {}
+# A field of a sampler that is off has no effect, so the request switches the sampler on.
+SAMPLER_ON = {
+    **dict.fromkeys(("dry_base", "dry_allowed_length", "dry_penalty_last_n"), "dry_multiplier"),
+    "dynatemp_exponent": "dynatemp_range",
+    "mirostat_eta": "mirostat",
+    "mirostat_tau": "mirostat",
+    "xtc_threshold": "xtc_probability",
+}
+
+
+def asked(api, path, field="", value=None, inside="", switch=""):
+    """Send a request with a field, and return the response; switch: a field that it needs."""
+    fields = {field: value} if field else {}
+    fields |= {switch: HONOURED[switch]} if switch else {}
+    given = {inside: fields} if inside else fields
     if field and isinstance(value, dict) and field in value:
         given = value  # a field that needs others
     return api.post(path, **{**BODIES[path], **given})
@@ -274,7 +286,9 @@ def outcome(path, *field):
 def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, inside):
     value = honoured(path, field)
     if value is not None:
-        assert outcome(path, field, value, inside) != plain(path)
+        switch = SAMPLER_ON.get(field, "")
+        before = outcome(path, "", None, inside, switch) if switch else plain(path)
+        assert outcome(path, field, value, inside, switch) != before
     elif refused(path, field, inside):
         value = SETS.get(field, [1])
         response = asked(Api(), path, field, value, inside)
