@@ -210,7 +210,7 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
     pages=False,
 )
 async def create_message_batch(request: RequestContext, body: CreateMessageBatch) -> Response:
-    """Create a batch of the requests in the body; it runs after all earlier batches."""
+    """Create a batch of the requests in the body; it runs after earlier batches of the caller."""
     batches = batches_of(request.state)
     _check_ids(body)
     lines = [

@@ -139,7 +139,7 @@ class CreateBatch(msgspec.Struct):
     pages=False,
 )
 async def create_batch(request: RequestContext, body: CreateBatch) -> Response:
-    """Create a batch of the requests in a file; it runs after all earlier batches."""
+    """Create a batch of the requests in a file; it runs after earlier batches of the caller."""
     batches = batches_of(request.state)
     if body.endpoint not in ENDPOINTS:
         msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {body.endpoint[:80]!r}"
