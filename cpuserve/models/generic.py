@@ -14,8 +14,15 @@ from typing import Any
 
 from cpuserve.errors import ModelError
 from cpuserve.models import TEXT_PARTS, architecture_of, find_model, spec_from_config, unknown
-from cpuserve.models.base import REFUSED
-from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
+from cpuserve.models.base import CLASSIFIERS, MASKED, REFUSED, RERANKERS, TAGGERS
+from cpuserve.models.config import (
+    read_architectures,
+    read_bool,
+    read_dtype,
+    read_heads,
+    read_ids,
+    read_int,
+)
 from cpuserve.models.spec import ModelSpec
 
 TORCH = "cpuserve[torch] (pip install 'cpuserve[torch]')"
@@ -58,9 +65,17 @@ def runs_through_transformers(config: Mapping[str, Any]) -> bool:
     if other is not None:
         msg = f"{architecture} {other}"
         raise ModelError(msg)
-    if transformers_knows(config):
-        return True
-    raise unknown(architecture, _ways_out(config))
+    if not transformers_knows(config):
+        raise unknown(architecture, _ways_out(config))
+    if _keeps_states(config):
+        raise unknown(architecture, _STATES)
+    return True
+
+
+_STATES = (
+    "its layers keep a state besides keys and values, so it cannot run through transformers "
+    "either. Of such models, Falcon-H1, Granite 4, LFM2, Nemotron 3 and Qwen3.5 run"
+)
 
 
 def _ways_out(config: Mapping[str, Any]) -> str:
@@ -72,46 +87,77 @@ def _ways_out(config: Mapping[str, Any]) -> str:
             f"it has a part for {parts}, and cpuserve runs the text parts of: {known}. "
             "A GGUF file of its text part may run: give its path"
         )
+    if same_head := _same_head(architecture_of(config)):
+        return f"models with its head run: {', '.join(same_head)}"
     found = find_spec("transformers")
     slowly = (
         f"install {TORCH}, with which it may run through transformers, slowly"
         if found is None
-        else "a newer transformers may run it, slowly: the installed one does not have it"
+        else "a newer transformers may run it, slowly: the installed one does not have it as a "
+        "causal language model"
     )
     return f"{slowly}; or give a GGUF file of the same model, if llama.cpp has its architecture"
 
 
-def transformers_knows(config: Mapping[str, Any]) -> bool:
-    """Return whether an installed transformers has a decoder of the model type of `config`.
+def _same_head(architecture: str) -> list[str]:
+    """Return the classifiers, or the models for masked tokens, with the head of `architecture`."""
+    end = architecture.rpartition("For")[2]
+    heads = (*RERANKERS, *CLASSIFIERS, *TAGGERS, *MASKED)
+    return sorted({name for name in heads if name.rpartition("For")[2] == end})
 
-    The function reads the table of decoders, because importing transformers is slow.
-    If it cannot read the table, it looks for the directory of the model type.
+
+def transformers_knows(config: Mapping[str, Any]) -> bool:
+    """Return whether an installed transformers has a causal language model for `config`.
+
+    The model type must be in the table of such models, and the architecture must be the class
+    in the table or another causal language model: in transformers, a classifier or an encoder of
+    the same type would get a random head. The table is read as text, because importing transformers
+    is slow.
     """
-    kind = str(config.get("model_type") or "").replace("-", "_")
+    classes = _decoders(_table_file())
+    kind = str(config.get("model_type") or "")
+    known = classes.get(kind) or classes.get(kind.replace("-", "_"))
+    names = read_architectures(config)
+    return known is not None and (not names or names[0] == known or names[0].endswith(_DECODERS))
+
+
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def _table_file() -> Path | None:
+    """Return the file of transformers with the table of causal language models."""
     found = find_spec("transformers")
     places = found.submodule_search_locations if found else None
-    if not places or not kind.isidentifier():
-        return False
-    models = Path(places[0]) / "models"
-    decoders = _decoders(models / "auto" / "modeling_auto.py")
-    has = decoders is None or str(config.get("model_type")) in decoders or kind in decoders
-    return has and (models / kind).is_dir()
+    return Path(places[0]) / "models" / "auto" / "modeling_auto.py" if places else None
 
 
 @cache
-def _decoders(file: Path) -> frozenset[str] | None:
-    """Return the model types of decoders in the table of transformers; None if it has no table."""
+def _decoders(file: Path | None) -> Mapping[str, str]:
+    """Return {model type: class} of the causal language models of transformers; {} if unknown."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(file.read_text(encoding="utf-8")) if file else ast.Module([], [])
     except (OSError, SyntaxError, ValueError):
-        return None
+        return {}
     for node in tree.body:
         names = [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
         if isinstance(node, ast.Assign) and names == ["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]:
-            pairs = [each for each in ast.walk(node.value) if isinstance(each, ast.Tuple)]
-            first = [pair.elts[0] for pair in pairs if pair.elts]
-            return frozenset(str(e.value) for e in first if isinstance(e, ast.Constant))
-    return None
+            pairs = [each.elts for each in ast.walk(node.value) if isinstance(each, ast.Tuple)]
+            texts = [[e.value for e in pair if isinstance(e, ast.Constant)] for pair in pairs]
+            return {str(pair[0]): str(pair[1]) for pair in texts if len(pair) == 2}
+    return {}
+
+
+def _keeps_states(config: Mapping[str, Any]) -> bool:
+    """Return whether layers of the model keep a state besides keys and values, in transformers."""
+    kind = str(config.get("model_type") or "").replace("-", "_").removesuffix("_text")
+    table = _table_file()
+    if table is None or not kind.isidentifier():
+        return False
+    file = table.parents[1] / kind / f"modeling_{kind}.py"
+    try:
+        return "_is_stateful = True" in file.read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "loader/source_digest.py:_tree_digest": "its function `part` has the point",
     "loader/source_digest.py:known": "after an error the digest is computed again",
     "models/generic.py:_decoders": "reads the code of transformers",
+    "models/generic.py:_keeps_states": "reads the code of transformers",
     "platforms/tuned.py:store_tuned": "a command stores these sizes",
     "program/lower.py:step_bytes": "a method of weights has the name read_bytes",
     "runtime/native.py:_parts": "a method of weights has the name read_bytes",

@@ -4,9 +4,11 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from cpuserve.errors import ModelError
 from cpuserve.models import BUILTIN, TEXT_PARTS
@@ -68,13 +70,38 @@ def test_no_model_that_runs_is_of_another_kind():
 def test_only_decoders_of_transformers_run_through_it():
     assert transformers_knows({"model_type": "mpt"})
     assert not transformers_knows({"model_type": "vit"})
-    file = transformers.__path__[0] + "/models/auto/modeling_auto.py"
-    from pathlib import Path
+    file = Path(transformers.__path__[0]) / "models" / "auto" / "modeling_auto.py"
+    assert _decoders(file) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert _decoders(Path("/nowhere")) == {}
 
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert _decoders(Path(file)) == frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert _decoders(Path("/nowhere")) is None
+# transformers has a causal language model of each type, to which it would give a random head.
+@pytest.mark.parametrize(
+    ("kind", "architecture", "instead"),
+    [
+        ("electra", "ElectraForMaskedLM", "XLMRobertaForMaskedLM"),
+        ("camembert", "CamembertForSequenceClassification", "BertForSequenceClassification"),
+        ("xlnet", "XLNetModel", "a GGUF file"),
+        ("mllama", "MllamaForConditionalGeneration", "LlavaForConditionalGeneration"),
+    ],
+)
+def test_no_other_model_of_the_type_of_a_decoder_runs_through_transformers(
+    kind, architecture, instead
+):
+    config = transformers.AutoConfig.for_model(kind).to_dict() | {"architectures": [architecture]}
+    assert transformers_knows({"model_type": kind})
+    with pytest.raises(ModelError, match="is not implemented in cpuserve") as raised:
+        read_spec(config)
+    assert instead in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["recurrent_gemma", "xlstm"])
+def test_a_model_with_other_states_is_refused_by_its_config(kind):
+    config = transformers.AutoConfig.for_model(kind).to_dict()
+    config["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]
+    with pytest.raises(ModelError, match="cannot run through transformers either") as raised:
+        read_spec(config)
+    assert "Falcon-H1" in str(raised.value)
 
 
 def test_an_unknown_architecture_says_the_ways_out(monkeypatch):
