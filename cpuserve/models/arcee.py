@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.config import read_bool, read_choice
-from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.llama import build_decoder, read_decoder, squared_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -36,9 +36,3 @@ class Arcee:
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     squared_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, x)
-
-
-def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x: ValueId) -> None:
-    """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `at`."""
-    u = b.linear(h, f"{at}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
-    b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x)

@@ -1,8 +1,12 @@
-"""GPT-2: learned positions, and matrices that checkpoints store transposed."""
+"""GPT-2, and GPT-BigCode (StarCoder 1, SantaCoder), which has one KV head.
+
+Positions are learned. GPT-2 stores matrices as [in, out], and GPT-BigCode as [out, in].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -96,3 +100,20 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:
     """Return the name that a Program has for matrix `name`, which has `features` outputs."""
     return columns(name, 0, features) if s.extra["transposed"] else name
+
+
+class GptBigCode:
+    """StarCoder 1 and SantaCoder. Source: transformers modeling_gpt_bigcode."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a GPT-BigCode config."""
+        if not read_bool(config, "multi_query", True):
+            refuse("multi_query", False, "true: a KV head for each query head is not supported")
+        usual = {"activation_function": "gelu_pytorch_tanh", **config}
+        return replace(Gpt2.spec({**usual, "conv1d_transposed": True}), kv_heads=1)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        Gpt2.build(b, s)

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
-from cpuserve.models.modernbert import GATED
-from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.opt import ACTIVATIONS, GATED
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

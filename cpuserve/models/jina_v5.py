@@ -8,7 +8,7 @@ from typing import Any
 
 from cpuserve.models.config import read_bool
 from cpuserve.models.eurobert import EuroBert
-from cpuserve.models.qwen3 import Qwen3
+from cpuserve.models.qwen import Qwen3
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 

@@ -234,6 +234,12 @@ def plain_mlp(
     return gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=fused, to=to)
 
 
+def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x: ValueId) -> None:
+    """Add down(relu(up(h)) ** 2) to x, with the matrices below the name `at`."""
+    u = b.linear(h, f"{at}.up_proj", features=features, bias=s.mlp_bias, then="relu2")
+    b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x)
+
+
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
     """Return {name of a part: number of rows} for matrix `name`, in the row order of `ops.Rope`.
 

@@ -16,14 +16,12 @@ from cpuserve.models.config import (
     read_windows,
 )
 from cpuserve.models.llama import layer_rope, layer_window
-from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.opt import GATED
 from cpuserve.models.rope import read_rope, split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 from cpuserve.program.parts import rows
-
-GATED = {kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then != "relu"}
 
 
 class ModernBert:

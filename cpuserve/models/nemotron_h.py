@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.arcee import squared_mlp
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -18,7 +17,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import read_experts, read_groups
-from cpuserve.models.llama import attend, finish_decoder, read_decoder
+from cpuserve.models.llama import attend, finish_decoder, read_decoder, squared_mlp
 from cpuserve.models.mamba import Mamba2Sizes, add_mamba2
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

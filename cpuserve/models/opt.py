@@ -26,6 +26,8 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+# The same in MLPs with a gate; kernels have no gated ReLU.
+GATED = {kind: f"{then}_mul" for kind, then in ACTIVATIONS.items() if then != "relu"}
 POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm; OPT configs have no key for it
 

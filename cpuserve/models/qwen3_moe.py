@@ -14,7 +14,7 @@ from cpuserve.models.llama import (
     qk_norm_attention,
     read_decoder,
 )
-from cpuserve.models.qwen2 import read_qwen_windows
+from cpuserve.models.qwen import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
