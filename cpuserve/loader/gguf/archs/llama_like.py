@@ -1,10 +1,11 @@
-"""GGUF files of families that differ from Llama only in a few settings."""
+"""GGUF files of Llama, and of families that differ from Llama only in a few settings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf.archs.deepseek import LATENT, latent_settings
 from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
@@ -214,12 +215,53 @@ def _minimax_m2(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _scaled(keys: Keys) -> dict[str, Any]:
+    """Return the RoPE parameters that scale queries; files of other models do not scale them."""
+    rope: dict[str, Any] = {}
+    if keys.raw("rope.scaling.type") in (None, "none"):
+        rope["rope_type"] = "default"
+    if keys.raw("attention.temperature_scale"):
+        original = keys.count("rope.scaling.original_context_length")
+        length = keys.count("attention.temperature_length", original)
+        if length != original:
+            keys.fail("attention.temperature_length", length, f"{original}, as the RoPE's length")
+        rope["original_max_position_embeddings"] = original
+        rope["llama_4_scaling_beta"] = keys.real("attention.temperature_scale")
+    return {"rope_parameters": rope}
+
+
+def _mistral4(keys: Keys) -> dict[str, Any]:
+    settings = latent_settings(keys)
+    if keys.raw("expert_gating_func") not in (None, 1):
+        keys.fail("expert_gating_func", keys.raw("expert_gating_func"), "1, the softmax")
+    return {**settings, **_scaled(keys)}
+
+
+# GGUF files call Mixtral "llama" as well; of these two, only Mixtral has experts.
+MIXTRAL = GgufArch(
+    "MixtralForCausalLM",
+    "mixtral",
+    {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+    },
+    lambda keys: {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+    },
+    interleaved=True,
+)
 # The norms for queries and keys of Hunyuan.
 _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
 ARCHS = {
+    "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
+    "mistral3": GgufArch("Ministral3ForCausalLM", "ministral3", {}, _scaled, interleaved=True),
+    "mistral4": GgufArch("Mistral4ForCausalLM", "mistral4", LATENT, _mistral4),
     "phi3": GgufArch(
         "Phi3ForCausalLM",
         "phi3",

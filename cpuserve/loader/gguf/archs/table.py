@@ -14,15 +14,11 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs import (
     deepseek,
     encoders,
-    falcon_h1,
     gemma,
     gpt,
     granite,
-    lfm2,
-    llama,
+    hybrids,
     llama_like,
-    mistral,
-    nemotron_h,
     qwen,
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
@@ -94,17 +90,13 @@ def why_refused(name: str) -> str | None:
 
 ARCHS = {
     **encoders.ARCHS,
-    **llama.ARCHS,
+    **llama_like.ARCHS,
     **qwen.ARCHS,
     **gemma.ARCHS,
     **granite.ARCHS,
-    **lfm2.ARCHS,
     **deepseek.ARCHS,
     **gpt.ARCHS,
-    **llama_like.ARCHS,
-    **mistral.ARCHS,
-    **nemotron_h.ARCHS,
-    **falcon_h1.ARCHS,
+    **hybrids.ARCHS,
 }
 
 
@@ -124,7 +116,7 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         msg = f"GGUF {file.path}: architecture {name!r:.60} is not supported; {others}"
         raise ModelError(msg)
     if name == "llama" and file.value("llama.expert_count"):
-        return Keys(file, name), llama.MIXTRAL
+        return Keys(file, name), llama_like.MIXTRAL
     if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
         return Keys(file, name), gpt.FALCON_TWO_NORMS
     return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]

@@ -1,0 +1,169 @@
+"""GGUF files of hybrids: Falcon-H1 and Nemotron H have Mamba2, LFM2 has short convolutions.
+
+The converter of Falcon-H1 has multiplied the factors in its config into the tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import experts, need_sigmoid
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+
+
+def _lfm2(keys: Keys) -> dict[str, Any]:
+    return {
+        "layer_types": keys.layer_types("conv", "full_attention"),
+        "conv_L_cache": keys.count("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    return {
+        **_lfm2(keys),
+        **experts(keys),
+        "num_dense_layers": keys.whole("leading_dense_block_count"),
+        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+    }
+
+
+def _falcon_h1(keys: Keys) -> dict[str, Any]:
+    tensors = keys.file.tensors
+    return {
+        "mamba_d_ssm": keys.count("ssm.inner_size"),
+        "mamba_n_heads": keys.count("ssm.time_step_rank"),
+        "mamba_n_groups": keys.count("ssm.group_count", 1),
+        "mamba_d_state": keys.count("ssm.state_size"),
+        "mamba_d_conv": keys.count("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_rms_norm": any(name.endswith("ssm_norm.weight") for name in tensors),
+        "mamba_norm_before_gate": False,
+    }
+
+
+# The kind of a layer by a tensor that only such layers have; layers without one are MLPs.
+_KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe"}
+
+
+def _nemotron_h(keys: Keys) -> dict[str, Any]:
+    heads = keys.count("ssm.time_step_rank")
+    inner = keys.count("ssm.inner_size")
+    if inner % heads:
+        keys.fail("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
+    kinds = [_kind(keys, block) for block in range(keys.layers())]
+    settings: dict[str, Any] = {
+        "layers_block_type": kinds,
+        "mlp_hidden_act": "relu2",
+        "attention_bias": any(name.endswith("attn_q.bias") for name in keys.file.tensors),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": keys.count("ssm.group_count", 1),
+        "ssm_state_size": keys.count("ssm.state_size"),
+        "conv_kernel": keys.count("ssm.conv_kernel"),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.file.tensors),
+    }
+    if "moe" not in kinds:
+        return settings
+    latent = keys.file.tensors.get(f"blk.{kinds.index('moe')}.ffn_latent_down.weight")
+    mixture = experts(keys)
+    return {
+        **settings,
+        **mixture,
+        "n_routed_experts": mixture["num_experts"],
+        "moe_shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "moe_latent_size": None if latent is None else latent.shape[0],
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+    }
+
+
+def _kind(keys: Keys, block: int) -> str:
+    own = (kind for part, kind in _KINDS.items() if keys.has(f"blk.{block}.{part}.weight"))
+    return next(own, "mlp")
+
+
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+    "attn_output": "mixer.o_proj",
+    **{f"ffn_{part}": f"mixer.{part}_proj" for part in ("up", "down")},
+    **{f"ffn_{part}_exps": f"mixer.experts.{part}_proj" for part in ("up", "down")},
+    **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_dt": "mixer.dt_bias",
+    "ssm_a": "mixer.A_log",
+    "ssm_d": "mixer.D",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+}
+
+_NEMOTRON = GgufArch(
+    "NemotronHForCausalLM",
+    "nemotron_h",
+    _NEMOTRON_H,
+    _nemotron_h,
+    eps="layer_norm_epsilon",
+    top={"token_embd": "model.embeddings", "output_norm": "model.norm_f"},
+)
+
+ARCHS = {
+    "lfm2": GgufArch("Lfm2ForCausalLM", "lfm2", _LFM2, _lfm2, eps="norm_eps"),
+    "lfm2moe": GgufArch(
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        {
+            **_LFM2,
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.w1",
+            "ffn_up_exps": "feed_forward.experts.w3",
+            "ffn_down_exps": "feed_forward.experts.w2",
+            "exp_probs_b": "feed_forward.expert_bias",
+        },
+        _lfm2_moe,
+        eps="norm_eps",
+    ),
+    "falcon-h1": GgufArch(
+        "FalconH1ForCausalLM",
+        "falcon_h1",
+        {
+            "ffn_norm": "pre_ff_layernorm",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            "ssm_in": "mamba.in_proj",
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_dt": "mamba.dt_bias",
+            "ssm_a": "mamba.A_log",
+            "ssm_d": "mamba.D",
+            "ssm_norm": "mamba.norm",
+            "ssm_out": "mamba.out_proj",
+        },
+        _falcon_h1,
+        top={"output_norm": "model.final_layernorm"},
+    ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+}
