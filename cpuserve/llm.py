@@ -12,13 +12,14 @@ from cpuserve.llm_arguments import (
     PromptInput,
     as_list,
     check_text_only,
+    engine_options,
     tokenization_of,
+    why_refused,
 )
 from cpuserve.log import get_logger
 from cpuserve.offline.adapters import OneAdapter
 from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, progress
 from cpuserve.offline.queue import ManyAdapters, ManyParams, QueueMethods
-from cpuserve.offline.refused import engine_options, why_refused
 from cpuserve.offline.tokenizer import OfflineTokenizer
 from cpuserve.outputs import (
     BeamSearchOutput,

@@ -77,13 +77,13 @@ FAULTS = [
     ),
     # --- NVFP4 in GGUF files ------------------------------------------------------------------
     Fault(
-        "cpuserve/quant/gguf/nvfp4.py",
+        "cpuserve/quant/gguf/converted.py",
         "np.where(codes == MAGNITUDE, 0, codes & MAGNITUDE)",
         "(codes & MAGNITUDE)",
         "tests/quant/test_gguf_nvfp4.py -k gguf_package",
     ),
     Fault(
-        "cpuserve/quant/gguf/nvfp4.py",
+        "cpuserve/quant/gguf/converted.py",
         "factors[np.arange(*rows.indices(count)) // each]",
         "factors[:1]",
         "tests/quant/test_gguf_nvfp4.py -k expert",
@@ -1064,7 +1064,7 @@ FAULTS = [
     ),
     # --- rerankers ----------------------------------------------------------------------------
     Fault(
-        "cpuserve/quant/token_types.py",
+        "cpuserve/quant/bert_weights.py",
         "types[1] - types[0]",
         "types[1]",
         "tests/llm/test_rerankers.py -k 'transformers and bert-native'",

@@ -68,8 +68,7 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
-    from cpuserve.quant.nomic_experts import NomicExperts
-    from cpuserve.quant.token_types import TypedWeights
+    from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
 
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)

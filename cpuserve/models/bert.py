@@ -30,7 +30,7 @@ TYPES = "embeddings.token_type_embeddings"
 
 
 def reads_types(config: Mapping[str, Any]) -> bool:
-    """Return whether tokens have types, which pairs of texts need; see quant/token_types.py."""
+    """Return whether tokens have types, which pairs of texts need; see quant/bert_weights.py."""
     pairs = "BertForSequenceClassification" in read_architectures(config)
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 

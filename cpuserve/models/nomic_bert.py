@@ -47,7 +47,7 @@ FIXED = {
 # The activation of the MLP for each activation_function of a config.
 # For swiglu the MLP is gated, for gelu it is not.
 ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
-# The first norm of a layer plus the common bias of its experts; quant/nomic_experts.py makes it.
+# The first norm of a layer plus the common bias of its experts; quant/bert_weights.py makes it.
 SHIFTED = "norm1_and_experts_bias"
 
 

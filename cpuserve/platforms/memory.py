@@ -20,7 +20,7 @@ from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
-from cpuserve.platforms.cache_groups import block_bytes, group_layers
+from cpuserve.platforms.cache_groups import StatePlan, block_bytes, group_layers, plan_states
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 from cpuserve.platforms.on_disk import (
@@ -29,7 +29,6 @@ from cpuserve.platforms.on_disk import (
     plan_mapping,
     why_not_mapped,
 )
-from cpuserve.platforms.states import StatePlan, plan_states
 
 BLOCK = 32  # tokens per KV block (kBlock in csrc/kernels/table/attention.h)
 HEAD_ALIGN = 16  # rounding of head_dim (hd_pad in table/attention.h)

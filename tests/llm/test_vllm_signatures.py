@@ -19,7 +19,7 @@ from cpuserve.config.load import from_arguments
 from cpuserve.config.missing import why_missing
 from cpuserve.errors import InvalidRequest
 from cpuserve.llm import LLM
-from cpuserve.offline.refused import METHODS, engine_options
+from cpuserve.llm_arguments import METHODS, engine_options
 from cpuserve.outputs import CompletionOutput
 from cpuserve.sampling import fields as sampling_fields
 from cpuserve.sampling import pooling

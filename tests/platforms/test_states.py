@@ -6,7 +6,7 @@ from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError, TooLittleMemory
-from cpuserve.platforms.states import plan_states
+from cpuserve.platforms.cache_groups import plan_states
 
 MIB = 1 << 20
 

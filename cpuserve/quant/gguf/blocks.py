@@ -4,7 +4,7 @@ Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum.
 Blocks of 256 weights (the k-quants and IQ4_XS) have an integer scale for each 16 or 32 weights, and
 in some types an integer minimum. One fp16 factor multiplies all scales of a block, and another one
 all minimums, which are subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table.
-NVFP4 and the types that are converted have files of their own (nvfp4.py, converted.py).
+The types that are converted, such as NVFP4, have a file of their own (converted.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from cpuserve.program.weight_kinds import SourceType, WeightKind
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, Weights
 from cpuserve.quant.codes import Codes
-from cpuserve.quant.gguf.converted import CONVERTED, converted
-from cpuserve.quant.gguf.nvfp4 import NVFP4, Factors, nvfp4_matrix
+from cpuserve.quant.gguf.converted import CONVERTED, NVFP4, Factors, converted, nvfp4_matrix
 from cpuserve.quant.gguf.sizes import DECODED
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
