@@ -726,7 +726,7 @@ FAULTS = [
         "tests/api/test_api_caller_limits.py -k client_leaves",
     ),
     Fault(
-        "cpuserve/api/callers/watch.py",
+        "cpuserve/api/callers/known_callers.py",
         "        if same and found != self._settled:\n",
         "        if found != self._settled:\n",
         "tests/api/test_api_key_file.py -k incomplete",

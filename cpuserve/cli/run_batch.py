@@ -106,7 +106,7 @@ class _Output:
 
     def begin(self, lines: BinaryIO, longest: int) -> int:
         """Return how many lines have a result; for errors, see count_lines and count_results."""
-        from cpuserve.api.batches.offline import count_lines, count_results
+        from cpuserve.api.batches.line_runner import count_lines, count_results
 
         self._total = count_lines(lines, longest)
         lines.seek(0)
@@ -183,7 +183,7 @@ async def _run_lines(
 ) -> None:
     """Run the lines after the first `done`; StartupError if the engine ends for good."""
     from cpuserve.api.app import create_app
-    from cpuserve.api.batches.offline import run_file
+    from cpuserve.api.batches.line_runner import run_file
     from cpuserve.background import keep
 
     app, most = create_app(front_end.state), front_end.context.limits.slots + _WAITING

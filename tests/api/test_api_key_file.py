@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuserve.api.callers.key_file import MOST_BYTES, MOST_KEYS, owner_of, read_key_file
-from cpuserve.api.callers.known_callers import KnownCallers
-from cpuserve.api.callers.watch import KeyFileWatch
+from cpuserve.api.callers.known_callers import KeyFileWatch, KnownCallers
 from cpuserve.api.lifecycle.serve import serve
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError

@@ -5,7 +5,7 @@ import typing
 import pytest
 from anthropic.types import beta
 
-from cpuserve.api.anthropic.client_tools import client_tool
+from cpuserve.api.anthropic.tools import client_tool
 from tests.api.anthropic_messages import (
     DOCUMENT,
     FOUND,

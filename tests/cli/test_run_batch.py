@@ -9,7 +9,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.api.app import create_app
-from cpuserve.api.batches.offline import count_lines, count_results, run_file
+from cpuserve.api.batches.line_runner import count_lines, count_results, run_file
 from cpuserve.api.request.state import ServerState
 from cpuserve.cli import main as cli
 from cpuserve.cli.run_batch import _Output, _run_lines

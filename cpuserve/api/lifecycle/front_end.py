@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
-from cpuserve.api.callers.known_callers import KnownCallers
-from cpuserve.api.callers.watch import KeyFileWatch
+from cpuserve.api.callers.known_callers import KeyFileWatch, KnownCallers
 from cpuserve.api.http.listener import Listener
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.created import Creation, stored_models

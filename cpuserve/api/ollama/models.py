@@ -32,7 +32,7 @@ from cpuserve.api.route import get, post
 from cpuserve.api.stored.disk import writing
 from cpuserve.errors import InvalidRequest, ModelError, NotFound
 from cpuserve.fault_points import fault
-from cpuserve.loader.file_facts import FileFacts, file_facts
+from cpuserve.loader.source_files import FileFacts, file_facts
 from cpuserve.log import get_logger
 from cpuserve.sampling.fields import names_in
 from cpuserve.version import version

@@ -10,11 +10,13 @@ import msgspec
 from cpuserve.api.errors.error_json import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.openai.responses.cache_diagnostics import cache_diagnostics
-from cpuserve.api.openai.responses.items import RAW, SUMMARY, Item, items_of, search_items
 from cpuserve.api.openai.responses.response_object import (
+    RAW,
+    SUMMARY,
     ConversationRef,
     IncompleteDetails,
     InputDetails,
+    Item,
     OutputDetails,
     OutputItem,
     Response,
@@ -25,6 +27,8 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseReasoning,
     ResponseSearchTool,
     ResponseUsage,
+    items_of,
+    search_items,
 )
 from cpuserve.api.openai.responses.schema import SEALED, conversation_id
 from cpuserve.api.openai.responses.tools import is_custom, is_function, is_search, origins_of
