@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -11,6 +12,7 @@ from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.ngram import NgramIndex
+from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
 from cpuserve.ids import RequestId, SlotId
@@ -44,6 +46,7 @@ class Request:
       the request then generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
     salt: requests with different salts share no cached prefixes; None = params.cache_salt.
+    pictures: the pictures of the prompt, in order.
     ready: whether the request may start:
       False while its grammar is being compiled (`Scheduler.make_ready`).
 
@@ -65,6 +68,7 @@ class Request:
     pooler: Pooler | None = None
     adapter: int = -1
     salt: str | None = None
+    pictures: Sequence[Picture] = ()
     ready: bool = True
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
@@ -92,6 +96,7 @@ class Request:
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
+        self.chain.placeholders = Placeholders(self.pictures) if self.pictures else None
 
     @property
     def num_output(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.sampling.params import SamplingParams
+
+PatchesOf = Callable[[int], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class EngineRequest:
       which shows how many prompt tokens have been computed.
     continues: the request continues the response of an earlier request,
       so its prompt is not counted again in the statistics.
+    pictures: the pictures of the prompt, in order.
+    patches_of: returns the patches of the picture with this index, if its Picture has none.
+      An engine asks for them only if the rows of the picture are not in a cache,
+      and perhaps again after a preemption. Its RequestError ends the request.
     """
 
     prompt_ids: list[int]
@@ -40,6 +47,16 @@ class EngineRequest:
     timeout_s: float | None = None
     progress: bool = False
     continues: bool = False
+    pictures: Sequence[Picture] = ()
+    patches_of: PatchesOf | None = None
+
+    async def patches(self, index: int) -> bytes:
+        """Return the patches of a picture."""
+        given = self.pictures[index].patches
+        if given is not None:
+            return given
+        assert self.patches_of is not None, "nobody has the patches"
+        return await self.patches_of(index)
 
 
 class EngineClient(Protocol):

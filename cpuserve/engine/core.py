@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
-from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
@@ -148,6 +148,7 @@ class EngineCore:
         prompt: list[int] = ids.tolist() if early is None else early.token_ids
         try:
             check_request(ids, params, self.limits)
+            check_pictures(message.pictures, len(ids), self.limits)
         except RequestError as error:
             self._refused.append(Output(message.id, [], "error", error=error.message))
             return
@@ -178,6 +179,7 @@ class EngineCore:
             pooler=make_pooler(self._head, vectors=params.vectors),
             adapter=number,
             salt=salt,
+            pictures=message.pictures,
         )
         if early is not None and early.chain.salt == salt:
             request.chain = early.chain
@@ -203,8 +205,9 @@ class EngineCore:
         request = self._early.get(message.id)
         if request is None:
             prompt, params = np.frombuffer(message.prompt, np.int32).tolist(), message.params
+            pictures, priority = message.pictures, message.priority
             request = Request(
-                RequestId(message.id), prompt, params, 1, 0, priority=message.priority
+                RequestId(message.id), prompt, params, 1, 0, priority=priority, pictures=pictures
             )
             request.ready = params.structured_outputs is None  # a grammar must be compiled first
             if request.reads_prefixes and params.adapter is None:

@@ -130,7 +130,8 @@ class InlineClient:
         """
         message = self._requests.make(request, self._serving())
         streams = self._router.streams(asyncio.get_running_loop())
-        return streams.run(message, self._channel.post, _at_once, request.timeout_s)
+        post, limit_s = self._channel.post, request.timeout_s
+        return streams.run(message, post, _at_once, limit_s, request.patches)
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.core.pictures import Picture
 from cpuserve.errors import CpuserveError
 from cpuserve.sampling.params import SamplingParams
 
@@ -28,6 +29,8 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     progress: whether to send an Output without tokens after each chunk of the prompt but the last.
     continues: whether the request continues the response of an earlier request,
       so that Stats do not count its prompt again.
+    pictures: the pictures of the prompt, in order.
+      An engine in another process asks for the patches that it has to encode (Output.wants).
     """
 
     id: int
@@ -37,6 +40,19 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True):
     priority: int = 0
     progress: bool = False
     continues: bool = False
+    pictures: list[Picture] = []
+
+
+class PicturePatches(msgspec.Struct, tag="patches", array_like=True):
+    """The patches of picture `index` of request `id`, which the engine asked for.
+
+    They are not in AddRequest, because most pictures of a conversation are in the prefix cache,
+    and because messages of a hundred megabytes would stop the event loop of the front end.
+    """
+
+    id: int
+    index: int
+    patches: bytes
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -64,7 +80,7 @@ class Ping(msgspec.Struct, tag="ping", array_like=True):
     """Ask for a Pong, which the engine sends immediately, even during a step."""
 
 
-Inbound = AddRequest | Abort | Shutdown | Ask | Ping
+Inbound = AddRequest | PicturePatches | Abort | Shutdown | Ask | Ping
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True):
@@ -93,6 +109,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     vector: the embedding in fp32 little-endian, if the model computes one.
     fault: the field of the request that caused `error` (HTTP 400).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
+    wants: the indexes of the pictures whose patches the engine needs (PicturePatches).
+      Such an output has nothing else.
     """
 
     id: int
@@ -108,6 +126,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     vector: bytes | None = None
     fault: str | None = None
     queue_full: bool = False
+    wants: list[int] = []
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 from cpuserve.background import keep
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
+from cpuserve.core.pictures import without_patches
 from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import (
     Ask,
@@ -143,7 +144,10 @@ class ProcessClient:
         """
         link, limits = self._connected()
         message = self._requests.make(request, limits)
-        return self._streams.run(message, self._post, link.wait_writable, request.timeout_s)
+        message.pictures = without_patches(message.pictures)
+        return self._streams.run(
+            message, self._post, link.wait_writable, request.timeout_s, request.patches
+        )
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine, or the result of a change (`Ask`)."""

@@ -22,7 +22,6 @@ from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import EngineDead
 from cpuserve.log import get_logger
-from cpuserve.sampling.params import SamplingParams
 
 log = get_logger("engine")
 
@@ -297,7 +296,7 @@ class ReplicaClient:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Generate one sequence on the replica that the router chooses; see EngineClient."""
-        replica = self._choose(request.prompt_ids, request.params)
+        replica = self._choose(request)
         engine, waiting = replica.engine, len(request.prompt_ids)
         replica.open += 1
         replica.waiting_tokens += waiting
@@ -473,7 +472,8 @@ class ReplicaClient:
 
     # --- routing ------------------------------------------------------------------------------
 
-    def _choose(self, prompt_ids: list[int], params: SamplingParams) -> _Replica:
+    def _choose(self, request: EngineRequest) -> _Replica:
+        params = request.params
         loads = [
             r.load if r.serves and params.adapter not in r.missing else None for r in self._replicas
         ]
@@ -483,7 +483,8 @@ class ReplicaClient:
                 why = f"the adapter {params.adapter} could not be loaded again after a restart"
             raise EngineDead(why)
         salt = f"{params.adapter or ''}{params.scale_key}@{params.cache_salt or ''}"
-        return self._replicas[self._router.choose(prompt_ids, loads, salt)]
+        ids, pictures = request.prompt_ids, request.pictures
+        return self._replicas[self._router.choose(ids, loads, salt, pictures)]
 
     def _listen(self, replica: _Replica) -> None:
         def on_step(_stats: Stats) -> None:

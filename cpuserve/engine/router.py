@@ -10,6 +10,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from cpuserve.core.pictures import Picture, Placeholders
+
 SEQUENCE_TOKENS = 256  # number of prompt tokens that count as one running sequence
 SLACK = 2.0  # running sequences: a smaller difference of loads does not outweigh a cached prefix
 MAX_PREFIXES = 1 << 16  # the most blocks to remember; the cache of a replica seldom has more
@@ -33,15 +35,20 @@ class Router:
         self._chosen = [0] * num_replicas
 
     def choose(
-        self, prompt_ids: Sequence[int], loads: Sequence[float | None], salt: str = ""
+        self,
+        prompt_ids: Sequence[int],
+        loads: Sequence[float | None],
+        salt: str = "",
+        pictures: Sequence[Picture] = (),
     ) -> int:
         """Return the replica for this prompt, and remember that its cache then has the prompt.
 
+        pictures: the pictures of the prompt.
         loads: the load of each replica in running sequences, None = the replica does not serve.
         At least one replica serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
-        prefixes = list(self._prefixes(prompt_ids, salt))
+        prefixes = list(self._prefixes(prompt_ids, salt, pictures))
         matched = self._matched(prefixes, serving)
 
         def order(i: int) -> tuple[float, int]:
@@ -63,14 +70,20 @@ class Router:
         kept = ((prefix, homes & others) for prefix, homes in self._homes.items())
         self._homes = OrderedDict((prefix, homes) for prefix, homes in kept if homes)
 
-    def _prefixes(self, prompt_ids: Sequence[int], salt: str) -> Iterator[int]:
-        """Yield the hash of all tokens up to each block's end; hash collisions only cost time."""
+    def _prefixes(
+        self, prompt_ids: Sequence[int], salt: str, pictures: Sequence[Picture]
+    ) -> Iterator[int]:
+        """Yield the hash of all tokens and pictures up to each block's end.
+
+        Hash collisions only cost time.
+        """
         size = self._block_size
         if not size:
             return
-        parent = hash(salt)
+        parent, placeholders = hash(salt), Placeholders(pictures)
         for start in range(0, len(prompt_ids) - size + 1, size):
-            parent = hash((parent, array("i", prompt_ids[start : start + size]).tobytes()))
+            content = array("i", prompt_ids[start : start + size]).tobytes()
+            parent = hash((parent, content + placeholders.mark(start, start + size)))
             yield parent
 
     def _matched(self, prefixes: Sequence[int], serving: Sequence[int]) -> dict[int, int]:

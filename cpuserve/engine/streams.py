@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import msgspec
 
-from cpuserve.core.admission import Limits, check_request
-from cpuserve.engine.client import EngineRequest
-from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output
+from cpuserve.core.admission import Limits, check_pictures, check_request
+from cpuserve.engine.client import EngineRequest, PatchesOf
+from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output, PicturePatches
 from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
 
 Post = Callable[[Inbound], None]
@@ -116,8 +116,12 @@ class Streams:
         post: Post,
         writable: Callable[[], Awaitable[object]],
         timeout_s: float | None = None,
+        patches_of: PatchesOf | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Start `request` and yield its outputs; abort it if it is closed early or times out."""
+        """Start `request` and yield its outputs; abort it if it is closed early or times out.
+
+        patches_of: returns the patches of a picture of the request when the engine asks for them.
+        """
         stream = self._streams[request.id] = OutputStream()
         if self._dead is not None:
             stream.fail(EngineDead(self._dead))
@@ -134,8 +138,15 @@ class Streams:
             while not finished:
                 while (output := stream.take()) is None:
                     await stream.arrival()
+                for index in output.wants:
+                    assert patches_of is not None, "the request has no pictures"
+                    patches = await patches_of(index)
+                    await writable()
+                    if stream.runs:
+                        post(PicturePatches(request.id, index, patches))
                 finished = output.finish is not None
-                yield output
+                if not output.wants:
+                    yield output
         finally:
             if timer is not None:
                 timer.cancel()
@@ -179,9 +190,10 @@ class RequestMaker:
         """
         params = msgspec.structs.replace(request.params)
         check_request(request.prompt_ids, params, limits)
+        check_pictures(request.pictures, len(request.prompt_ids), limits)
         prompt = array("i", request.prompt_ids).tobytes()
         number, now = next(self._ids), time.monotonic()
-        rest = (request.priority, request.progress, request.continues)
+        rest = (request.priority, request.progress, request.continues, list(request.pictures))
         return AddRequest(number, prompt, params, now, *rest)
 
 
@@ -195,6 +207,7 @@ def limits_of(info: dict[str, object]) -> Limits:
             "max_top": info["max_top"],
             "eos_ids": info["eos_ids"],
             "max_rows": info["max_num_batched_tokens"],
+            "picture_rows": info.get("picture_rows", 0),
         },
         Limits,
     )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuserve.core.pictures import Picture
 from cpuserve.engine.ipc import (
     MAX_FRAME_BYTES,
     Abort,
@@ -16,6 +17,7 @@ from cpuserve.engine.ipc import (
     FrameError,
     FrameReader,
     Output,
+    PicturePatches,
     Ready,
     Reply,
     Shutdown,
@@ -31,6 +33,8 @@ from cpuserve.sampling.params import SamplingParams
 
 INBOUND = [
     AddRequest(3, b"\1\0\0\0", SamplingParams(seed=-5, stop=["x"], logit_bias={4: 1.5}), 1.25, 2),
+    AddRequest(4, b"", SamplingParams(), 0.0, pictures=[Picture(bytes(32), [(1, 2)], [(2, 4)])]),
+    PicturePatches(4, 0, b"pixels"),
     Abort([1, 2, 3]),
     Ask(9, "report"),
     Shutdown(),

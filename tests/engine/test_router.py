@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from cpuserve.core.pictures import Picture
 from cpuserve.engine.router import SEQUENCE_TOKENS, SLACK, Router
 
 BLOCK = 32
@@ -123,3 +124,15 @@ def test_what_it_remembers_is_bounded_and_the_oldest_goes_first():
     router.choose(tokens(20 * BLOCK, 4), [1.0, 0.0])
     assert len(router._homes) == 10
     assert router.choose(old, [1.0, 0.0]) == 1
+
+
+def test_a_prompt_with_another_picture_is_another_prompt():
+    """Without the digest, the second picture would go to a replica that has not computed it."""
+    router, prompt = Router(2, BLOCK), [9] * (8 * BLOCK)
+    one, other = (Picture(bytes([i]) * 32, [(0, len(prompt))], []) for i in range(2))
+    home = router.choose(prompt, [0.0, 0.0], pictures=[one])
+    assert router.choose(prompt, [0.5, 0.5], pictures=[other]) == 1 - home
+    busy = [0.5, 0.5]
+    busy[home] = 1.0
+    assert router.choose(prompt, busy, pictures=[one]) == home
+    assert router.choose(prompt, busy, pictures=[other]) == 1 - home

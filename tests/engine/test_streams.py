@@ -5,9 +5,9 @@ from array import array
 
 import pytest
 
-from cpuserve.engine.ipc import Abort, AddRequest, Output
+from cpuserve.engine.ipc import Abort, AddRequest, Output, PicturePatches
 from cpuserve.engine.streams import Streams
-from cpuserve.errors import DeadlineExceeded
+from cpuserve.errors import DeadlineExceeded, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.patience import PATIENCE_S
 
@@ -92,5 +92,64 @@ def test_closing_a_stream_aborts_what_runs_and_not_what_has_finished():
             await started(stream, streams, outputs)
             await stream.aclose()
             assert engine.posted == posted
+
+    asyncio.run(main())
+
+
+def test_the_engine_gets_the_patches_that_it_asks_for_and_the_reader_none_of_it():
+    async def main():
+        engine, streams = Engine(), Streams()
+        asked, sent = [], []
+
+        async def patches_of(index):
+            asked.append(index)
+            return b"patches"
+
+        def post(message):
+            engine.post(message)
+            sent.append(message)
+
+        request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
+        stream = streams.run(request, post, engine.writable.wait, None, patches_of)
+        outputs = [Output(NUMBER, [], wants=[1, 0]), Output(NUMBER, [5])]
+        assert await started(stream, streams, outputs) is outputs[1]
+        assert asked == [1, 0]
+        assert sent[1:] == [PicturePatches(NUMBER, index, b"patches") for index in asked]
+        streams.dispatch([Output(NUMBER, [6], "length")])
+        assert [output.tokens async for output in stream] == [[6]]
+
+    asyncio.run(main())
+
+
+def test_a_picture_that_cannot_be_read_ends_its_request():
+    async def main():
+        engine, streams = Engine(), Streams()
+
+        async def patches_of(_index):
+            raise InvalidRequest("the picture is damaged")
+
+        request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
+        stream = streams.run(request, engine.post, engine.writable.wait, None, patches_of)
+        with pytest.raises(InvalidRequest, match="damaged"):
+            await started(stream, streams, [Output(NUMBER, [], wants=[0])])
+        assert engine.posted == [AddRequest, Abort]
+        assert not streams.waiting
+
+    asyncio.run(main())
+
+
+def test_patches_that_come_after_the_deadline_are_not_sent():
+    async def main():
+        engine, streams = Engine(), Streams()
+
+        async def patches_of(_index):
+            await asyncio.wait_for(engine.aborted.wait(), PATIENCE_S)
+            return b"patches"
+
+        request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
+        stream = streams.run(request, engine.post, engine.writable.wait, 0.01, patches_of)
+        with pytest.raises(DeadlineExceeded):
+            await started(stream, streams, [Output(NUMBER, [], wants=[0])])
+        assert engine.posted == [AddRequest, Abort]
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuserve.core.pictures import Picture
 from cpuserve.serving.models import recent_prompts
 from cpuserve.serving.models.recent_prompts import (
     PromptShape,
@@ -23,10 +24,16 @@ def decode(ids):
     return "".join(map(chr, ids))
 
 
-def prompt(text, response="", *, caller="me", scope=SCOPE, number="", **shape):
+def prompt(text, response="", *, caller="me", scope=SCOPE, number="", pictures=(), **shape):
     digests = PromptShape(**{name: value.encode() for name, value in shape.items()})
     ids = bytes_of([ord(c) for c in text + response])
-    return RecentPrompt(caller, scope, text, ids, digests, num_prompt=len(text), response_id=number)
+    made = RecentPrompt(caller, scope, text, ids, digests, num_prompt=len(text), response_id=number)
+    made.pictures = pictures
+    return made
+
+
+def picture(name, begin=40, count=8):
+    return Picture(name.encode() * 32, [(begin, count)], [(4, 8)])
 
 
 def added(*prompts):
@@ -196,3 +203,30 @@ def test_a_prompt_without_messages_says_so():
 def test_equal_prompts_of_another_model_differ():
     found = difference(prompt("a" * 99), prompt("a" * 99, scope=("lora", 1.0, "")), decode)
     assert (found.reason, found.token) == ("model_changed", 99)
+
+
+def test_the_beginning_of_a_text_with_another_picture_is_not_found():
+    """Pictures have no text: without their digests, a response about another one would be found."""
+    recent = added(prompt("a" * 60, pictures=[picture("x")]))
+    text = "a" * 80
+    assert recent.beginning("me", SCOPE, text, [b"y" * 32]) is None
+    assert recent.beginning("me", SCOPE, text) is None
+    assert recent.beginning("me", SCOPE, text, [b"x" * 32]) is not None
+    assert recent.beginning("me", SCOPE, text, [b"x" * 32, b"y" * 32]) is not None
+
+
+def test_prompts_with_two_pictures_and_one_text_differ_from_the_picture_on():
+    recent = added(prompt("a" * 100, pictures=[picture("x")]))
+    same = prompt("a" * 100, pictures=[picture("x")])
+    compared(recent, same)
+    assert (same.difference, same.repeated) == (None, 100)
+    other = prompt("a" * 100, pictures=[picture("y")])
+    compared(recent, other)
+    assert other.difference.token == 40
+    assert other.repeated == 0
+
+
+def test_the_memory_of_pictures_counts():
+    spans = [(2 * i, 1) for i in range(1000)]
+    large = Picture(bytes(32), spans, [])
+    assert prompt("a", pictures=[large]).num_bytes > prompt("a").num_bytes + 100_000

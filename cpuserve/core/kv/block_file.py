@@ -1,4 +1,7 @@
-"""The format of a file with one KV block: its identity, its predecessor, and a checksum."""
+"""The format of a file with one KV block: its identity, its predecessor, and a checksum.
+
+The content of a block is the ids of its tokens and the marks of its pictures (pictures.py).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ MAGIC = b"cpuskv1\n"
 TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SEED_BYTES = 32
 # The head has a magic number, the fingerprint, the key of the block, the key of its parent (zeros
-# for the first block of a text), and the hash of seed and salt. The number of bytes of the tokens
-# and of the data follow, then a CRC-32 of the tokens, the data and the head before this field.
+# for the first block of a text), and the hash of seed and salt. The number of bytes of the content
+# and of the data follow, then a CRC-32 of the content, the data and the head before this field.
 HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = HEAD.size - 4
 

@@ -12,9 +12,13 @@ from typing import Protocol
 
 import msgspec
 
+from cpuserve.core.pictures import extra_keys
+
 # vLLM uses this name for the memory that the engine computes with, on CPUs as well.
 # In vLLM "CPU" is a tier of offloaded blocks, which routers value less.
 MEDIUM = "GPU"
+_ID_BYTES = array("i").itemsize
+ExtraKey = str | tuple[str, int]
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
@@ -24,8 +28,8 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
       each key depends on all tokens up to the end of its block.
     parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
-    extra_keys: the name of the adapter of each block and,
-      at the beginning of a text, its cache_salt; None for a block with neither.
+    extra_keys: the name of the adapter of each block, (digest, place in the block) of each picture
+      in it and, at the beginning of a text, its cache_salt; None for a block with none of these.
     """
 
     block_hashes: list[bytes]
@@ -35,7 +39,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[ExtraKey, ...] | None] | None = None
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
@@ -88,7 +92,8 @@ class CacheEvents:
         """Record that `entry` was added to the index."""
         fingerprint, _, salt = entry.salt.rpartition("@")
         adapter = self._adapter_name(fingerprint) if fingerprint else None
-        keys = [] if adapter is None else [adapter]
+        keys: list[ExtraKey] = [] if adapter is None else [adapter]
+        keys += extra_keys(entry.content, self._block_size)
         if salt and entry.parent is None:
             keys.append(salt)
         last = self._events[-1] if self._events else None
@@ -99,7 +104,7 @@ class CacheEvents:
             event = BlockStored([], parent, [], self._block_size, None, MEDIUM, adapter)
             self._events.append(event)
         event.block_hashes.append(entry.key)
-        event.token_ids += array("i", entry.content)
+        event.token_ids += array("i", entry.content[: _ID_BYTES * self._block_size])
         if keys or event.extra_keys is not None:
             if event.extra_keys is None:
                 event.extra_keys = [None] * (len(event.block_hashes) - 1)

@@ -7,13 +7,14 @@ so all dialects have the same error messages. None means that the client did not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields
@@ -61,6 +62,8 @@ class Prompt:
     labels: the labels of the options, if the prompt is a question of a decision.
     shared: the number of tokens that all prompts of the call share at their beginning
       and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
+    pictures: the pictures of the prompt, in order.
+    patches_of: see EngineRequest.
     """
 
     ids: list[int]
@@ -72,6 +75,8 @@ class Prompt:
     opening: str = ""
     labels: Labels | None = None
     shared: int = 0
+    pictures: Sequence[Picture] = ()
+    patches_of: Callable[[int], Awaitable[bytes]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

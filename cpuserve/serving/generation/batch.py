@@ -197,7 +197,13 @@ class _Batch:
             self._metrics.finish(sequence.record, sequence.choice.reason or "stop")
             self._ended(sequence.position, sequence.choice)
             return
-        request = EngineRequest(run.ids, run.params, sequence.priority, continues=not run.is_first)
+        request = EngineRequest(
+            run.ids,
+            run.params,
+            sequence.priority,
+            continues=not run.is_first,
+            pictures=sequence.item.prompt.pictures,
+        )
         self.running[self._client.submit(request, self.sink)] = sequence
 
     def take(self, output: Output | EngineDead) -> None:

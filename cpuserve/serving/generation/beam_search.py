@@ -256,6 +256,8 @@ class _Run:
             first.priority,
             timeout_s=timeout,
             continues=not is_first,
+            pictures=first.prompt.pictures,
+            patches_of=first.prompt.patches_of,
         )
         found: TokenLogprob | None = None
         async with aclosing(context.client.generate(request)) as outputs:

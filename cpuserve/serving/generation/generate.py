@@ -450,14 +450,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                     yield events
                 if run.finish is not None:
                     break
-            request = EngineRequest(
-                run.ids,
-                run.params,
-                sequence.priority,
-                timeout_s=run.timeout_s,
-                progress=sequence.progress and run.is_first,
-                continues=not run.is_first,
-            )
+            request = _engine_request(sequence, run)
             async with aclosing(context.client.generate(request)) as outputs:
                 async for output in outputs:
                     if output.queue_full:
@@ -491,6 +484,19 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
             if sequence.recent is not None and context.recent is not None:
                 ends = {*context.bounds.eos_ids, *params.stop_token_ids}
                 context.recent.remember(sequence.recent, run.response_ids, ends)
+
+
+def _engine_request(sequence: SequenceRequest, run: SequenceRun) -> EngineRequest:
+    return EngineRequest(
+        run.ids,
+        run.params,
+        sequence.priority,
+        timeout_s=run.timeout_s,
+        progress=sequence.progress and run.is_first,
+        continues=not run.is_first,
+        pictures=sequence.prompt.pictures,
+        patches_of=sequence.prompt.patches_of,
+    )
 
 
 # An item is the events of one output, the failure of a sequence, or None at a sequence's end.

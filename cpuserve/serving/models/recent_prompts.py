@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.core.pictures import DIGEST_BYTES, Picture, without_patches
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ _COMPARED_PER_US = 8
 # Session ids with more characters are ignored: ids stay in memory,
 # and the memory limit of RecentPrompts does not include them.
 _LONGEST_SESSION = 1024
+_PAIR_BYTES = 120  # the memory of two numbers in a tuple
 _json = msgspec.json.Encoder(enc_hook=str).encode
 
 Decode = Callable[[Sequence[int]], str]
@@ -100,6 +102,8 @@ class RecentPrompt:
     text: the prompt as the chat template rendered it;
       earlier responses in it may be written in another way than in `ids` (known_tokens.py).
     opening: the beginning of the response, which the prompt has after `text`.
+    pictures: the pictures of the prompt, without pixels.
+      All pictures have the same text, and equal tokens.
     ids: the tokens of the prompt and of the response, int32.
     thinks: whether the prompt ends within a thought.
     continues: whether the prompt ends with the beginning of the response's text.
@@ -123,6 +127,7 @@ class RecentPrompt:
     session: str = ""
     difference: PromptDifference | None = None
     repeated: int = 0
+    pictures: Sequence[Picture] = ()
 
     @property
     def response(self) -> list[int]:
@@ -132,7 +137,8 @@ class RecentPrompt:
     @property
     def num_bytes(self) -> int:
         """The memory that the text and the tokens take."""
-        return sys.getsizeof(self.text) + len(self.ids)
+        pictures = sum(DIGEST_BYTES + _PAIR_BYTES * _num_pairs(each) for each in self.pictures)
+        return sys.getsizeof(self.text) + len(self.ids) + pictures
 
     def is_in(self, later: RecentPrompt) -> bool:
         """Whether `later` contains the end of this prompt, so both belong to one conversation."""
@@ -186,6 +192,7 @@ class RecentPrompts:
             prompt.continues,
             len(prompt.ids),
             session=session if len(session) <= _LONGEST_SESSION else "",
+            pictures=without_patches(prompt.pictures),
         )
         size = len(prompt.ids) // _COMPARED_PER_US
         others = self.of(made.caller, made.scope)  # this may change while the thread below runs
@@ -221,13 +228,21 @@ class RecentPrompts:
             if prompt.caller == caller and prompt.scope == scope
         ]
 
-    def beginning(self, caller: str, scope: Scope, text: str) -> RecentPrompt | None:
-        """Return the prompt with the longest text that is a proper prefix of `text`, or None."""
+    def beginning(
+        self, caller: str, scope: Scope, text: str, digests: Sequence[bytes] = ()
+    ) -> RecentPrompt | None:
+        """Return the prompt with the longest text that is a proper prefix of `text`, or None.
+
+        digests: the digests of the pictures of the new prompt.
+          The first ones are also the pictures of the prompt that is found.
+        """
         found = None
         for prompt in self.of(caller, scope):
             longer = len(prompt.text) > (len(found.text) if found is not None else 0)
             if longer and len(prompt.text) < len(text) and text.startswith(prompt.text):
-                found = prompt
+                own = [picture.digest for picture in prompt.pictures]
+                if own == list(digests[: len(own)]):
+                    found = prompt
         return found
 
     def named(self, caller: str, response_id: str) -> RecentPrompt | None:
@@ -242,7 +257,7 @@ def compare(prompt: RecentPrompt, others: Sequence[RecentPrompt], decode: Decode
     """Set `difference` and `repeated` of a new prompt; others: earlier prompts, last one first."""
     most, earlier = _LEAST_COMMON - 1, None
     for other in others:
-        common = common_tokens(other.ids, prompt.ids)
+        common = _common(other, prompt)
         if common > most:
             most, earlier = common, other
             if common >= other.num_prompt:
@@ -274,7 +289,7 @@ def difference(before: RecentPrompt, now: RecentPrompt, decode: Decode) -> Promp
 
     decode: returns the text of token ids.
     """
-    token = common_tokens(before.ids, now.ids)
+    token = _common(before, now)
     total = before.num_prompt
     if token >= total - min(_GENERATION_PROMPT_TOKENS, total // 2) and before.scope == now.scope:
         return None
@@ -298,6 +313,19 @@ def _reason(before: RecentPrompt, now: RecentPrompt) -> str:
     if one.settings != other.settings:
         return "settings_changed"
     return "messages_changed" if other.chat else "prompt_changed"
+
+
+def _common(before: RecentPrompt, now: RecentPrompt) -> int:
+    """Return how many tokens at the beginning are equal and stand for equal pictures."""
+    common = common_tokens(before.ids, now.ids)
+    for one, other in zip(before.pictures, now.pictures, strict=False):
+        if (one.digest, one.spans) != (other.digest, other.spans):
+            return min(common, one.spans[0][0], other.spans[0][0])
+    return common
+
+
+def _num_pairs(picture: Picture) -> int:
+    return len(picture.spans) + len(picture.tiles)
 
 
 def common_tokens(one: bytes, other: bytes) -> int:

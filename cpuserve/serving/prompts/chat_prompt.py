@@ -58,7 +58,7 @@ async def chat_prompt(
     if call.earlier is not None:
         ids = await continued(context, call.earlier, text + begun, masked=True)
         return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
-    ids = await chat_tokens(context, call, text, begun, most)
+    ids, _ = await chat_tokens(context, call, text, begun, most)
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
     shown = text if call.truncate_prompt_tokens is None else None
     return Prompt(

@@ -19,6 +19,9 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.machine import PLAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.core.pictures import Picture
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
 
@@ -31,10 +34,19 @@ _GREEDY = 1e-5
 
 
 async def chat_tokens(
-    context: ModelContext, call: GenerateCall, text: str, opening: str, most: int | None
-) -> list[int]:
+    context: ModelContext,
+    call: GenerateCall,
+    text: str,
+    opening: str,
+    most: int | None,
+    digests: Sequence[bytes] = (),
+) -> tuple[list[int], Sequence[Picture]]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
 
+    The second result is the pictures that already have their placeholders in these tokens,
+    because an earlier prompt began with them. Each other picture has one marker.
+
+    digests: the digests of the pictures in `text`, in order.
     text: the prompt with masks (tokenizer/masks.py).
     most: the most tokens that the prompt may have; None = the context length (see `encode`).
     The call may ask for a prompt that is cut.
@@ -46,17 +58,17 @@ async def chat_tokens(
         (ids,) = await encode(
             context, [given], add_special_tokens=add_special, cut=cut, masked=True
         )
-        return ids
+        return ids, ()
     if context.recent is not None and not add_special and not _is_repeatable(context, call):
-        known = await _known(context, call, text)
+        known = await _known(context, call, text, digests)
     if known is None:
         (ids,) = await encode(
             context, [given], add_special_tokens=add_special, most=most, masked=True
         )
-        return ids
-    before, end = known
+        return ids, ()
+    earlier, end = known
     (rest,) = await encode(context, [given[end:]], add_special_tokens=False, most=most, masked=True)
-    return [*before, *rest]
+    return [*ids_of(earlier.ids), *rest], earlier.pictures
 
 
 def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
@@ -68,14 +80,14 @@ def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
 
 
 async def _known(
-    context: ModelContext, call: GenerateCall, text: str
-) -> tuple[list[int], int] | None:
-    """Return (tokens of an earlier prompt and response, how many characters of `text` they are).
+    context: ModelContext, call: GenerateCall, text: str, digests: Sequence[bytes]
+) -> tuple[RecentPrompt, int] | None:
+    """Return (an earlier prompt and response, how many characters of `text` their tokens are).
 
     In `text`, a special token follows these characters, so that no token spans their end.
     """
     assert context.recent is not None
-    earlier = context.recent.beginning(call.caller, scope_of(call), text)
+    earlier = context.recent.beginning(call.caller, scope_of(call), text, digests)
     if earlier is None:
         return None
     size = _TIMES_LONGER * len(earlier.response)
@@ -84,7 +96,7 @@ async def _known(
 
 def _continued(
     context: ModelContext, earlier: RecentPrompt, text: str
-) -> tuple[list[int], int] | None:
+) -> tuple[RecentPrompt, int] | None:
     """Return the result of `_known` for `text`, which begins with the text of `earlier`."""
     tokenizer, begin = context.get_tokenizer(), len(earlier.text)
     specials = tuple(filter(None, map(tokenizer.token_text, tokenizer.special_ids)))
@@ -99,7 +111,7 @@ def _continued(
         pair = map(masks.unmask, (text[begin:end], written))
         if end < 0 or not _same_message(context, earlier, *pair):
             return None
-    return ids_of(earlier.ids), end
+    return earlier, end
 
 
 def _same_message(context: ModelContext, earlier: RecentPrompt, one: str, other: str) -> bool:

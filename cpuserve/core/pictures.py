@@ -1,0 +1,130 @@
+"""The pictures of a prompt: their placeholder tokens, and what they add to the names of blocks.
+
+An encoded picture has several rows. The prompt has a placeholder token for each of them,
+which is the same token for all pictures.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+DIGEST_BYTES = 32
+# A block's name has this for each run of placeholders in it: the digest of the picture,
+# the run's place in the block, its length, the row of the picture for its first token,
+# and the place of the whole picture, which may begin before the block.
+MARK = struct.Struct(f"<{DIGEST_BYTES}s4i")
+
+
+class Picture(msgspec.Struct, array_like=True, frozen=True):
+    """A picture of a prompt.
+
+    digest: the SHA-256 of the file's bytes and of the parameters of the preprocessing.
+    spans: (position, number of tokens) of each run of placeholders in the prompt, in order.
+    tiles: (rows, columns) of each tile, counted in patches.
+    patches: the pixels, one row of bytes for each patch; None = the engine asks for them.
+    """
+
+    digest: bytes
+    spans: list[tuple[int, int]]
+    tiles: list[tuple[int, int]]
+    patches: bytes | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of the encoded picture, which is the number of placeholders."""
+        return sum(count for _, count in self.spans)
+
+    @property
+    def num_patches(self) -> int:
+        """The number of patches of all tiles."""
+        return sum(rows * columns for rows, columns in self.tiles)
+
+
+def without_patches(pictures: Sequence[Picture]) -> list[Picture]:
+    """Return the pictures without their pixels."""
+    return [msgspec.structs.replace(each, patches=None) for each in pictures]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive placeholders of one picture: tokens begin .. end - 1 of the prompt.
+
+    index: the number of the picture in the prompt.
+    row: the row of the encoded picture for the first of these tokens.
+    """
+
+    begin: int
+    end: int
+    index: int
+    row: int
+
+
+class Placeholders:
+    """The placeholders of a prompt with these pictures, in order."""
+
+    def __init__(self, pictures: Sequence[Picture]) -> None:
+        self.pictures = pictures
+        self._runs: list[Stretch] = []
+        for index, picture in enumerate(pictures):
+            row = 0
+            for begin, count in picture.spans:
+                self._runs.append(Stretch(begin, begin + count, index, row))
+                row += count
+        self._begins = [run.begin for run in self._runs]
+
+    def __contains__(self, position: int) -> bool:
+        return any(True for _ in self.runs(position, position + 1))
+
+    def runs(self, begin: int, end: int) -> Iterator[Stretch]:
+        """Yield the parts of the runs that are in begin .. end - 1."""
+        first = max(0, bisect_right(self._begins, begin) - 1)
+        for run in self._runs[first:]:
+            if run.begin >= end:
+                return
+            start, stop = max(run.begin, begin), min(run.end, end)
+            if start < stop:
+                yield Stretch(start, stop, run.index, run.row + start - run.begin)
+
+    def mark(self, begin: int, end: int) -> bytes:
+        """Return what tells this block from others with equal tokens; b"" without placeholders."""
+        return b"".join(
+            MARK.pack(
+                self.pictures[run.index].digest,
+                run.begin - begin,
+                run.end - run.begin,
+                run.row,
+                self.pictures[run.index].spans[0][0] - begin,
+            )
+            for run in self.runs(begin, end)
+        )
+
+    def without(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids`, the tokens of the prompt and later ones, without the placeholders."""
+        kept: list[int] = []
+        at = 0
+        for run in self._runs:
+            kept += ids[at : run.begin]
+            at = run.end
+        return [*kept, *ids[at:]]
+
+    def masked(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids` with a different negative number in place of each placeholder."""
+        found = list(ids)
+        for run in self._runs:
+            found[run.begin : run.end] = range(-1 - run.begin, -1 - run.end, -1)
+        return found
+
+
+def extra_keys(content: bytes, num_tokens: int) -> list[tuple[str, int]]:
+    """Return (digest as hex, place in the block) of each picture in the content of a block.
+
+    num_tokens: the number of tokens of the block, whose ids come first in `content`.
+    """
+    marks = content[4 * num_tokens :]
+    found = ((digest, place) for digest, *_, place in MARK.iter_unpack(marks))
+    return [(digest.hex(), place) for digest, place in dict.fromkeys(found)]

@@ -1,0 +1,168 @@
+"""Pictures in a prompt: where their tokens are, and that blocks with other pictures differ.
+
+Each test of names compares two prompts of equal tokens and of two pictures: without the digest of
+the picture in the name, one would find the keys and values of the other.
+"""
+
+import hashlib
+
+import pytest
+
+from cpuserve.core.kv.disk import DiskCache
+from cpuserve.core.kv.events import CacheEvents
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
+from cpuserve.core.kv.shared import SharedFiles
+from cpuserve.core.kv.tier import SwapSpace, TierNeeds
+from cpuserve.core.pictures import Picture, Placeholders, Stretch, extra_keys
+
+SIZE = 4
+# Two spans of six placeholders (id 9): tokens 3 .. 8, and 10 .. 15.
+IDS = [1, 2, 3, *[9] * 6, 4, *[9] * 6, 5, 6, 7, 8]
+NEEDS = TierNeeds((8,), bytes(32))
+
+
+def picture(name, spans=((3, 6), (10, 6)), tiles=((3, 4),)):
+    return Picture(hashlib.sha256(name.encode()).digest(), list(spans), list(tiles))
+
+
+def chain_of(*pictures, salt=""):
+    return PrefixChain(salt, Placeholders(pictures) if pictures else None)
+
+
+def named(*pictures, seed=b"s"):
+    """The chain of all full blocks of IDS."""
+    chain = chain_of(*pictures)
+    PrefixIndex(SIZE, seed=seed).name(chain, IDS, len(IDS) // SIZE)
+    return chain
+
+
+def entries_of(chain, seed=b"s"):
+    """The entries of an index with all blocks of a chain that `named` has made."""
+    index = PrefixIndex(SIZE, seed=seed)
+    for block in range(len(chain.keys)):
+        chain.advance(index.insert(chain, [block]))
+    return list(index)
+
+
+def cached(kv, *pictures):
+    return kv.num_cached_tokens(chain_of(*pictures), IDS)
+
+
+def computed(kv, *pictures):
+    """Compute the prompt and end it, so that its blocks stay in the cache."""
+    chain, tables = chain_of(*pictures), kv.new_tables()
+    assert kv.grow(tables, len(IDS))
+    kv.publish(tables, chain, IDS, len(IDS), computed=True)
+    kv.free(tables)
+    return chain
+
+
+def test_runs_are_cut_at_the_ends_of_a_block():
+    found = Placeholders([picture("a", [(3, 6)]), picture("b", [(10, 2), (12, 4)])])
+    assert list(found.runs(0, 3)) == []
+    assert list(found.runs(0, 4)) == [Stretch(3, 4, 0, 0)]
+    assert list(found.runs(4, 8)) == [Stretch(4, 8, 0, 1)]
+    assert list(found.runs(8, 13)) == [
+        Stretch(8, 9, 0, 5),
+        Stretch(10, 12, 1, 0),
+        Stretch(12, 13, 1, 2),
+    ]
+    assert list(found.runs(16, 99)) == []
+    assert [i for i in range(20) if i in found] == [*range(3, 9), *range(10, 16)]
+
+
+def test_placeholders_are_left_out_or_masked():
+    found = Placeholders([picture("a")])
+    assert found.without([*IDS, 77]) == [1, 2, 3, 4, 5, 6, 7, 8, 77]
+    masked = found.masked([*IDS, 77])
+    assert [one for one in masked if one >= 0] == found.without([*IDS, 77])
+    hidden = [one for one in masked if one < 0]
+    assert len(set(hidden)) == len(hidden) == 12
+
+
+def test_names_of_a_text_without_pictures_stay_as_they_were():
+    chain = named()
+    assert chain.contents[0] == b"".join(one.to_bytes(4, "little") for one in IDS[:4])
+    assert Placeholders([]).mark(0, 4) == b""
+    assert named(picture("a", [(10, 6)])).keys[:2] == chain.keys[:2]
+
+
+def test_blocks_before_a_picture_are_shared_and_later_ones_are_not():
+    one, other = named(picture("a", [(10, 6)])), named(picture("b", [(10, 6)]))
+    assert one.keys[:2] == other.keys[:2]
+    assert not set(one.keys[2:]) & set(other.keys[2:])
+
+
+def test_another_part_of_the_same_picture_is_another_block():
+    """The same tokens in one block stand for the rows 1 .. 4, or for the rows 5 .. 8."""
+    first = named(picture("a", [(3, 6)])).contents[1]
+    later = named(picture("a", [(0, 1), (1, 2), (2, 7)])).contents[1]
+    assert first[:16] == later[:16]
+    assert first != later
+
+
+def test_the_cache_does_not_take_another_picture_for_this_one():
+    kv = KvManager(32, SIZE)
+    computed(kv, picture("a"))
+    assert cached(kv, picture("a")) == len(IDS) - SIZE
+    assert cached(kv, picture("b")) == 0
+    assert cached(kv) == 0
+
+
+def test_a_hash_collision_does_not_show_another_picture():
+    kv = KvManager(32, SIZE, digest=lambda data: data[:1])
+    computed(kv, picture("a"))
+    assert cached(kv, picture("a")) > 0
+    assert cached(kv, picture("b")) == 0
+
+
+def test_the_tier_in_memory_does_not_take_another_picture_for_this_one():
+    space, chain = SwapSpace(1 << 10, (8,)), named(picture("a"))
+    for entry in entries_of(chain):
+        space.put(entry, 0, bytes(8))
+    assert space.find(named(picture("a")), 0, 0)
+    assert not space.find(named(picture("b")), 0, 0)
+    assert not space.find(named(), 0, 0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_of_blocks_do_not_take_another_picture_for_this_one(tmp_path, shared):
+    disk = DiskCache(tmp_path, NEEDS, 1 << 20, 1 << 20)
+    for entry in entries_of(named(picture("a"), seed=disk.seed), disk.seed):
+        assert disk.put(entry, 0, bytes(8), 5.0)
+    disk.close(5.0)
+    tier = SharedFiles(tmp_path, NEEDS) if shared else DiskCache(tmp_path, NEEDS, 1 << 20, 1 << 20)
+    assert tier.load(named(picture("a"), seed=disk.seed), 0, 0) == (bytes(8), None)
+    assert not tier.find(named(picture("b"), seed=disk.seed), 0, 0)
+    assert tier.load(named(picture("a"), seed=disk.seed), 0, 0) is not None
+
+
+def test_a_file_with_the_key_of_another_picture_is_refused(tmp_path):
+    """The content is in the file, so a digest with a colliding key is not trusted."""
+    disk = DiskCache(tmp_path, NEEDS, 1 << 20, 1 << 20)
+    for entry in entries_of(named(picture("a"), seed=disk.seed), disk.seed):
+        assert disk.put(entry, 0, bytes(8), 5.0)
+    disk.close(5.0)
+    again, other = DiskCache(tmp_path, NEEDS, 1 << 20, 1 << 20), named(picture("b"))
+    other.keys = named(picture("a"), seed=disk.seed).keys
+    assert again.find(other, 0, 0)
+    assert again.load(other, 0, 0) is None
+
+
+def test_events_have_ids_only_and_the_pictures_as_extra_keys():
+    events = CacheEvents(SIZE)
+    events.take()
+    kv, one = KvManager(32, SIZE, events=events), picture("a")
+    computed(kv, one)
+    (stored,) = events.take()
+    assert stored.token_ids == IDS
+    name = one.digest.hex()
+    want = [((name, 3),), ((name, -1),), ((name, -5),), ((name, -9),), None]
+    assert stored.extra_keys == want
+
+
+def test_two_pictures_in_a_block_are_two_keys():
+    one, other = picture("a", [(0, 1), (1, 1)]), picture("b", [(2, 1)])
+    content = named(one, other).contents[0]
+    assert extra_keys(content, SIZE) == [(one.digest.hex(), 0), (other.digest.hex(), 2)]
