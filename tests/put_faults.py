@@ -744,7 +744,7 @@ FAULTS = [
         "tests/core/test_callers.py -k one_stream_each",
     ),
     Fault(
-        "cpuserve/serving/models/backlog.py",
+        "cpuserve/serving/models/limits.py",
         "have >= most and not self.has_share(caller)",
         "have >= most",
         "tests/api/test_api_callers.py -k full_queue",

@@ -149,7 +149,7 @@ def _table(decisions: Sequence[Decision], width: int | None) -> str:
 
 def program(args: argparse.Namespace) -> int:
     """Run `cpuserve program`: print a model's operations, from its config without weights."""
-    from cpuserve.cli.program_listing import as_records, render
+    from cpuserve.cli.listings import as_records, render
     from cpuserve.models import build_program
 
     options = flags.asked(args).options
@@ -182,7 +182,7 @@ def models(args: argparse.Namespace) -> int:
     from cpuserve.models import MODELS
 
     if args.supported:
-        from cpuserve.cli.support_tables import levels, markdown, page
+        from cpuserve.cli.listings import levels, markdown, page
 
         say(page())
         say(

@@ -1,24 +1,316 @@
 """Samples one row of logits with numpy, for the executors that run on torch.
 
 The semantics and their order follow csrc/kernels/table/sampling.h, "Sampling of one row".
+The samplers of llama.cpp (SAMPLERS) follow csrc/runtime/sampler_chain.cpp.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.runtime.sampler_chain import ChainRow, ChainSampler
-from cpuserve.sampling.params import GREEDY_BELOW
+from cpuserve.sampling.chain import Chain
+from cpuserve.sampling.params import GREEDY_BELOW, SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 
+Ids = npt.NDArray[np.intp]
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+
+XTC_SEED = 0x2545F4914F6CDD1D  # xtc and the choice of the token need different random numbers
+MIROSTAT_TOKENS = 100  # m in the paper on mirostat: the likeliest m tokens are fitted
+MERGED_PREFIXES = 256  # number of candidates that infill compares in pairs
+INFILL_SHARE = 0.2  # infill keeps candidates with at least this probability
+LARGEST_LOG = 88.7228391  # limits the exponent of dry, so that the penalty is finite in fp32
+
+
+@dataclass
+class Candidates:
+    """The tokens that can still be sampled: ids and logits [n], the most likely token first.
+
+    If logits are equal, the lower id comes first.
+    """
+
+    ids: Ids
+    logits: Float32
+
+    @classmethod
+    def of(cls, ids: Ids, logits: Float32) -> Candidates:
+        """Return candidates with these ids and logits, sorted."""
+        order = np.lexsort((ids, -logits))
+        return cls(ids[order], logits[order])
+
+    @property
+    def p(self) -> Float64:
+        """Return the probabilities of the candidates [n]."""
+        mass: Float64 = np.exp(self.logits.astype(np.float64) - float(self.logits[0]))
+        mass /= mass.sum()
+        return mass
+
+    @property
+    def surprise(self) -> Float64:
+        """Return the negative logarithms of the probabilities [n]."""
+        x = self.logits.astype(np.float64)
+        return float(x[0]) + float(np.log(np.exp(x - x[0]).sum())) - x
+
+    @property
+    def entropy(self) -> float:
+        """Return the entropy: the expected surprise of the next token."""
+        p = self.p
+        return float((p[p > 0] * self.surprise[p > 0]).sum())
+
+    def only(self, which: npt.NDArray[np.bool_] | slice) -> Candidates:
+        """Return the candidates that `which` selects."""
+        return Candidates(self.ids[which], self.logits[which])
+
+    def first(self, count: int) -> Candidates:
+        """Return the `count` most likely candidates."""
+        return self.only(slice(0, count))
+
+
+@dataclass(frozen=True)
+class ChainRow:
+    """The inputs of the samplers for one row.
+
+    logits: [vocab], -inf for barred tokens.
+    penalize: a function that applies the penalties to logits [vocab].
+    stops: the tokens that may end the text.
+    uniform(change): returns a random number in [0, 1) for the seed xor `change`.
+    """
+
+    logits: Float32
+    penalize: Callable[[Float32], Float32]
+    stops: Collection[int]
+    uniform: Callable[[int], float]
+
+
+class ChainSampler:
+    """Samples the tokens of one request with a chain of samplers."""
+
+    def __init__(
+        self, chain: Chain, params: SamplingParams, tokens: Sequence[int], vocab: int
+    ) -> None:
+        self._chain = chain
+        self._params = params
+        self._tokens = list(tokens)
+        self._vocab = vocab
+        self._breakers: dict[int, list[list[int]]] = {}  # sequence breakers of dry, by first token
+        for begin, end in itertools.pairwise([0, *chain.dry_breaker_ends]):
+            breaker = chain.dry_breaker_ids[begin:end]
+            self._breakers.setdefault(breaker[0], []).append(breaker)
+        self._prefixes = np.asarray(chain.infill_prefixes, np.int32)
+        self.mu = chain.mirostat_mu
+        self.last = Candidates(np.zeros(0, np.intp), np.zeros(0, np.float32))
+
+    def sample(self, row: ChainRow) -> int:
+        """Return the next token, and count it. At least one logit must be finite."""
+        ids = np.flatnonzero(row.logits > -np.inf)
+        found = Candidates.of(ids, row.logits[ids])
+        for stage in self._chain.stages:
+            found = self._run(stage, found, row)
+        if self._chain.mirostat:
+            found = self._mirostat(found)
+        p, by_id = found.p, np.argsort(found.ids)
+        running = np.cumsum(p[by_id])
+        at = int(np.searchsorted(running, row.uniform(0) * running[-1], "right"))
+        chosen = by_id[min(at, int(np.flatnonzero(p[by_id]).max()))]
+        token = int(found.ids[chosen])
+        surprise = -float(np.log2(p[chosen]))
+        self.mu -= self._chain.mirostat_eta * (surprise - self._chain.mirostat_tau)
+        self.last = found
+        self._tokens.append(token)
+        return token
+
+    def report(self, token: int, count: int) -> tuple[float, Ids, Float32]:
+        """Return the logprob of the sampled token, and ids and logprobs of the likeliest tokens."""
+        with np.errstate(divide="ignore"):
+            logprobs = np.log(self.last.p)
+        at = int(np.flatnonzero(self.last.ids == token)[0])
+        return float(logprobs[at]), self.last.ids[:count], logprobs[:count].astype(np.float32)
+
+    def _run(self, stage: str, found: Candidates, row: ChainRow) -> Candidates:
+        """Return the candidates that are left after sampler `stage`."""
+        samplers: dict[str, Callable[[], Candidates]] = {
+            "penalties": lambda: self._changed(found, row.penalize),
+            "dry": lambda: self._changed(found, self._dry),
+            "top_n_sigma": lambda: self._top_n_sigma(found),
+            "top_k": lambda: found.first(self._params.top_k) if self._params.top_k > 0 else found,
+            "typ_p": lambda: self._typical(found),
+            "top_p": lambda: self._top_p(found),
+            "min_p": lambda: self._min_p(found),
+            "xtc": lambda: self._xtc(found, row.uniform),
+            "temperature": lambda: self._tempered(found),
+            "infill": lambda: self._infill(found, row),
+        }
+        return samplers[stage]()
+
+    def _changed(self, found: Candidates, change: Callable[[Float32], Float32]) -> Candidates:
+        """Return the candidates after `change`, which takes and returns logits [vocab]."""
+        row = np.full(self._vocab, -np.inf, np.float32)
+        row[found.ids] = found.logits
+        with np.errstate(invalid="ignore"):
+            row = change(row)
+        return Candidates.of(found.ids, row[found.ids])
+
+    def _dry(self, row: Float32) -> Float32:
+        chain = self._chain
+        last = chain.dry_penalty_last_n
+        tokens = self._tokens if last < 0 else self._tokens[max(0, len(self._tokens) - last) :]
+        allowed = chain.dry_allowed_length
+        limit = self._since_breaker(tokens)
+        if len(tokens) <= allowed or limit < allowed:
+            return row
+        longest: dict[int, int] = {}
+        for i, repeat in enumerate(_repeats(tokens)):
+            repeat = min(repeat, limit)
+            if repeat >= allowed:
+                token = tokens[i + 1]
+                longest[token] = max(longest.get(token, 0), repeat)
+        base = chain.dry_base
+        most = int(LARGEST_LOG / float(np.log(base))) if base > 1.000001 else 0
+        for token, repeat in longest.items():
+            exponent = repeat - allowed
+            exponent = min(exponent, most) if most else exponent
+            row[token] -= np.float32(chain.dry_multiplier * base**exponent)
+        return row
+
+    def _since_breaker(self, tokens: list[int]) -> int:
+        """Return the number of tokens after the last sequence breaker."""
+        for begin in range(len(tokens) - 1, -1, -1):
+            breakers = self._breakers.get(tokens[begin], ())
+            sizes = [len(b) for b in breakers if tokens[begin : begin + len(b)] == b]
+            if sizes:
+                return len(tokens) - begin - max(sizes)
+        return len(tokens)
+
+    def _top_n_sigma(self, found: Candidates) -> Candidates:
+        x = found.logits[found.logits > -np.inf].astype(np.float64)
+        if self._chain.top_n_sigma <= 0 or len(found.ids) <= 1:
+            return found
+        return found.only(found.logits >= x.max() - self._chain.top_n_sigma * x.std())
+
+    def _typical(self, found: Candidates) -> Candidates:
+        if self._chain.typical_p >= 1:
+            return found
+        order = np.lexsort((found.ids, np.abs(found.surprise - found.entropy)))
+        count = int((np.cumsum(found.p[order]) <= self._chain.typical_p).sum()) + 1
+        chosen = order[: max(count, self._chain.min_keep)]
+        return Candidates.of(found.ids[chosen], found.logits[chosen])
+
+    def _top_p(self, found: Candidates) -> Candidates:
+        if self._params.top_p >= 1:
+            return found
+        count = int((np.cumsum(found.p) < self._params.top_p).sum()) + 1
+        return found.first(max(count, self._chain.min_keep))
+
+    def _min_p(self, found: Candidates) -> Candidates:
+        if self._params.min_p <= 0:
+            return found
+        least = float(found.logits[0]) + float(np.log(self._params.min_p))
+        count = int((found.logits >= least).sum())
+        return found.first(max(count, self._chain.min_keep))
+
+    def _xtc(self, found: Candidates, uniform: Callable[[int], float]) -> Candidates:
+        chain = self._chain
+        if chain.xtc_probability <= 0 or chain.xtc_threshold > 0.5 or len(found.ids) < 2:
+            return found
+        if uniform(XTC_SEED) > chain.xtc_probability:
+            return found
+        dropped = int((found.p >= chain.xtc_threshold).sum()) - 1
+        if dropped < 1 or len(found.ids) - dropped < chain.min_keep:
+            return found
+        return found.only(slice(dropped, None))
+
+    def _tempered(self, found: Candidates) -> Candidates:
+        temperature, spread = self._params.temperature, self._chain.dynatemp_range
+        if spread > 0:
+            if len(found.ids) <= 1:
+                return found
+            share = max(0.0, found.entropy / float(np.log(len(found.ids))))
+            low = max(0.0, temperature - spread)
+            width = temperature + spread - low
+            temperature = low + width * share**self._chain.dynatemp_exponent
+        if temperature >= GREEDY_BELOW:
+            return Candidates.of(found.ids, found.logits / np.float32(temperature))
+        logits = np.full(len(found.ids), -np.inf, np.float32)
+        logits[0] = found.logits[0]
+        return Candidates.of(found.ids, logits)
+
+    def _infill(self, found: Candidates, row: ChainRow) -> Candidates:
+        p, stop = found.p, np.isin(found.ids, list(row.stops))
+        if 3 * p[stop].sum() * len(p) > p[~stop].sum():
+            return found.only(stop)
+        p, is_left = self._merged(found)
+        kept = is_left & (stop | (p >= INFILL_SHARE))
+        texts = int((kept & ~stop).sum())
+        if texts == 0:
+            ends = [i for i in sorted(row.stops) if row.logits[i] > -np.inf]
+            token = max(ends, key=lambda i: row.logits[i]) if ends else int(found.ids[0])
+            return Candidates(np.array([token], np.intp), row.logits[[token]])
+        return found.only(kept & (stop | (p / p[kept].sum() >= 1 / (texts + 1))))
+
+    def _merged(self, found: Candidates) -> tuple[Float64, npt.NDArray[np.bool_]]:
+        """Merge each candidate with one that begins with its text; return (probabilities, mask).
+
+        mask: True for the candidates that are left.
+        """
+        p, is_left = found.p, np.ones(len(found.ids), bool)
+
+        def begins(token: int, text: int) -> bool:
+            while token not in (-1, text):
+                token = int(self._prefixes[token])
+            return token == text
+
+        count = min(MERGED_PREFIXES, len(p))
+        for i, j in itertools.product(range(count), range(count)):
+            if i == j or not (is_left[i] and is_left[j]):
+                continue
+            if begins(int(found.ids[j]), int(found.ids[i])):
+                to, source = (j, i) if p[j] > p[i] else (i, j)
+                p[to] += p[source]
+                p[source], is_left[source] = 0, False
+        return p, is_left
+
+    def _mirostat(self, found: Candidates) -> Candidates:
+        p = found.p
+        with np.errstate(divide="ignore"):
+            bits = -np.log2(p)
+        if self._chain.mirostat == 2:
+            keep = bits <= self.mu
+            keep[0] = True
+            return found.only(keep)
+        count = min(MIROSTAT_TOKENS, int((p > 0).sum()))
+        if count < 2:
+            return found.first(1)
+        ranks = np.arange(count - 1)
+        t = np.log((ranks + 2) / (ranks + 1))
+        s = float((t * np.log(p[: count - 1] / p[1:count])).sum() / (t * t).sum())
+        with np.errstate(all="ignore"):
+            excess = np.float64(s - 1)
+            ratio = excess / (1 - np.float64(self._vocab) ** -excess)
+            kept = (2.0**self.mu * ratio) ** (1 / np.float64(s))
+        return found.first(max(int(kept), 1)) if kept < len(p) else found
+
+
+def _repeats(tokens: Sequence[int]) -> list[int]:
+    """For each token but the last, return how many tokens that end there equal the last tokens."""
+    back = tokens[::-1]
+    found, start, end = [0] * len(back), 0, 0
+    for i in range(1, len(back)):  # this loop is the Z algorithm
+        n = min(end - i, found[i - start]) if i < end else 0
+        while i + n < len(back) and back[n] == back[i + n]:
+            n += 1
+        found[i] = n
+        if i + n > end:
+            start, end = i, i + n
+    return found[:0:-1]
+
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -2,7 +2,7 @@
 
 The bodies of requests, the calls of dialects (serving/calls/call.py), the SamplingParams of `LLM`,
 and the messages to engines have these fields. All of them share the fields of SamplerFields:
-a new field is one of its lines, and its use in runtime/sampler_chain.py, which is in numpy,
+a new field is one of its lines, and its use in runtime/sampler.py, which is in numpy,
 and in csrc/runtime/sampler_chain.h and .cpp. The C++ executor reads the attributes of Chain
 (chain.py) and SlotRequest (slot.py).
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpuserve.cli.support_tables import markdown
+from cpuserve.cli.listings import markdown
 from cpuserve.config.fields import FIELDS, NO_OPS
 from cpuserve.config.missing import MISSING, UNREAD
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cpuserve.cli import support_tables
+from cpuserve.cli import listings
 from docs.tables import fields, migrating, options, reports
 
 DOCS = Path(__file__).parents[1]
@@ -19,7 +19,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "fields.md": {"fields": fields.tables},
     "metrics.md": {"metrics": reports.metrics},
     "doctor.md": {"report": reports.report},
-    "models.md": {"models": support_tables.page},
+    "models.md": {"models": listings.page},
 }
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuserve.api.status.router import AdapterMetrics, store_families, task_families
 from cpuserve.cli.doctor import DoctorReport
-from cpuserve.cli.support_tables import markdown
+from cpuserve.cli.listings import markdown
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics.families import server_families

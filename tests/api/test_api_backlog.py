@@ -11,8 +11,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.generation.fan_out import SequenceRequest, admit, dismiss, start
 from cpuserve.serving.generation.generate import Generation
-from cpuserve.serving.models.backlog import LONGEST_RETRY_S, Backlog
-from cpuserve.serving.models.limits import ClientLimits
+from cpuserve.serving.models.limits import LONGEST_RETRY_S, Backlog, ClientLimits
 from tests.api.fakes import Api, error_of
 
 

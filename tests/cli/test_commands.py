@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.api.lifecycle import serve
+from cpuserve.cli import listings
 from cpuserve.cli import main as cli
-from cpuserve.cli import support_tables
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS
@@ -41,7 +41,7 @@ def test_models_lists_every_name_and_architecture(capsys):
 def test_models_supported_prints_the_page_of_models_and_the_kernels_of_this_cpu(capsys):
     code, out, _ = run(capsys, "models", "--supported")
     assert code == 0
-    assert out.startswith(support_tables.page())
+    assert out.startswith(listings.page())
     kernels = [line.split(" | ") for line in out.splitlines() if line.startswith("| linear.q4_k ")]
     levels = CpuPlatform().host().isa_levels
     assert [row.strip(" |") for row in kernels[0][1:]] == [

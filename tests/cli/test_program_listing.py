@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cpuserve.cli.program_listing import as_records
+from cpuserve.cli.listings import as_records
 from cpuserve.models import build_program, spec_from_config
 from tests.helpers.tiny import tiny_config
 

@@ -11,8 +11,8 @@ import yaml
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.vllm import adapters as lora
 from cpuserve.api.vllm import admin
+from cpuserve.cli import listings
 from cpuserve.cli import main as cli
-from cpuserve.cli import support_tables
 from cpuserve.cli.flags import normalize
 from cpuserve.config.fields import FIELDS
 from cpuserve.models import MODELS, TEXT_PARTS
@@ -71,10 +71,10 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested.add("NewModel")  # the older name of GteModel
     tested.add("LlamaBidirectionalModel")  # tests/llm/test_encoders.py
     tested.add("JinaEmbeddingsV5Model")  # tests/llm/test_tasks.py
-    assert {*TEXT_PARTS, *tested} >= {row[0] for row in support_tables.families()[1:]}
+    assert {*TEXT_PARTS, *tested} >= {row[0] for row in listings.families()[1:]}
     methods = {settings["quant_method"] for _, settings in FORMATS.values()}
     methods.add("mxfp4")  # tests/quant/test_readers.py, as stacks of experts
-    assert {*methods, "none"} == {row[0] for row in support_tables.formats()[1:]}
+    assert {*methods, "none"} == {row[0] for row in listings.formats()[1:]}
 
 
 def test_the_option_table_is_well_formed_markdown():

@@ -18,14 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 from cpuserve.engine.grammars.schema_facts import (
+    REFERENCE,
     Facts,
     Reader,
     SchemaError,
     common_types,
     disjoint,
     escaped,
+    without_endless,
 )
-from cpuserve.engine.grammars.schema_finite import REFERENCE, without_endless
 from cpuserve.engine.grammars.schema_values import (
     check_value,
     checked_pattern,

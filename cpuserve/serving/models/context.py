@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
 from cpuserve.serving.calls.call import MAX_LOGPROBS
-from cpuserve.serving.models.backlog import Backlog
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.models.limits import ClientLimits
+from cpuserve.serving.models.limits import Backlog, ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task

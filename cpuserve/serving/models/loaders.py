@@ -1,12 +1,25 @@
-"""The interfaces through which the registry loads models, and the loader of the first model."""
+"""The loaders, created names and timers of the registry of models.
+
+Loaders load it, with a loader for the first model; created names share its engine;
+a timer unloads it when it was idle for some time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Protocol
+
+from cpuserve.background import keep
+from cpuserve.serving.tools.learn import LearnedFormat, learn_format
+from cpuserve.tokenizer.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.models.preset import Preset
+    from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 class Loader(Protocol):
@@ -75,3 +88,71 @@ class FirstLoader:
         assert self._sleeper is not None
         await self._sleeper.wake(self._context, promised_bytes)
         return self._context
+
+
+class CreatedName:
+    """The name of a created model, and its context made from the context of another model.
+
+    adapter: the LoRA adapter of the requests; None = no adapter.
+    """
+
+    def __init__(self, name: str, preset: Preset, adapter: str | None = None) -> None:
+        self.name = name
+        self.adapter = adapter
+        self._preset = preset
+        self._texts: tuple[Tokenizer, ChatTemplate, LearnedFormat] | None = None
+
+    def view(self, base: ModelContext) -> ModelContext:
+        """Return the context of the created model, which shares the engine and limits of `base`.
+
+        Until `prepared` has run, the returned context has the chat template of `base`.
+        """
+        made, preset = copy(base), self._preset
+        made.model_names = (self.name,)
+        made.any_name = False
+        made.started = preset.created
+        made.preset = preset
+        made.default_sampling = {**base.default_sampling, **preset.sampling}
+        if self._texts is not None and self._texts[0] is base.tokenizer:
+            tokenizer, made.chat_template, made.learned_format = self._texts
+            made.shown_ids = made.learned_format.shown_ids(tokenizer)
+            made.own_marks = made.learned_format.own_marks(tokenizer)
+        return made
+
+    async def prepared(self, base: ModelContext) -> ModelContext:
+        """Return the context after its template has been read; `base` is loaded."""
+        source, tokenizer = self._preset.template, base.get_tokenizer()
+        if source is not None and (self._texts is None or self._texts[0] is not tokenizer):
+            parses = base.get_chat_template().parses_messages
+            template = ChatTemplate(source, tokenizer, parses_messages=parses)
+            learned = await asyncio.to_thread(learn_format, template)
+            self._texts = tokenizer, template, learned
+        return self.view(base)
+
+
+class Timers:
+    """A timer for each slot of a model (`_Slot` of registry.py), and one for the server (None)."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.TimerHandle] = {}
+
+    def start(self, slot: Hashable, seconds: float, run: Callable[[], Awaitable[object]]) -> None:
+        """Await run() after `seconds` and stop the earlier timer of `slot`; infinite = never."""
+        self.cancel(slot)
+        if seconds < math.inf:
+            loop = asyncio.get_running_loop()
+            self._running[slot] = loop.call_later(seconds, self._begin, slot, run)
+
+    def cancel(self, slot: Hashable) -> None:
+        """Stop a timer."""
+        if (timer := self._running.pop(slot, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for slot in [*self._running]:
+            self.cancel(slot)
+
+    def _begin(self, slot: Hashable, run: Callable[[], Awaitable[object]]) -> None:
+        self._running.pop(slot, None)
+        keep("unloading idle models", run)

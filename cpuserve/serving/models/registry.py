@@ -26,9 +26,7 @@ from cpuserve.errors import (
     TooLittleMemory,
 )
 from cpuserve.log import get_logger
-from cpuserve.serving.models.created_name import CreatedName
-from cpuserve.serving.models.loaders import FirstLoader
-from cpuserve.serving.models.timers import Timers
+from cpuserve.serving.models.loaders import CreatedName, FirstLoader, Timers
 
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext

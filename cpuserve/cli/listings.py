@@ -1,0 +1,237 @@
+"""Lists that commands show: the operations of a Program, and what `models --supported` has.
+
+A Program is text or JSON: its operations with the shapes of their values and weights.
+docs/models.md has the tables of families and formats, from the registries of both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from cpuserve.program.ops import Op, Rope
+from cpuserve.program.program import Program
+
+Shapes = dict[str, tuple[int, ...]]
+
+MOST_WEIGHTS = 4  # a line shows at most this many weight names
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # not listed: shapes show these
+
+
+def render(program: Program) -> str:
+    """Return one line per operation, and a last line with totals."""
+    shapes = {need.name: need.shape for need in program.weights}
+    lines = [_line(i, op, program, shapes) for i, op in enumerate(program.ops)]
+    parameters = sum(_elements(shape) for shape in shapes.values())
+    lines.append(
+        f"{len(program.ops)} operations, {len(program.weights)} tensors, "
+        f"{parameters:,} parameters, {len(program.cache)} KV layers; T = tokens of a step"
+    )
+    return "\n".join(lines)
+
+
+def as_records(program: Program) -> list[dict[str, Any]]:
+    """Return the operations as dicts: values with widths, weights with shapes, and parameters."""
+    shapes = {need.name: need.shape for need in program.weights}
+    return [
+        {
+            "op": op_name(op),
+            "values": {f: _value(program, value) for f, value in _values(op)},
+            "weights": {w: list(shapes.get(w, ())) for w in _weights(op, shapes)},
+            "parameters": dict(_parameters(op, shapes)),
+        }
+        for op in program.ops
+    ]
+
+
+def op_name(op: Op) -> str:
+    """Return the snake-case name of an operation, such as rope_store_kv for RopeStoreKV."""
+    name = type(op).__name__.removesuffix("Op")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _line(index: int, op: Op, program: Program, shapes: Shapes) -> str:
+    reads = [_value(program, value) for f, value in _values(op) if f != "out"]
+    writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
+    names = _weights(op, shapes)
+    weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
+    if len(names) > MOST_WEIGHTS:  # for example, the matrices of 128 experts
+        weights += f" and {len(names) - MOST_WEIGHTS} more"
+    parameters = " ".join(f"{k}={v}" for k, v in _parameters(op, shapes))
+    parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
+    return "  ".join(p for p in parts if p)
+
+
+def _value(program: Program, value_id: int) -> str:
+    value = next(v for v in program.values if v.id == value_id)
+    rows = "T" if value.copies == 1 else f"{value.copies} T"
+    return f"{value.name}[{rows}, {value.width}]"
+
+
+def _values(op: Op) -> list[tuple[str, int]]:
+    """Return (field name, value id) for each field of an operation that refers to a value."""
+    fields = {name for name, of in type(op).__annotations__.items() if of.startswith("ValueId")}
+    held = [(name, getattr(op, name)) for name in op.__struct_fields__ if name in fields]
+    return [(name, value) for name, value in held if value is not None]
+
+
+def _weights(op: Op, shapes: Shapes) -> list[str]:
+    return [name for field in op.__struct_fields__ for name in _named(getattr(op, field), shapes)]
+
+
+def _named(held: Any, shapes: Shapes) -> list[str]:
+    """Return each weight name in a field of an operation; they may be in nested tuples."""
+    if isinstance(held, tuple):
+        return [name for each in held for name in _named(each, shapes)]
+    return [held] if isinstance(held, str) and held in shapes else []
+
+
+def _is_empty(held: Any) -> bool:
+    """Return whether a field contains nothing: None, or nested tuples of None."""
+    return held is None or (isinstance(held, tuple) and all(map(_is_empty, held)))
+
+
+def _parameters(op: Op, shapes: Shapes) -> list[tuple[str, Any]]:
+    """Return the fields besides values, weights and sizes that differ from their defaults."""
+    values = dict(_values(op))
+    found: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(op):
+        held = getattr(op, field.name)
+        if field.name in values or field.name in SHAPES or _is_empty(held) or _named(held, shapes):
+            continue
+        if field.default is not msgspec.NODEFAULT and held == field.default:
+            continue
+        found.append((field.name, _short(held)))
+    return found
+
+
+def _short(held: Any) -> Any:
+    if isinstance(held, Rope):
+        return f"rotary {held.rotary}"
+    if isinstance(held, msgspec.Struct):
+        return msgspec.structs.asdict(held)
+    return float(f"{held:.6g}") if isinstance(held, float) else held
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+# Families that share the architecture name of another family in GGUF files;
+# other metadata of the file decides which family it is.
+SAME_FILES = {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Olmo3ForCausalLM": "olmo2",
+    "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
+}
+ROWS = {
+    "bf16": "bf16",
+    "f32": "fp32",
+    "q8g32": "int8, one scale for 32 values",
+    "q8g128": "int8, one scale for 128 values",
+    "q8g256": "int8, one scale for 256 values",
+    "q8row": "int8, one scale for a row",
+}
+
+
+def families() -> list[list[str]]:
+    """Return a row per architecture: its name, a description, and its names in GGUF files."""
+    from cpuserve.loader.gguf.archs.table import ARCHS
+    from cpuserve.models import CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
+
+    rows = [["architecture", "what sets it apart", "in GGUF files"]]
+    for name in MODELS.names():
+        archs = [arch for arch, found in ARCHS.items() if found.family == name]
+        archs += [SAME_FILES[name]] if name in SAME_FILES else []
+        rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
+    rows += [[name, f"only its part for text runs, as {_parts(name)}", ""] for name in TEXT_PARTS]
+    what = "labels texts, or ranks them if it has one label"
+    rows += [[name, f"{what}: {part} and its head", ""] for name, part in RERANKERS.items()]
+    for what, heads in (
+        ("labels texts", CLASSIFIERS),
+        ("labels each token", TAGGERS),
+        ("computes sparse embeddings (SPLADE)", MASKED),
+    ):
+        rows += [[name, f"{what}: {part} and its head", ""] for name, part in heads.items()]
+    return rows
+
+
+def _parts(name: str) -> str:
+    """Return the architecture of the text part of a model for images and text, or several."""
+    from cpuserve.models.text_parts import text_architectures
+
+    *others, last = text_architectures(name)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def formats() -> list[list[str]]:
+    """Return a row per format of safetensors files: its quant_method and a description."""
+    from cpuserve.quant.registry import BUILTIN
+
+    rows = [["quant_method", "what is read"]]
+    for name, place in BUILTIN.items():
+        if name != "gguf":
+            shown = "none" if name == "dense" else name
+            rows.append([shown, _sentence(import_module(place.partition(":")[0]))])
+    return rows
+
+
+def types() -> list[list[str]]:
+    """Return a row per GGUF type: its name, its weight kind, and the format of activations."""
+    from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
+    from cpuserve.quant.gguf.blocks import QUANTIZED
+    from cpuserve.quant.gguf.converted import CONVERTED
+    from cpuserve.quant.gguf.sizes import DECODED
+    from cpuserve.quant.stored import QUANTIZED_KINDS
+
+    rows = [["GGUF type", "weight kind", "activations"]]
+    for dtype, source in QUANTIZED.items():
+        kind = QUANTIZED_KINDS[source]
+        rows.append([dtype, f"codes kept, in weight kind {kind}", ROWS[ACT_FORMAT[kind]]])
+    rows += [
+        [dtype, f"converted to {how.to} while loading", ""] for dtype, how in CONVERTED.items()
+    ]
+    rows += [[dtype, f"converted to {CONVERTED_KIND} while loading", ""] for dtype in DECODED]
+    return rows
+
+
+def levels() -> list[list[str]]:
+    """Return a row per kernel: its name, and for each ISA level the level that provides it."""
+    from cpuserve.platforms.cpu import CpuPlatform
+
+    platform = CpuPlatform()
+    names = platform.host().isa_levels
+    tables = [platform.kernels(level) for level in names]
+    kernels = tables[0] if tables else {}
+    return [["kernel", *names]] + [[k, *(table[k] for table in tables)] for k in kernels]
+
+
+def page() -> str:
+    """Return Markdown with the tables that are the same on every machine."""
+    return "\n\n".join("\n".join(markdown(rows)) for rows in (families(), formats(), types()))
+
+
+def _sentence(described: object) -> str:
+    """Return the first paragraph of a docstring, without the text from "Source:" on."""
+    paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
+    return re.sub(r" ?Source:.*", "", paragraph)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table; the first row is the header."""
+    head, *body = rows
+    for cells in (head, ["---"] * len(head), *body):
+        yield f"| {' | '.join(cells)} |"
