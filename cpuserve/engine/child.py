@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 log = get_logger("engine")
 
 PR_SET_PDEATHSIG = 1
-RECEIVE_BYTES = 1 << 16
 # The engine handles at most this number of messages between two steps,
 # so that a flood of messages cannot stop the running streams.
 MAX_DRAINED = 1024
@@ -155,12 +154,12 @@ class SocketChannel:
     def _fill(self) -> None:
         try:
             fault("engine.receive")
-            data = self._socket.recv(RECEIVE_BYTES)
+            size = self._socket.recv_into(self._reader.space)
         except OSError as error:
             raise _lost(error) from error
-        if not data:
+        if not size:
             raise EOFError
-        self._bodies += self._reader.feed(data)
+        self._bodies += self._reader.arrived(size)
 
     def wake(self) -> None:
         """Make `receive` return, so that the engine looks for work; from any thread."""

@@ -210,6 +210,7 @@ Outbound = StageProgress | Ready | StepOutput | Reply | Pong | Fatal
 # so 400 MB for a prompt of a million tokens, the most that today's models accept.
 MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
+RECEIVE_BYTES = 1 << 16
 
 _encoder = msgspec.msgpack.Encoder()
 _inbound = msgspec.msgpack.Decoder(Inbound)
@@ -233,12 +234,22 @@ def encode_frame(message: msgspec.Struct) -> bytearray:
 
 
 class FrameReader:
-    """Splits a byte stream, in pieces of any size, into frame bodies."""
+    """Splits a byte stream, in pieces of any size, into frame bodies.
+
+    space: where a socket writes each piece (recv_into). A new buffer for each piece would be cut
+      to the bytes that have arrived, and what is allocated next would split the rest:
+      the heap of a process that receives for hours would grow by such holes.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.space = memoryview(bytearray(RECEIVE_BYTES))
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def arrived(self, size: int) -> list[bytes]:
+        """Return the bodies of frames that the first `size` bytes of `space` complete."""
+        return self.feed(self.space[:size])
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return the bodies of frames that `data` completes; FrameError for an invalid length."""
         buffer = self._buffer
         buffer += data

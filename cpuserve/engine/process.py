@@ -356,7 +356,7 @@ class ProcessClient:
         self._stderr.join()
 
 
-class _Link(asyncio.Protocol):
+class _Link(asyncio.BufferedProtocol):
     """The parent's end of the socket pair."""
 
     def __init__(self, client: ProcessClient) -> None:
@@ -370,10 +370,13 @@ class _Link(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._reader.space
+
+    def buffer_updated(self, nbytes: int) -> None:
         fault("front_end.receive")
         try:
-            for body in self._reader.feed(data):
+            for body in self._reader.arrived(nbytes):
                 self._client.on_message(decode_outbound(body))
         except FrameError:
             self.close()

@@ -32,20 +32,25 @@ if TYPE_CHECKING:
     from cpuserve.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
+RECEIVE_BYTES = 1 << 18
 
 # How often to check whether a client with a half-closed connection has disconnected.
 _RESET_POLL_S = 0.1
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """H11Protocol that closes stalled connections, and responds on half-closed ones.
 
     The request line and headers must arrive within header_timeout_s of opening the connection,
     or of the first byte of a later request. A body may pause for at most header_timeout_s.
     If a full write buffer does not drain within write_timeout_s,
     the connection and its request are aborted.
+
+    space: where the sockets of all connections write what they receive. asyncio would allocate
+      RECEIVE_BYTES for each piece, and small objects would split this memory (FrameReader).
     """
 
+    space = memoryview(bytearray(0))
     header_timeout_s = 15.0
     write_timeout_s = 30.0
 
@@ -72,6 +77,14 @@ class GuardedProtocol(H11Protocol):
         """Start the header timeout for the first request."""
         super().connection_made(transport)
         self._start_header_timer()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Return `space`: asyncio calls buffer_updated before it asks for space again."""
+        return self.space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle the bytes that have arrived in `space`."""
+        self.data_received(bytes(self.space[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Start the header timeout if a request begins; stop it when its headers are complete."""
@@ -274,10 +287,10 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded_protocol(header_timeout_s: float, write_timeout_s: float) -> type[GuardedProtocol]:
-    """Return a GuardedProtocol class with these timeouts."""
+    """Return a GuardedProtocol class with these timeouts, for one server and its event loop."""
 
     class Configured(GuardedProtocol):
-        pass
+        space = memoryview(bytearray(RECEIVE_BYTES))
 
     Configured.header_timeout_s = header_timeout_s
     Configured.write_timeout_s = write_timeout_s

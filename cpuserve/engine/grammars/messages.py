@@ -117,15 +117,16 @@ _outbound = msgspec.msgpack.Decoder(Outbound)
 
 
 class Frames:
-    """Decodes a stream of bytes to messages."""
+    """Decodes a stream of bytes to messages. space: see FrameReader."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._reader = FrameReader()
+        self.space = self._reader.space
         self._decoder = decoder
 
-    def feed(self, data: bytes) -> list[Any]:
-        """Return the messages that are complete after these bytes."""
-        return [self._decoder.decode(body) for body in self._reader.feed(data)]
+    def arrived(self, size: int) -> list[Any]:
+        """Return the messages that the first `size` bytes of `space` complete."""
+        return [self._decoder.decode(body) for body in self._reader.arrived(size)]
 
 
 def inbound_frames() -> Frames:

@@ -42,7 +42,6 @@ move_to(cpus)
 importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())
 """
-RECEIVE_BYTES = 1 << 16
 # A bitmask takes 50 us, and at most 10 ms. During a compilation, Alive comes every ALIVE_S seconds.
 # After REPLY_S seconds without a message, the process does not run at all.
 REPLY_S = 2.0
@@ -167,10 +166,10 @@ class Process:
             sock.settimeout(wait_s)
             while not messages:
                 fault("grammars.receive")
-                data = sock.recv(RECEIVE_BYTES)
-                if not data:
+                size = sock.recv_into(self._frames[sock].space)
+                if not size:
                     raise GrammarProcessLost(ENDED)
-                messages += self._frames[sock].feed(data)
+                messages += self._frames[sock].arrived(size)
         except (TimeoutError, BlockingIOError) as error:
             raise GrammarProcessSilent(SILENT) from error
         except OSError as error:

@@ -103,7 +103,7 @@ def _pages(field: int) -> int:
 
 
 PR_SET_PDEATHSIG = 1
-RECEIVE_BYTES = 1 << 16
+READ_BYTES = 1 << 12
 # Limits for the compilation of one grammar; a schema of 200 properties takes 50 ms. The time is
 # limited because other clients wait, and the memory so that containers of 1 GiB are enough.
 MAX_CPU_S = 3
@@ -145,10 +145,10 @@ class Worker:
             ready = {key.fileobj for key, _ in self._selector.select(wait)}
             for sock in [sock for sock in frames if sock in ready]:
                 fault("grammar_process.receive")
-                data = sock.recv(RECEIVE_BYTES)
-                if not data:
+                size = sock.recv_into(frames[sock].space)
+                if not size:
                     return
-                for message in frames[sock].feed(data):
+                for message in frames[sock].arrived(size):
                     self._handle(message)
             self._advance_job()
             if self._job is not None and time.monotonic() - self._alive_at > ALIVE_S:
@@ -369,7 +369,7 @@ class _Trial:
             os.kill(self._child, signal.SIGKILL)
         with suppress(BlockingIOError):
             fault("grammar_process.read")
-            while part := os.read(self.pipe, RECEIVE_BYTES):
+            while part := os.read(self.pipe, READ_BYTES):
                 self._said += part
             return True
         return False
