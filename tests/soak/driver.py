@@ -6,6 +6,9 @@ Clients do what clients.py has, at once, to a server on the loopback interface. 
 the server is idle, and what its processes have is compared: descriptors, threads, processes, shared
 memory. During the load, samples give slopes with their errors. The exit code is 1 if the server has
 faults: a response of 500, a traceback in its log, or more of anything than its pools may hold.
+
+What is bounded is full before the first measurement: stores have small bounds, and requests at the
+same time start the threads of all pools.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import re
 import signal
@@ -26,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.api.server_process import free_port
 from tests.api.tools import TEMPLATE
@@ -34,15 +39,30 @@ from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
 from tests.soak.clients import DOINGS, Client
-from tests.soak.processes import NAMES, Held, Slope, held, slopes
+from tests.soak.processes import (
+    NAMES,
+    Held,
+    Slope,
+    held,
+    resident,
+    slopes,
+    slopes_of_roles,
+)
 
 SAMPLES = 120  # in a run
-# Stores that are full before the first measurement, so that growth after it is a fault.
-SMALL = ("--kv-cache-memory", "32M", "--stored-responses", "50")
-# What pools of the server may have more of after the load than before: threads of the front end (of
-# asyncio: CPUs + 4, and those that wait for templates) and processes that render (4), with their
-# sockets. A leak grows with the requests.
-MAY_GROW = Held(rss=400 << 20, fds=32, threads=32, processes=6, shm=4)
+# Stores that are full before the first measurement, so that growth after it is a fault: the server
+# remembers at most as many batches as files, and evicted blocks at most as many as the cache has.
+SMALL = ("--kv-cache-memory", "8M", "--stored-responses", "50", "--files-count", "50")
+# Threads of the front end: its own (main, starter of processes, stderr of the engine), the pools of
+# asyncio, of long work, and of small and large renders (serving/threads.py), and the library of the
+# tokenizer's, one for each CPU.
+CPUS = os.cpu_count() or 1
+MOST_THREADS = 3 + 2 * min(32, CPUS + 4) + 4 + 2 + CPUS
+# The pools of threads are full when so many rounds of requests have started no thread.
+STEADY_ROUNDS, MOST_ROUNDS = 3, 30
+# What the server may have more of after the load than before: processes that render (4), with their
+# sockets, and threads of pools that the rounds have not started. A leak grows with the requests.
+MAY_GROW = Held(rss=400 << 20, fds=32, threads=MOST_THREADS, processes=6, shm=4)
 # The status of a request that ended without a response, and the share of them that may: a server
 # that refuses a body early may close the connection while the client still sends.
 LOST, MOST_LOST = -1, 0.01
@@ -51,7 +71,10 @@ FAULT = re.compile(r"Traceback|^\S+ \S+ (ERROR|CRITICAL) ", re.MULTILINE)
 
 @dataclass(slots=True)
 class Soaked:
-    """What a run has found. statuses: of responses, by what the client did."""
+    """What a run has found. statuses: of responses, by what the client did.
+
+    roles: the slopes of the memory of each kind of process. threads: of the front end, at the end.
+    """
 
     before: Held
     after: Held
@@ -59,6 +82,8 @@ class Soaked:
     statuses: dict[str, Counter[int]]
     log: str
     seconds: float
+    roles: list[Slope] = field(default_factory=list)
+    threads: int = 0
 
     @property
     def requests(self) -> int:
@@ -81,6 +106,8 @@ class Soaked:
             grown = getattr(self.after, name) - getattr(self.before, name)
             if grown > getattr(MAY_GROW, name):
                 found.append(f"{name} grew by {grown}, from {getattr(self.before, name)}")
+        if self.threads > MOST_THREADS:
+            found.append(f"{self.threads} threads of the front end, at most {MOST_THREADS} allowed")
         return found[:20]
 
 
@@ -181,6 +208,29 @@ async def load(server: Server, model: str, clients: int, seconds: float, seed: i
     await asyncio.gather(*(act(number) for number in range(clients)))
 
 
+async def fill_pools(server: Server, model: str) -> int:
+    """Send requests at the same time until no new thread comes; return how many there are."""
+    front_end = psutil.Process(server.process.pid)
+    long, longer = "word " * 3000, "word " * 14_000
+    posts = [
+        *[("/tokenize", {"prompt": long})] * 12,
+        *[("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})] * 8,
+        *[("/v1/chat/completions", {"messages": [{"role": "user", "content": longer}]})] * 4,
+    ]
+    most, steady = 0, 0
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
+        for _ in range(MOST_ROUNDS):
+            bodies = [(path, {"model": model, "max_tokens": 1, **body}) for path, body in posts]
+            asked = [http.post(path, json=body) for path, body in bodies]
+            asked += [http.get(path) for path in ("/metrics", "/v1/cpu") * 6]
+            await asyncio.gather(*asked)
+            now = front_end.num_threads()
+            most, steady = max(most, now), 0 if now > most else steady + 1
+            if steady == STEADY_ROUNDS:
+                break
+    return most
+
+
 async def soak(
     model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = SMALL
 ) -> Soaked:
@@ -189,16 +239,20 @@ async def soak(
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
             await load(server, name, clients, max(10.0, seconds / 10), seed + 1)
+            await fill_pools(server, name)
             before = await server.idle(http)
         server.statuses.clear()
         samples: list[tuple[float, Held]] = []
+        memory: list[Counter[str]] = []
         begun = time.monotonic()
 
         async def sample() -> None:
+            pid = server.process.pid
             while True:
-                samples.append(
-                    (time.monotonic() - begun, await asyncio.to_thread(held, server.process.pid))
-                )
+                at = time.monotonic() - begun
+                both = await asyncio.to_thread(lambda: (held(pid), resident(pid)))
+                samples.append((at, both[0]))
+                memory.append(both[1])
                 await asyncio.sleep(seconds / SAMPLES)
 
         sampling = asyncio.create_task(sample())
@@ -207,8 +261,12 @@ async def soak(
         took = time.monotonic() - begun
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             after = await server.idle(http)
+        threads = psutil.Process(server.process.pid).num_threads()
         log = server.log.read_text(errors="replace")
-    return Soaked(before, after, slopes(samples), server.statuses, log, took)
+    roles = slopes_of_roles([at for at, _ in samples], memory)
+    return Soaked(
+        before, after, slopes(samples), server.statuses, log, took, roles=roles, threads=threads
+    )
 
 
 def report(found: Soaked) -> str:
@@ -222,6 +280,12 @@ def report(found: Soaked) -> str:
         lines.append(
             f"  {slope.name:<10}{before:>14}{after:>14}{slope.an_hour:>18.1f}{slope.error:>14.1f}"
         )
+    lines.append(f"{'rss of':<12}{'first':>14}{'last':>14}{'slope an hour':>18}{'error':>14}")
+    for of in found.roles:
+        lines.append(
+            f"  {of.name:<10}{of.first:>14}{of.last:>14}{of.an_hour:>18.1f}{of.error:>14.1f}"
+        )
+    lines.append(f"threads of the front end: {found.threads} of at most {MOST_THREADS}")
     return "\n".join([*lines, *(f"FAULT: {each}" for each in found.faults)])
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import psutil
+
+FRONT_END = "front end"
+ROLES = {
+    "cpuserve.engine.child": "engine",
+    "cpuserve.engine.grammars": "grammars",
+    "cpuserve.tokenizer.rendering": "templates",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,24 @@ def held(pid: int) -> Held:
     return Held(*found)
 
 
+def resident(pid: int) -> Counter[str]:
+    """Return the bytes of memory of the process `pid` and of all below it, by role."""
+    root = psutil.Process(pid)
+    found: Counter[str] = Counter()
+    for process in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            role = next((role for module, role in ROLES.items() if module in line), FRONT_END)
+            found[role] += process.memory_info().rss
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """The change of a figure in an hour, its standard error, and the first and the last value."""
+    """The change of a figure in an hour, its standard error, and the first and the last value.
+
+    The error takes into account that a sample tells little more than the one before it.
+    """
 
     name: str
     an_hour: float
@@ -62,17 +86,28 @@ class Slope:
 
 def slopes(samples: Sequence[tuple[float, Held]]) -> list[Slope]:
     """Return the slope of each figure; samples: seconds, and what the server had then."""
-    times = [at / 3600 for at, _ in samples]
+    times = [at for at, _ in samples]
     rows = zip(*(astuple(each) for _, each in samples), strict=True)
-    return [_slope(name, times, list(row)) for name, row in zip(NAMES, rows, strict=True)]
+    return [slope(name, times, list(row)) for name, row in zip(NAMES, rows, strict=True)]
 
 
-def _slope(name: str, times: Sequence[float], values: Sequence[float]) -> Slope:
-    """Return the line with the least squares, for at least three times that differ."""
+def slopes_of_roles(times: Sequence[float], samples: Sequence[Mapping[str, int]]) -> list[Slope]:
+    """Return the slope of the memory of each role; times: seconds."""
+    roles = (FRONT_END, *ROLES.values())
+    return [slope(role, times, [each.get(role, 0) for each in samples]) for role in roles]
+
+
+def slope(name: str, times: Sequence[float], values: Sequence[float]) -> Slope:
+    """Return the line with the least squares, for at least three times (in s) that differ."""
     count = len(times)
+    times = [at / 3600 for at in times]
     middle, mean = sum(times) / count, sum(values) / count
     spread = sum((t - middle) ** 2 for t in times)
-    slope = sum((t - middle) * v for t, v in zip(times, values, strict=True)) / spread
-    rest = sum((v - mean - slope * (t - middle)) ** 2 for t, v in zip(times, values, strict=True))
-    error = math.sqrt(rest / (count - 2) / spread)
-    return Slope(name, slope, error, values[0], values[-1])
+    rise = sum((t - middle) * v for t, v in zip(times, values, strict=True)) / spread
+    rest = [v - mean - rise * (t - middle) for t, v in zip(times, values, strict=True)]
+    squares = sum(each**2 for each in rest)
+    # Samples whose rests follow each other count as fewer: those of a process of first order.
+    follow = sum(a * b for a, b in itertools.pairwise(rest)) / squares if squares else 0.0
+    follow = min(max(follow, 0.0), 1 - 2 / count)
+    error = math.sqrt(squares / (count - 2) / spread * (1 + follow) / (1 - follow))
+    return Slope(name, rise, error, values[0], values[-1])
