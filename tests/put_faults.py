@@ -828,7 +828,7 @@ FAULTS = [
         "tests/tokenizer/test_chat.py -k tools",
     ),
     Fault(
-        "cpuserve/tokenizer/rendering/process.py",
+        "cpuserve/limited/child.py",
         "resource.setrlimit(resource.RLIMIT_AS, (limit, hard))",
         "pass",
         "tests/tokenizer/test_rendering.py -k bodies",

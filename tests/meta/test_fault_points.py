@@ -50,6 +50,13 @@ ELSEWHERE = {
     "engine/grammars/process.py:_shared_memory": "its caller has the point",
     "engine/grammars/worker.py:_pages": "after an error the size is unknown",
     "engine/grammars/worker.py:main": "an error has no effect",
+    "limited/child.py:_serve": "opens /dev/null",
+    "limited/child.py:address_space": "after an error the size is unknown",
+    "limited/child.py:serve_forks": "its callers have points",
+    "limited/server.py:__init__": "its callers have points",
+    "limited/server.py:connect": "its callers have points",
+    "limited/wire.py:_exactly": "its callers have points",
+    "limited/wire.py:send": "its callers have points",
     "loader/packed_files.py:_remove_unused": "an error leaves a file for later",
     "loader/packed_files.py:_sync": "its caller has the point",
     "loader/source_digest.py:_tree_digest": "its function `part` has the point",
@@ -62,9 +69,6 @@ ELSEWHERE = {
     "runtime/packed_cache.py:_code_digest": "reads the code of this package",
     "runtime/packed_cache.py:disk_rate": "a measurement for a line of the log",
     "runtime/packed_cache.py:read": "a measurement for a line of the log",
-    "tokenizer/rendering/process.py:_address_space": "after an error the size is unknown",
-    "tokenizer/rendering/wire.py:_exactly": "its callers have points",
-    "tokenizer/rendering/wire.py:send": "its callers have points",
 }
 
 

@@ -31,7 +31,7 @@ RANK = {
     "serving": 10,
     "bench": 9,
     "engine": 8,
-    "runtime": 7, "tokenizer": 7,
+    "runtime": 7, "tokenizer": 7, "media": 7,
     "loader": 6,
     "models": 5, "quant": 5,
     "program": 4, "core": 4,
@@ -42,6 +42,7 @@ RANK = {
     "config": 1, "background": 1,
     "distributed": 0, "inputs": 0, "lora": 0, "utils": 0,
     "children": 0, "lost_signals": 0,
+    "limited": 1,
     "errors": 0, "ids": 0, "registry": 0, "plugins": 0, "log": 0, "metrics": 0, "version": 0,
     "fault_points": -1,
 }  # fmt: skip

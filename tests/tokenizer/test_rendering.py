@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.limited import server
 from cpuserve.serving.threads import run_rendering
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.rendering import client
@@ -446,10 +447,10 @@ def test_a_process_that_cannot_be_started_is_503_with_the_reason(renderer, monke
 
 
 def test_a_system_without_limits_of_memory_is_told_once(renderer, monkeypatch, caplog):
-    without = client.BOOTSTRAP.replace(
-        "sys.exit", f"import {client.MODULE} as m; m._address_space = lambda: 0\nsys.exit"
+    without = server.BOOTSTRAP.replace(
+        "sys.exit", f"import {client.MODULE} as m; m.address_space = lambda: 0\nsys.exit"
     )
-    monkeypatch.setattr(client, "BOOTSTRAP", without)
+    monkeypatch.setattr(server, "BOOTSTRAP", without)
     client._tell_unlimited.cache_clear()
     for n in range(2 * client.MAX_TEMPLATES):
         assert renderer.render(f"{n}", {}) == f"{n}"

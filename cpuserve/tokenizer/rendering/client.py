@@ -11,7 +11,6 @@ import hashlib
 import os
 import select
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +20,10 @@ from typing import Any
 
 import msgspec
 
-from cpuserve.children import python_command
 from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.fault_points import fault
+from cpuserve.limited.server import ForkServer
+from cpuserve.limited.wire import receive, send
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.rendering.wire import (
     READY,
@@ -32,15 +32,9 @@ from cpuserve.tokenizer.rendering.wire import (
     UNLIMITED,
     RenderJob,
     packed,
-    receive,
-    send,
 )
 
 MODULE = "cpuserve.tokenizer.rendering.process"
-BOOTSTRAP = f"""
-from {MODULE} import main
-sys.exit(main())
-"""
 # Limits of one render. A chat of 5 MB takes 0.1 s; other processes may use the CPU meanwhile.
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
@@ -122,13 +116,8 @@ class RenderServer:
     """The process that has loaded Jinja, and forks the processes that render."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = _spawn(theirs.fileno())
-        except OSError:
-            self._control.close()
-            raise
+        fault("templates.start")
+        self._process = ForkServer(MODULE)
 
     @property
     def pid(self) -> int:
@@ -137,11 +126,12 @@ class RenderServer:
 
     def fork(self) -> Fork:
         """Return a new fork; RenderProcessLost if the process does not respond or cannot fork."""
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                fault("templates.connect")
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            fault("templates.connect")
+            ours = self._process.connect()
+        except OSError:
+            raise RenderProcessLost from None
+        try:
             ours.settimeout(START_S)
             word = receive(ours)
             if word in (READY, UNLIMITED):
@@ -155,25 +145,11 @@ class RenderServer:
 
     def close(self) -> None:
         """End the process and its forks."""
-        self._process.kill()
-        self._process.wait()
-        self._control.close()
+        self._process.close()
 
     def leave(self) -> None:
-        """Close the socket in a forked child; the RenderServer itself belongs to the parent."""
-        self._process.returncode = 0  # only the parent may wait for the process
-        self._control.close()
-
-
-def _spawn(control: int) -> subprocess.Popen[bytes]:
-    fault("templates.start")
-    return subprocess.Popen(
-        python_command(BOOTSTRAP, f"--control={control}"),
-        pass_fds=(control,),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C must not interrupt the imports of this process
-    )
+        """Leave the process to the parent, in a forked child."""
+        self._process.leave()
 
 
 class Renderer:

@@ -10,20 +10,12 @@ in a millisecond. A fork serves one connection, one job after another, until it 
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import gc
 import json
-import os
 import re
-import resource
-import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -34,6 +26,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
 from cpuserve.fault_points import fault
+from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
+from cpuserve.limited.wire import receive, send
 from cpuserve.tokenizer.rendering.wire import (
     READY,
     REFUSED,
@@ -41,8 +35,6 @@ from cpuserve.tokenizer.rendering.wire import (
     STOPPED,
     UNLIMITED,
     RenderJob,
-    receive,
-    send,
     unpacked,
 )
 
@@ -153,7 +145,6 @@ def _strftime_now(form: Any) -> str:
     return datetime.now().strftime(str(form))  # local time, as in transformers
 
 
-PR_SET_PDEATHSIG = 1
 MAX_ERROR_CHARS = 500
 # Bytes of all masks in UTF-8, and in the JSON that `packed` makes; others may have them too.
 _MASKS = re.compile(rb"\xf4|\\udb")
@@ -161,55 +152,25 @@ _MASKS = re.compile(rb"\xf4|\\udb")
 
 def main() -> int:
     """Fork a process for each connection that arrives, until the server has ended."""
-    parser = argparse.ArgumentParser(prog="cpuserve-templates")
-    parser.add_argument("--control", type=int, required=True)
-    control = socket.socket(fileno=parser.parse_args().control)
-    # The server, which gets these signals as well, decides when its processes end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes forks that have ended
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # if memory runs out, the kernel should end this process first
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    ChatEnvironment().from_string("{{ [x] | tojson }}").render(x=1)  # imports modules of Jinja
-    gc.collect()
-    gc.freeze()
-    server = os.getpid()
-    while True:
-        # `given` is empty if this process may open no more files: the client then sees the end of
-        # its connection.
-        word, given, _, _ = socket.recv_fds(control, 1, fault("template_process.accept", 1))
-        if not word:
-            return 0
-        with suppress(OSError):  # fork was refused: the client sees the end of its connection
-            fault("template_process.fork")
-            if given and os.fork() == 0:
-                control.close()
-                _serve(socket.socket(fileno=given[0]), server)
-        for descriptor in given:
-            os.close(descriptor)
+    return serve_forks(
+        "cpuserve-templates",
+        _serve,
+        # imports modules of Jinja
+        lambda: ChatEnvironment().from_string("{{ [x] | tojson }}").render(x=1),
+        lambda: fault("template_process.accept", 1),
+        lambda: fault("template_process.fork"),
+    )
 
 
-def _serve(sock: socket.socket, server: int) -> NoReturn:
+def _serve(sock: socket.socket) -> None:
     """Do the jobs of one connection in this fork."""
-    try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != server:
-                os._exit(0)
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 2)  # drop the interpreter's messages when memory runs out
-        worker = _Worker()
-        send(sock, READY if worker.address_space else UNLIMITED)
-        while (body := receive(sock)) is not None:
-            fault("template_fork.receive")
-            kind, text = worker.do(body)
-            fault("template_fork.send")
-            send(sock, kind, text)
-    except OSError:  # nobody waits for the reply
-        pass
-    finally:
-        os._exit(0)
+    worker = _Worker()
+    send(sock, READY if worker.address_space else UNLIMITED)
+    while (body := receive(sock)) is not None:
+        fault("template_fork.receive")
+        kind, text = worker.do(body)
+        fault("template_fork.send")
+        send(sock, kind, text)
 
 
 class _Worker:
@@ -217,13 +178,15 @@ class _Worker:
 
     def __init__(self) -> None:
         self._templates: dict[bytes, Template] = {}
-        self.address_space = _address_space()
+        self.address_space = address_space()
 
     def do(self, body: bytes) -> tuple[bytes, bytes]:
         """Return the kind and the text of the reply to a job."""
         job = msgspec.msgpack.decode(body, type=RenderJob)
         del body
-        self._begin(job)
+        if self.address_space:
+            limit_memory(self.address_space + job.memory_bytes)
+        limit_time(job.cpu_s, job.wall_s)
         try:
             return self._render(job)
         except MemoryError:
@@ -233,23 +196,7 @@ class _Worker:
         except Exception as error:  # any error of a template must only fail its request
             return REFUSED, str(error)[:MAX_ERROR_CHARS].encode("utf-8", "replace")
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _begin(self, job: RenderJob) -> None:
-        """Let the kernel end this process at the limits of a job.
-
-        RLIMIT_CPU counts the CPU seconds of the whole process, so a timer is used for each job.
-        """
-        if self.address_space:
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            limit = self.address_space + job.memory_bytes
-            if hard != resource.RLIM_INFINITY:
-                limit = min(limit, hard)
-            with suppress(OSError, ValueError):  # macOS has no such limit
-                resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-        signal.setitimer(signal.ITIMER_PROF, job.cpu_s)  # SIGPROF ends the process
-        signal.setitimer(signal.ITIMER_REAL, job.wall_s)  # SIGALRM ends it as well
+            limit_time(0, 0)
 
     def _render(self, job: RenderJob) -> tuple[bytes, bytes]:
         if job.source is not None:
@@ -276,15 +223,6 @@ def _variables(data: bytes) -> dict[str, Any]:
     if _MASKS.search(data) is not None:
         found = with_masks(found)
     return found
-
-
-def _address_space() -> int:
-    """Return how much address space this process has, in bytes; 0 if that is unknown."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return 0
-    return pages * resource.getpagesize()
 
 
 if __name__ == "__main__":

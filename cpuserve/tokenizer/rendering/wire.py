@@ -1,4 +1,4 @@
-"""Messages between a renderer and its processes: a length of 8 bytes, then one body.
+"""Messages between a renderer and its processes (limited/wire.py).
 
 A job is a msgpack of RenderJob. A reply is one byte for its kind, then a text.
 """
@@ -6,7 +6,6 @@ A job is a msgpack of RenderJob. A reply is one byte for its kind, then a text.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ import msgspec
 RENDERED, REFUSED, STOPPED = b"+", b"-", b"!"
 # The first message of a fork: it is ready, with a limit on its memory or (UNLIMITED) without.
 READY, UNLIMITED = b"r", b"u"
-LENGTH_BYTES = 8
-RECEIVE_BYTES = 1 << 20
 
 
 class RenderJob(msgspec.Struct, array_like=True):
@@ -68,27 +65,3 @@ def _plain(value: Any) -> Any:
         return list(value)
     msg = f"{type(value).__name__} is not a type of JSON"
     raise TypeError(msg)
-
-
-def send(sock: socket.socket, *parts: bytes) -> None:
-    """Send one body, given in parts. Raises OSError if the other side has gone."""
-    sock.sendall(sum(map(len, parts)).to_bytes(LENGTH_BYTES, "little"))
-    for part in parts:
-        sock.sendall(part)
-
-
-def receive(sock: socket.socket) -> bytes | None:
-    """Return the next body, or None if the other side has closed the connection."""
-    length = _exactly(sock, LENGTH_BYTES)
-    return None if length is None else _exactly(sock, int.from_bytes(length, "little"))
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes | None:
-    parts = []
-    while size > 0:
-        part = sock.recv(min(size, RECEIVE_BYTES))
-        if not part:
-            return None
-        size -= len(part)
-        parts.append(part)
-    return b"".join(parts)

@@ -1,0 +1,62 @@
+"""ForkServer: the process that has loaded a module, and forks for each connection (child.py)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+from cpuserve.children import python_command
+
+BOOTSTRAP = """
+from {module} import main
+sys.exit(main())
+"""
+
+
+class ForkServer:
+    """A process that runs `main` of a module, and the socket to it.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    python_command(BOOTSTRAP.format(module=module), f"--control={theirs.fileno()}"),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C must not interrupt the imports of the process
+                )
+        except OSError:
+            self._control.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def connect(self) -> socket.socket:
+        """Return a socket to a new fork, which may not exist yet. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+    def close(self) -> None:
+        """End the process and its forks."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+
+    def leave(self) -> None:
+        """Close the socket in a forked child; the process itself belongs to the parent."""
+        self._process.returncode = 0  # only the parent may wait for the process
+        self._control.close()

@@ -1,0 +1,231 @@
+"""Decodes files in processes with limits on memory and time; see process.py.
+
+All code of a process (the server, LLM) shares one Decoder. The first job starts its process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from threading import Lock
+
+import msgspec
+
+from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.fault_points import fault
+from cpuserve.limited.server import ForkServer
+from cpuserve.limited.wire import receive, send
+from cpuserve.media.decoding.wire import DECODED, READY, STOPPED, DecodedFile, DecodeJob
+from cpuserve.media.families.table import AnyFamily
+
+MODULE = "cpuserve.media.decoding.process"
+# Limits of one file. A picture of 64 million pixels takes about 2 s; other processes may use
+# the CPU meanwhile. Each page of a document may take more.
+MAX_CPU_S, PAGE_CPU_S = 5.0, 1.0
+MAX_WALL_S, PAGE_WALL_S = 20.0, 4.0
+SILENT_S = 5.0  # seconds after the limit until a process that sends no reply is ended
+# The most pixels of a picture: 8192 x 8192. A page at 600 dpi has half of them.
+MAX_PIXELS = 1 << 26
+# Pillow has 4 bytes for a pixel, and up to four copies of a picture while it is converted.
+MEMORY_BYTES = (256 << 20) + 16 * MAX_PIXELS
+START_S = 20.0  # the most seconds that the start of the process may take
+# A process that has ended is noticed at the first try, or at the second; the third has a new one.
+TRIES = 3
+_LATE = 0.95  # a fork that ends after this part of its time has reached the limit
+NEEDED = "PIL"
+
+
+class PictureStopped(InvalidRequest):
+    """Decoding a file reached a limit, or ended the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The pictures of one file, and the patches of all of them, one after another."""
+
+    file: DecodedFile
+    patches: bytes
+
+    def of(self, index: int, patch_bytes: int) -> bytes:
+        """Return the patches of one picture."""
+        sizes = [each.layout.num_patches * patch_bytes for each in self.file.pictures]
+        begin = sum(sizes[:index])
+        return self.patches[begin : begin + sizes[index]]
+
+
+def is_installed() -> bool:
+    """Return whether the library that decodes pictures is installed (cpuserve[images])."""
+    return find_spec(NEEDED) is not None
+
+
+class Decoder:
+    """Decodes files for any thread; the thread waits until the pictures are ready.
+
+    cpu_s, wall_s, memory_bytes: the limits of one picture.
+    closings: how often `close` was called.
+    """
+
+    def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:
+        self.cpu_s = cpu_s
+        self.wall_s = wall_s
+        self.memory_bytes = MEMORY_BYTES
+        self.max_pixels = MAX_PIXELS
+        self.closings = 0
+        self._lock = Lock()
+        self._server: ForkServer | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the process that forks, if it has started."""
+        return None if self._server is None else self._server.pid
+
+    def decode(
+        self, data: bytes, family: AnyFamily, *, document: bool, most_pages: int, measures: bool
+    ) -> Pictures:
+        """Return the pictures of a file.
+
+        document: whether the file may be a document with at most most_pages pages.
+        measures: find only the layouts; there are no patches.
+
+        Raises:
+            InvalidRequest: the file cannot be decoded; the message has no subject.
+            ServiceUnavailable: no process could be started.
+        """
+        pages = most_pages if document else 0
+        job = DecodeJob(
+            family,
+            measures,
+            document,
+            most_pages,
+            self.max_pixels,
+            self.cpu_s + PAGE_CPU_S * pages,
+            self.wall_s + PAGE_WALL_S * pages,
+            self.memory_bytes,
+        )
+        closings = self.closings
+        for last in (False, True):
+            with self._connect(closings) as sock:
+                sock.settimeout(job.wall_s + SILENT_S)
+                started = time.monotonic()
+                try:
+                    return self._ask(sock, job, data)
+                except TimeoutError:
+                    self._end()
+                    raise self._late() from None
+                except OSError:  # the fork has ended without a reply
+                    if time.monotonic() - started > _LATE * job.cpu_s:
+                        raise self._late() from None
+            if last:  # the system may have killed the first fork, whatever the file needs
+                break
+        msg = "the process that read it has ended twice"
+        raise _stopped(msg)
+
+    def close(self) -> None:
+        """End the processes and their jobs; a later job starts new processes."""
+        with self._lock:
+            self.closings += 1
+        self._end()
+
+    def begin_anew(self) -> None:
+        """Forget the process, in a forked child."""
+        self._lock = Lock()
+        server, self._server = self._server, None
+        if server is not None:
+            server.leave()
+
+    def _ask(self, sock: socket.socket, job: DecodeJob, data: bytes) -> Pictures:
+        """Send a job and return its result. Raises OSError if the process has ended."""
+        fault("pictures.send")
+        send(sock, msgspec.msgpack.encode(job))
+        send(sock, data)
+        fault("pictures.receive")
+        reply = receive(sock)
+        if reply is None:
+            raise ConnectionResetError
+        kind, text = reply[:1], reply[1:]
+        if kind == STOPPED:
+            raise _stopped(text.decode())
+        if kind != DECODED:
+            raise InvalidRequest(text.decode("utf-8", "replace"))
+        found = msgspec.msgpack.decode(text, type=DecodedFile)
+        if job.measures:
+            return Pictures(found, b"")
+        return Pictures(found, _received(sock, found, job.family.patch_bytes))
+
+    def _connect(self, closings: int) -> socket.socket:
+        """Return a socket to a new fork that is ready. Raises ServiceUnavailable."""
+        reason: object = "it does not respond"
+        for _ in range(TRIES):
+            if closings != self.closings:
+                msg = "the server is stopping"
+                raise ServiceUnavailable(msg)
+            try:
+                sock = self._server_now().connect()
+            except OSError as error:  # the process cannot be started, or has ended
+                reason = error
+                self._end()
+                continue
+            try:
+                sock.settimeout(START_S)
+                if receive(sock) == READY:
+                    return sock
+            except TimeoutError:
+                self._end()
+            except OSError:
+                pass
+            sock.close()
+        msg = f"the process for pictures cannot be started: {reason} ({LIMITS})"
+        raise ServiceUnavailable(msg)
+
+    def _server_now(self) -> ForkServer:
+        """Return the process that forks, started if necessary. Raises OSError."""
+        with self._lock:
+            if self._server is None:
+                atexit.unregister(self.close)
+                atexit.register(self.close)
+                fault("pictures.start")
+                self._server = ForkServer(MODULE)
+            server = self._server
+        fault("pictures.connect")
+        return server
+
+    def _end(self) -> None:
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _late(self) -> PictureStopped:
+        return _stopped(f"it takes more than {self.cpu_s:g} s")
+
+
+def _received(sock: socket.socket, found: DecodedFile, patch_bytes: int) -> bytes:
+    """Return the patches in the file whose descriptor the process sends."""
+    size = sum(each.layout.num_patches for each in found.pictures) * patch_bytes
+    _, given, _, _ = socket.recv_fds(sock, 1, 1)
+    if not given:
+        raise ConnectionResetError
+    try:
+        parts, done = [], 0
+        while done < size:
+            part = os.pread(given[0], fault("pictures.read", size - done), done)
+            if not part:
+                raise ConnectionResetError
+            parts.append(part)
+            done += len(part)
+    finally:
+        for descriptor in given:
+            os.close(descriptor)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _stopped(why: str) -> PictureStopped:
+    return PictureStopped(f"was not decoded: {why}. Send a smaller picture, as PNG or JPEG")
+
+
+DECODER = Decoder()
+os.register_at_fork(after_in_child=DECODER.begin_anew)

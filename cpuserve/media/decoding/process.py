@@ -1,0 +1,134 @@
+"""Decodes pictures in processes with limits: one forks, and each fork decodes one file.
+
+A picture comes from a client, and its decoder is written in C. It can use all memory, compute for
+minutes or overwrite memory. So a fork that has seen a file ends, and the kernel ends it earlier
+if it reaches a limit. The first process has loaded Pillow and reads no files.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.fault_points import fault
+from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
+from cpuserve.limited.wire import receive, send
+from cpuserve.media.decoding.documents import PdfDocument, is_document
+from cpuserve.media.decoding.formats import opened, rgb
+from cpuserve.media.decoding.wire import (
+    DECODED,
+    READY,
+    REFUSED,
+    STOPPED,
+    Decoded,
+    DecodedFile,
+    DecodeJob,
+)
+
+
+def main() -> int:
+    """Fork a process for each connection that arrives, until the server has ended."""
+    return serve_forks(
+        "cpuserve-pictures",
+        _serve,
+        _import,
+        lambda: fault("picture_process.accept", 1),
+        lambda: fault("picture_process.fork"),
+    )
+
+
+def _import() -> None:
+    """Import the libraries before any file is read, so that forks need not."""
+    import numpy as np
+    from PIL import Image
+
+    for name in ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP"):
+        with suppress(ImportError):  # this build of Pillow has no such format
+            import_module(f"PIL.{name}ImagePlugin")
+    with suppress(ImportError):
+        import pypdfium2  # noqa: F401
+    np.asarray(Image.new("RGB", (1, 1)))
+
+
+def _serve(sock: socket.socket) -> None:
+    """Decode the file of one connection in this fork."""
+    send(sock, READY)
+    fault("picture_fork.receive")
+    body, data = receive(sock), receive(sock)
+    if body is None or data is None:
+        return
+    job = msgspec.msgpack.decode(body, type=DecodeJob)
+    space = address_space()
+    if space:
+        limit_memory(space + job.memory_bytes)
+    limit_time(job.cpu_s, job.wall_s)
+    kind, text = STOPPED, b"it needs more than %d MB of memory" % (job.memory_bytes >> 20)
+    descriptor = -1
+    try:
+        found, descriptor = _decoded(job, data)
+        kind, text = DECODED, msgspec.msgpack.encode(found)
+    except InvalidRequest as error:
+        kind, text = REFUSED, error.message.encode("utf-8", "replace")
+    except MemoryError:
+        pass
+    limit_time(0, 0)
+    fault("picture_fork.send")
+    send(sock, kind, text)
+    if descriptor >= 0:
+        socket.send_fds(sock, [b"f"], [descriptor])
+
+
+def _decoded(job: DecodeJob, data: bytes) -> tuple[DecodedFile, int]:
+    """Return the pictures of a file, and the descriptor of a file with their patches or -1."""
+    if is_document(data):
+        if not job.document:
+            msg = "is a PDF document: send it as a document or a file"
+            raise InvalidRequest(msg)
+        document = PdfDocument(data, job.most_pages, job.family.page_side)
+        if job.measures:
+            return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
+        return _written(job, document.pages())
+    image, size = opened(data, job.most_pixels)
+    if job.measures:
+        return DecodedFile([_measured(job, size)]), -1
+    return _written(job, map(partial(rgb), [image]))
+
+
+def _measured(job: DecodeJob, size: tuple[int, int]) -> Decoded:
+    return Decoded(*size, job.family.layout(*size))
+
+
+def _written(job: DecodeJob, images: Iterator[object]) -> tuple[DecodedFile, int]:
+    """Write the patches of each picture, one after another."""
+    descriptor = _anonymous_file()
+    found = []
+    for image in images:
+        found.append(_measured(job, image.size))  # type: ignore[attr-defined]
+        left = memoryview(job.family.patches(image)).cast("B")  # type: ignore[arg-type]
+        while left:
+            part = left[: fault("picture_fork.write", len(left))]
+            left = left[os.write(descriptor, part) :]
+    return DecodedFile(found), descriptor
+
+
+def _anonymous_file() -> int:
+    """Return the descriptor of a new file in memory, or without a name where there is none."""
+    fault("picture_fork.map")
+    make = getattr(os, "memfd_create", None)
+    if make is not None:
+        return int(make("pictures"))
+    with tempfile.TemporaryFile() as made:
+        return os.dup(made.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

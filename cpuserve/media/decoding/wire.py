@@ -1,0 +1,47 @@
+"""Messages between a decoder and its processes (limited/wire.py).
+
+A new fork sends READY. The decoder sends a DecodeJob, then the bytes of the file. The reply is one
+byte for its kind, then a text, or the DecodedFile and a descriptor of a file with the patches.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuserve.media.families.table import AnyFamily
+from cpuserve.media.layout import PictureLayout
+
+READY, DECODED, REFUSED, STOPPED = b"r", b"+", b"-", b"!"
+
+
+class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
+    """Decode one file.
+
+    measures: only find the layouts, without patches.
+    document: whether the file may be a document, whose pages become pictures.
+    most_pages, most_pixels: the limits of a document and of a picture.
+    cpu_s, wall_s, memory_bytes: the limits of the job.
+    """
+
+    family: AnyFamily
+    measures: bool
+    document: bool
+    most_pages: int
+    most_pixels: int
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+
+
+class Decoded(msgspec.Struct, frozen=True, array_like=True):
+    """A decoded picture: its size in pixels as it is shown, and its layout."""
+
+    width: int
+    height: int
+    layout: PictureLayout
+
+
+class DecodedFile(msgspec.Struct, frozen=True, array_like=True):
+    """The pictures of a file in order: one, or one for each page of a document."""
+
+    pictures: list[Decoded]

@@ -1,0 +1,1 @@
+"""The families of models that read pictures, by the model_type of their config."""

@@ -1,0 +1,62 @@
+"""Find the family of a checkpoint, with the numbers of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from cpuserve.errors import ModelError
+from cpuserve.fault_points import fault
+from cpuserve.media.families.idefics3 import Idefics3, idefics3
+
+AnyFamily: TypeAlias = Idefics3
+# Makes a family from config.json, the settings of the image processor, those of the whole
+# processor, and the texts of special tokens.
+FamilyReader: TypeAlias = Callable[
+    [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
+]
+FAMILIES: dict[str, FamilyReader] = {"idefics3": idefics3, "smolvlm": idefics3}
+
+
+def family_of(folder: Path) -> AnyFamily | None:
+    """Return the family of a checkpoint in a folder; None if pictures are nothing to its model.
+
+    Raises ModelError if files or numbers are missing.
+    """
+    config = _read(folder / "config.json")
+    reader = FAMILIES.get(str(config.get("model_type")))
+    if reader is None:
+        return None
+    whole = _read(folder / "processor_config.json")
+    processor = _read(folder / "preprocessor_config.json") or whole.get("image_processor")
+    if not isinstance(processor, Mapping) or not processor:
+        msg = f"{folder} has no preprocessor_config.json"
+        raise ModelError(msg)
+    return reader(config, processor, whole, _tokens(_read(folder / "tokenizer_config.json")))
+
+
+def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens, by their names in tokenizer_config.json."""
+    found: dict[str, str] = {}
+    for given in (config.get("extra_special_tokens"), config):
+        for name, token in given.items() if isinstance(given, Mapping) else ():
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file; {} if there is no such file. Raises ModelError."""
+    try:
+        fault("processor_file.read")
+        found = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        msg = f"{path} cannot be read: {error}"
+        raise ModelError(msg) from None
+    return found if isinstance(found, dict) else {}

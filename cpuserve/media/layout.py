@@ -1,0 +1,72 @@
+"""How a picture is shown to a model: its tiles, and the text in place of its marker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    import numpy as np
+    from PIL.Image import Image
+
+
+class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
+    """How one picture is shown to the tower and in the prompt.
+
+    tiles: (rows, columns) of each tile, in patches.
+    text: the text in place of the marker; each marker in it stands for one row of the tower.
+    width, height: the size in pixels to which the picture is scaled, without tiles added to it.
+    rows: how many rows of the tower the picture has.
+    """
+
+    tiles: tuple[tuple[int, int], ...]
+    text: str
+    width: int
+    height: int
+    rows: int
+
+    @property
+    def num_patches(self) -> int:
+        """How many patches all tiles have."""
+        return sum(rows * columns for rows, columns in self.tiles)
+
+
+class Family(Protocol):
+    """The preprocessing of one family of models, with the numbers of one checkpoint.
+
+    marker: the text of the token that stands for a row of the tower, which chat templates write
+      once for each picture.
+    patch_bytes: the bytes of one patch.
+    page_side: the length in pixels of the longer side of a page of a document.
+    """
+
+    marker: str
+
+    @property
+    def patch_bytes(self) -> int:
+        """The bytes of one patch."""
+
+    @property
+    def page_side(self) -> int:
+        """The length in pixels of the longer side of a page of a document."""
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels."""
+
+    def patches(self, image: Image) -> np.ndarray:
+        """Return the patches of an RGB picture: uint8 [patches, patch * patch * 3].
+
+        The columns have the order (y, x, channel). Tiles follow each other, and the patches of
+        a tile are in merge order: blocks of patches that the tower merges, from left to right and
+        from top to bottom, and so the patches of a block.
+        """
+
+    def changed(self, settings: Mapping[str, Any]) -> Family:
+        """Return the family with the settings of a request or of the server.
+
+        Raises InvalidRequest if the family has no such setting, or not this value.
+        """
