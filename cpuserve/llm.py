@@ -17,9 +17,9 @@ from cpuserve.llm_arguments import (
     why_refused,
 )
 from cpuserve.log import get_logger
-from cpuserve.offline.adapters import OneAdapter
 from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, progress
 from cpuserve.offline.queue import ManyAdapters, ManyParams, QueueMethods
+from cpuserve.offline.requests import OneAdapter
 from cpuserve.offline.tokenizer import OfflineTokenizer
 from cpuserve.outputs import (
     BeamSearchOutput,

@@ -462,13 +462,13 @@ FAULTS = [
         "tests/core/test_scheduler_state_machine.py",
     ),
     Fault(
-        "cpuserve/core/kv/published.py",
+        "cpuserve/core/kv/pool.py",
         "        if self.windows[group]:\n            if self.offload",
         "        if False:\n            if self.offload",
         f"{KV} -k window_serves",
     ),
     Fault(
-        "cpuserve/core/kv/published.py",
+        "cpuserve/core/kv/pool.py",
         "        if self.index.fill(entry, group, block):\n",
         "        if False:\n",
         f"{KV} -k gets_back",

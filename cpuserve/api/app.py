@@ -217,9 +217,9 @@ def _routers(state: ServerState, *, admin_routes: bool, webui: bool) -> tuple[AP
     """Return the routers of all endpoints that this server has."""
     more: list[APIRouter] = []
     if state.context.adapters_change:
-        from cpuserve.api.vllm import adapters as lora
+        from cpuserve.api.vllm.admin import lora_router
 
-        more.append(lora.router)
+        more.append(lora_router)
     if admin_routes:
         from cpuserve.api.vllm import admin
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import read_bool
-from cpuserve.models.eurobert import EuroBert
+from cpuserve.models.llama import EuroBert
 from cpuserve.models.qwen import Qwen3
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder

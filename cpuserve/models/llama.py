@@ -1,8 +1,12 @@
-"""Llama 2 and 3, SmolLM2, Mistral: pre-norm decoders with rotary positions and gated SiLU."""
+"""Llama 2 and 3, SmolLM2, Mistral: pre-norm decoders with rotary positions and gated SiLU.
+
+EuroBERT and LlamaBidirectional are Llama as an encoder: all tokens see each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -422,3 +426,35 @@ def finish_decoder(
     """Append the logits of h, the rows after the last norm; embedding: the name of the table."""
     tied_to = embedding if s.tied else None
     b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap)
+
+
+class EuroBert:
+    """EuroBERT: Llama as an encoder. Source: transformers modeling_eurobert."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a EuroBERT config."""
+        config = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, **config}
+        spec = Llama.spec(config)
+        return replace(spec, encoder=True, pooled=True)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        b.leave(("lm_head.weight",))
+        build_decoder(b, s)
+
+
+class LlamaBidirectional:
+    """Llama without a causal mask (llama-embed-nemotron, NV-EmbedQA). Source: modeling_llama."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Llama config."""
+        spec = Llama.spec(config)
+        return replace(spec, encoder=True, pooled=True)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        EuroBert.build(b, s)

@@ -10,9 +10,8 @@ import numpy as np
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.llm_arguments import PromptInput, Tokenization, as_list, one_each, tokenization_of
-from cpuserve.offline.adapters import OneAdapter, name_of
 from cpuserve.offline.jobs import UseTqdm
-from cpuserve.offline.requests import RequestMethods
+from cpuserve.offline.requests import OneAdapter, RequestMethods, name_of
 from cpuserve.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,

@@ -21,9 +21,9 @@ from cpuserve.llm_arguments import (
     tokenization_of,
     with_salts,
 )
-from cpuserve.offline.adapters import OneAdapter, name_of
 from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, by_context
 from cpuserve.offline.pooling import PoolingMethods, items_of
+from cpuserve.offline.requests import OneAdapter, name_of
 from cpuserve.outputs import RequestOutput, completion_of, position_logprobs, stats_of
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.bad_words import with_own_bad_word_ids

@@ -15,7 +15,7 @@ from cpuserve.api.app import ROUTERS
 from cpuserve.api.errors.dialect import Dialect
 from cpuserve.api.http import startup_server
 from cpuserve.api.route import Endpoint
-from cpuserve.api.vllm import adapters as lora
+from cpuserve.api.vllm.admin import lora_router
 from cpuserve.serving.models.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live
@@ -25,7 +25,7 @@ API = Path(cpuserve.__file__).parent / "api"
 ROUTES = sorted(
     {
         (method, route.path.replace("{response_id}", "resp_1").replace("{name:path}", "tiny"))
-        for router in (*ROUTERS, lora.router)
+        for router in (*ROUTERS, lora_router)
         for route in router.routes
         for method in route.methods
         if method != "HEAD"

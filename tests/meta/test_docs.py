@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from cpuserve.api.app import ROUTERS
-from cpuserve.api.vllm import adapters as lora
 from cpuserve.api.vllm import admin
+from cpuserve.api.vllm.admin import lora_router
 from cpuserve.cli import listings
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import normalize
@@ -52,7 +52,7 @@ def test_the_page_on_serving_lists_every_endpoint():
     table = page.partition("## Endpoints")[2].partition("A request accepts")[0]
     listed = set(re.findall(r"`(/[\w/.-]+)`", table)) - {"/v1", "/openapi.json"}
     routes = [
-        route.path for router in (*ROUTERS, lora.router, admin.router) for route in router.routes
+        route.path for router in (*ROUTERS, lora_router, admin.router) for route in router.routes
     ]
     served = {path for path in routes if "{" not in path and path != "/"}
     assert listed == served - {"/rerank", "/score"}  # "both also without /v1"

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from cpuserve.config.cache_groups import STATE_CHUNK, CacheUse
 from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.pool import level_of
+from cpuserve.core.kv.pool import PublishedBlocks, level_of
 from cpuserve.core.kv.prefix import (
     FORGOTTEN,
     CachedBlock,
@@ -39,7 +39,6 @@ from cpuserve.core.kv.prefix import (
     RestorePlan,
     sha256,
 )
-from cpuserve.core.kv.published import PublishedBlocks
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 

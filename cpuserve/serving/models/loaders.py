@@ -1,7 +1,6 @@
 """The loaders, created names and timers of the registry of models.
 
-Loaders load it, with a loader for the first model; created names share its engine;
-a timer unloads it when it was idle for some time.
+A created name shares the engine of another model, and a timer unloads a model that is idle.
 """
 
 from __future__ import annotations
