@@ -136,6 +136,7 @@ class Executor:
         num_states: int = 0,
         packed_fd: int = -1,
         packed_writable: bool = False,
+        num_media: int = 0,
     ) -> None:
         """packed_fd: a file of packed_file_bytes() from which the matrices are mapped."""
     def read_packed(self, fd: int) -> None:
@@ -186,6 +187,8 @@ class Executor:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block in all layers."""
+    def write_media(self, first: int, rows: npt.NDArray[np.float32]) -> None:
+        """Overwrite rows of the media buffer from row `first` on, between steps."""
     def grow_kv(self) -> bool:
         """Between steps, for a few milliseconds at most: allocate memory for KV blocks that the
         next step could use. Return False if all of them have memory."""

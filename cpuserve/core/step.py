@@ -42,6 +42,8 @@ class SeqChunk(msgspec.Struct):
     num_drafts: how many of the last tokens are draft tokens; the rows before them verify them.
     adapter: the slot of the sequence's LoRA adapter, -1 = none.
     adapter_scale: the factor of the adapter's output.
+    media: for each token, the row of the media buffer that replaces its embedding, -1 = none;
+      None = no token has one.
     """
 
     slot: SlotId
@@ -52,6 +54,7 @@ class SeqChunk(msgspec.Struct):
     num_drafts: int = 0
     adapter: int = -1
     adapter_scale: float = 1.0
+    media: list[int] | None = None
 
 
 @dataclass(slots=True)

@@ -85,6 +85,7 @@ class Interpreter:
       "int8" and "fp8_e4m3" have one scale for each token and head.
     num_blocks: the number of blocks of the cache, each of 32 tokens.
     num_states: the number of slots for states of recurrent layers.
+    num_media: the number of rows of the media buffer.
     long_rope: whether a LongRoPE uses its frequencies for long sequences.
     cancelled: any thread may set it; run() then raises RuntimeError after its current op.
     """
@@ -101,6 +102,7 @@ class Interpreter:
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
         num_states: int = 0,
+        num_media: int = 0,
         long_rope: bool = False,
     ) -> None:
         self.program = program
@@ -124,6 +126,7 @@ class Interpreter:
         made = (op.make_states(num_states) for op in program.ops)
         self.states = [states for states in made if states is not None]
         self._last_use = last_uses(program)
+        self.media = torch.zeros(num_media if program.media_width else 0, program.media_width)
 
     def _make_cache(self) -> None:
         """Allocate rows for all blocks, and make views of the rows for the layers.
@@ -183,6 +186,7 @@ class Interpreter:
             block=BLOCK,
             groups=self._groups,
             num_states=self._num_states,
+            num_media=len(self.media),
         )
         self._kept.keep(step)
         self.step: StepView = step

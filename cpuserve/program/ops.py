@@ -114,6 +114,11 @@ class Op(msgspec.Struct, frozen=True):
         """Return the value that the op writes or changes in place; None for Logits and Hidden."""
         return None if self.write_of is None else getattr(self, self.write_of)
 
+    @property
+    def media_width(self) -> int:
+        """Return the number of columns that the op reads of rows of the media buffer."""
+        return 0
+
     # -- lowering: `to` is the Lowering ------------------------------------------------------
 
     @classmethod

@@ -96,6 +96,11 @@ class Program:
         return {rope for rope in found if rope is not None}
 
     @property
+    def media_width(self) -> int:
+        """Return how many columns of a row of the media buffer the ops read; 0 = none does."""
+        return max((op.media_width for op in self.ops), default=0)
+
+    @property
     def barriers(self) -> int:
         """Return the number of barriers in a step of one token.
 

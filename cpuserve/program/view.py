@@ -15,7 +15,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-HEADER = 8  # int32 words of the header, as in runtime/executor.py
+HEADER = 12  # int32 words of the header, as in runtime/executor.py
 MORE_GROUPS = 6  # the header word with the number of cache groups - 1
 EMPTY: Int32 = np.zeros(0, np.int32)
 
@@ -54,7 +54,8 @@ class StepView:
     """The sections of a packed step, as views of its words.
 
     StepArrays (runtime/executor.py) has the shapes of the sections.
-    Sections that a step does not need (adapters, adapter_scales, row_draft, row_mask) are empty.
+    Sections that a step does not need (adapters, adapter_scales, media_rows, row_draft, row_mask)
+    are empty.
     Block table i belongs to sequence i // G and group i % G.
     Table i keeps its first table_first[i] entries;
     its new entries are table_entries[table_start[i] : table_start[i + 1]].
@@ -72,6 +73,7 @@ class StepView:
     table_entries: Int32
     adapters: Int32
     adapter_scales: Int32
+    media_rows: Int32
     row_token: Int32
     row_slot: Int32
     row_target: Int32
@@ -135,10 +137,11 @@ def section_lengths(
     adapters: int,
     groups: int,
     drafts: int,
+    media: int,
 ) -> tuple[int, ...]:
     """Return the number of words of each section, in the order of StepView's fields."""
     tables = (seqs * groups, seqs * groups + 1, entries)
-    by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters)
+    by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters, media)
     by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 
@@ -150,11 +153,12 @@ def view(arrays: HasWords, kept: KeptTables | None = None) -> StepView:
     """
     words = arrays.words
     tokens, seqs, rows, entries, masks = (int(n) for n in words[:5])
-    adapters, more_groups, drafts = (int(n) for n in words[5:HEADER])
+    adapters, more_groups, drafts, media, *unused = (int(n) for n in words[5:HEADER])
     groups = more_groups + 1
-    lengths = section_lengths(tokens, seqs, rows, entries, masks, adapters, groups, drafts)
+    lengths = section_lengths(tokens, seqs, rows, entries, masks, adapters, groups, drafts, media)
     fits = min(tokens, seqs, rows, entries, masks, more_groups) >= 0
-    fits = fits and drafts in (0, rows) and adapters in (0, seqs)
+    fits = fits and drafts in (0, rows) and adapters in (0, seqs) and media in (0, tokens)
+    fits = fits and not any(unused)
     if not fits or HEADER + sum(lengths) != len(words):
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)
@@ -171,15 +175,18 @@ def check_step(
     block: int,
     groups: int = 1,
     num_states: int = 0,
+    num_media: int = 0,
 ) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs.
 
     groups: number of cache groups; if num_states is not 0, the last group has state slots.
+    num_media: number of rows of the media buffer.
     """
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
         raise ValueError(msg)
     _check_range("token id", step.token_ids, vocab)
+    _check_range("media row", step.media_rows + 1, num_media + 1)
     _check_changes(step)
     for seq in range(step.num_seqs):
         for group in range(groups - bool(num_states)):

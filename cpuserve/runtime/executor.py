@@ -16,7 +16,7 @@ Bytes = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-HEADER = 8  # int32 words before the first section
+HEADER = 12  # int32 words before the first section
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class StepArrays:
         A           S, or 0 if no sequence has an adapter
         G - 1       number of cache groups - 1
         D           R, or 0 if no row has a draft token
+        P           T, or 0 if no token has a row of the media buffer
+        0, 0, 0     words without a meaning yet
 
     The following sections come after the header:
 
@@ -45,6 +47,8 @@ class StepArrays:
         table_entries           [B] new entries of all block tables
         adapters                [A] the adapter of each sequence, -1 = none
         adapter_scales          [A] the scale of each sequence's adapter, the bits of a float
+        media_rows              [P] the row of the media buffer that replaces the token's embedding;
+                                -1 = none
         row_token               [R] index of the row's token in token_ids
         row_slot                [R] the request slot with the row's sampler state
         row_target              [R] the id to score, -1 = sample, -2 = return the row's vector
@@ -177,6 +181,14 @@ class Executor(Protocol):
         """Free all memory of the executor."""
 
     # Executors that lack one of the following methods derive from this class to inherit a default.
+
+    def write_media(self, first: int, rows: Float32) -> None:
+        """Overwrite rows [n, width] of the media buffer from row `first` on, between steps.
+
+        A token with such a row (`media_rows`) has it instead of the embedding of its id.
+        """
+        msg = "this executor has no media buffer"
+        raise NotImplementedError(msg)
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]

@@ -96,6 +96,7 @@ class NativeExecutor:
                     config.kv_dtype,
                     config.max_num_seqs,
                     num_states=config.state_slots,
+                    num_media=config.media_rows,
                     packed_fd=fd,
                     packed_writable=writable,
                 )
@@ -184,6 +185,10 @@ class NativeExecutor:
     def write_snapshot(self, slot: int, data: Bytes) -> None:
         """Overwrite the states in a state slot with a result of read_snapshot."""
         self.native.write_snapshot(slot, data)
+
+    def write_media(self, first: int, rows: Float32) -> None:
+        """Overwrite rows [n, width] of the media buffer from row `first` on."""
+        self.native.write_media(first, rows)
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]

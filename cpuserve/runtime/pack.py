@@ -43,7 +43,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
         scales = np.array([c.adapter_scale for c in chunks], np.float32).view(np.int32).tolist()
     num_masks = 0 if masks is None else len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
-    words = [*counts, num_masks, len(adapters), groups - 1, len(drafts)]
+    media = _media(chunks, lengths)
+    words = [*counts, num_masks, len(adapters), groups - 1, len(drafts), len(media), 0, 0, 0]
     for c in chunks:
         words += c.token_ids
     for c, end in zip(chunks, ends, strict=True):
@@ -56,6 +57,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     words += entries
     words += adapters
     words += scales
+    words += media
     words += [start + r.index for start, c in zip(starts, chunks, strict=False) for r in c.rows]
     words += slots
     words += [row.target for row in rows]
@@ -65,6 +67,16 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     if num_masks:
         words += [slot if row.masked else -1 for slot, row in zip(slots, rows, strict=True)]
     return StepArrays(np.frombuffer(array("i", words), np.int32), masks, tops)
+
+
+def _media(chunks: Sequence[SeqChunk], lengths: Sequence[int]) -> list[int]:
+    """Return the row of the media buffer of each token, -1 = none; [] if no token has one."""
+    if all(c.media is None for c in chunks):
+        return []
+    rows: list[int] = []
+    for chunk, length in zip(chunks, lengths, strict=True):
+        rows += [-1] * length if chunk.media is None else chunk.media
+    return rows
 
 
 def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[BlockId]]:

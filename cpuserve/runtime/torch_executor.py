@@ -293,6 +293,7 @@ class TorchExecutor(TorchSampling, Executor):
             num_blocks=config.kv_blocks,
             groups=[group.layers for group in config.kv_groups],
             num_states=config.state_slots,
+            num_media=config.media_rows,
             long_rope=config.long_rope,
         )
         super().__init__(config, program.vocab, self._interpreter)
@@ -302,6 +303,16 @@ class TorchExecutor(TorchSampling, Executor):
         inputs = self._interpreter.run_to(arrays, op_index)
         before = [x.numpy().copy() for x in inputs]
         return before, self._interpreter.run_op(op_index, inputs).numpy()
+
+    def write_media(self, first: int, rows: Float32) -> None:
+        """Overwrite rows [n, width] of the media buffer from row `first` on."""
+        import torch
+
+        media = self._interpreter.media
+        if rows.shape[1:] != media.shape[1:] or not 0 <= first <= len(media) - len(rows):
+            msg = f"rows {rows.shape} from {first} on are not in a media buffer {media.shape}"
+            raise ValueError(msg)
+        media[first : first + len(rows)] = torch.from_numpy(rows)
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]

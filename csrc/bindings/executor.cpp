@@ -218,7 +218,15 @@ void define_blocks(py::class_<Executor>& executor) {
       .def("write_snapshot", &write_snapshot, py::arg("slot"), py::arg("data").noconvert())
       .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
            py::arg("data").noconvert(), py::arg("group") = 0)
-      .def("grow_kv", &Executor::grow_kv, free_gil);
+      .def("grow_kv", &Executor::grow_kv, free_gil)
+      .def(
+          "write_media",
+          [](Executor& e, int64_t first, const Array<float>& rows) {
+            const Span<const float> span = span_of(rows);
+            const py::gil_scoped_release release;
+            e.write_media(first, span);
+          },
+          py::arg("first"), py::arg("rows").noconvert());
 }
 
 // Defines the methods that return the operations of a step, their times, and its progress.
@@ -294,17 +302,18 @@ void register_executor(py::module_& m) {
       [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
       py::arg("team"), py::arg("program"));
   py::class_<Executor> executor(m, "Executor");
-  executor.def(py::init([](Team& team, const Program& program, int64_t num_blocks,
-                           const std::string& kv_type, int64_t num_slots, int64_t max_top,
-                           int64_t num_states, int packed_fd, bool packed_writable) {
-                 return std::make_unique<Executor>(
-                     team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top,
-                     num_states, PackedFile{packed_fd, packed_writable});
-               }),
-               py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
-               py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
-               py::arg("max_top") = 20, py::arg("num_states") = 0, py::arg("packed_fd") = -1,
-               py::arg("packed_writable") = false);
+  executor.def(
+      py::init([](Team& team, const Program& program, int64_t num_blocks,
+                  const std::string& kv_type, int64_t num_slots, int64_t max_top,
+                  int64_t num_states, int packed_fd, bool packed_writable, int64_t num_media) {
+        return std::make_unique<Executor>(team, program, num_blocks, from_name<KvType>(kv_type),
+                                          num_slots, max_top, num_states,
+                                          PackedFile{packed_fd, packed_writable}, num_media);
+      }),
+      py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
+      py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
+      py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
+      py::arg("num_media") = 0);
   define_sampler(executor);
   define_loads(executor);
   define_steps(executor);

@@ -50,11 +50,12 @@ int64_t index_score_floats(const Program& program, int64_t num_blocks) {
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top,
-                     int64_t num_states) {
+                     int64_t num_states, int64_t num_media) {
   return {p.max_tokens(), p.max_seqs(),     p.max_positions(),
           num_blocks,     num_slots,        p.embed_rows(),
           p.vocab(),      max_top,          p.hidden_width() > 0,
-          p.adapters(),   p.table_groups(), p.states().empty() ? 0 : num_states};
+          p.adapters(),   p.table_groups(), p.states().empty() ? 0 : num_states,
+          num_media};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -65,7 +66,8 @@ int64_t checked(const char* what, int64_t value, int64_t least) {
 }  // namespace
 
 Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-                   int64_t num_slots, int64_t max_top, int64_t num_states, PackedFile packed)
+                   int64_t num_slots, int64_t max_top, int64_t num_states, PackedFile packed,
+                   int64_t num_media)
     : team_(&team),
       program_(&program),
       table_(&program.table()),
@@ -75,8 +77,8 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
       states_(program.states(), num_states, team.ranks()),
       sampler_(checked("num_slots", num_slots, 1), program.vocab(), program.max_positions()),
-      limits_(
-          limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
+      limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states,
+                        checked("num_media", program.media_width() > 0 ? num_media : 0, 0))),
       tables_(num_slots, program.table_groups()),
       barriers_(plan_barriers(program)),
       queue_(team.threads()),
@@ -199,6 +201,7 @@ void Executor::carve_work_memory() {
     logits_ = {c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_stride)), logit_stride,
                vocab, ActFormat::f32};
     partials_ = c.take<float>(partials);
+    media_ = c.take<float>(limits_.media * program_->media_width());
     index_scores_ = c.take<float>(index_floats_);
   };
   Carver sizes(nullptr);
@@ -382,6 +385,17 @@ void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uin
     kv_.write_block(block, group, from);
     from += kv_.block_bytes();
   }
+}
+
+void Executor::write_media(int64_t first, Span<const float> rows) {
+  const int64_t width = program_->media_width();
+  check_argument(width > 0 && rows.size() % width == 0, "write_media: ", rows.size(),
+                 " floats are no whole rows of ", width);
+  const int64_t count = rows.size() / width;
+  check_argument(first >= 0 && first <= limits_.media - count, "write_media: the media buffer has ",
+                 limits_.media, " rows, not ", count, " from row ", first, " on");
+  tap_next_ = -1;
+  std::copy(rows.begin(), rows.end(), media_row(first));
 }
 
 void Executor::check_slot(int64_t slot) const {

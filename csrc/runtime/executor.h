@@ -74,7 +74,8 @@ struct MemoryNodes {
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-           int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {});
+           int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {},
+           int64_t num_media = 0);
 
   // The block sizes of the kernels. The caller may set them only between steps.
   const WorkSizes& work_sizes() const { return work_sizes_; }
@@ -120,6 +121,10 @@ class Executor {
   size_t snapshot_bytes() const { return states_.snapshot_bytes(); }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
+  // Overwrites rows of the media buffer from row `first` on, between steps. Tokens with such rows
+  // (StepInput::media_rows) have them instead of the rows of their ids.
+  // Throws std::invalid_argument unless `rows` are whole rows of the buffer.
+  void write_media(int64_t first, Span<const float> rows);
   // Allocates memory for some of the KV blocks that the next step could use, between steps.
   // Returns false when all of these blocks have memory. A call takes 0.1 ms (7 ms in a VM
   // if its host must first find free memory).
@@ -175,6 +180,7 @@ class Executor {
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
   void check_slot(int64_t slot) const;
+  float* media_row(int64_t row) noexcept { return media_ + row * program_->media_width(); }
   void bind_memory();
   void plan_attention();
   void carve_work_memory();
@@ -205,10 +211,12 @@ class Executor {
   std::vector<int> plan_of_op_;  // by operation: the index of its plan in plans_; -1: no attention
   const BarrierPlan barriers_;
 
-  Buffer work_;  // scratch of the threads, logits, inputs of lm_head, partial results of attention
+  // Scratch of the threads, logits, inputs of lm_head, partial results of attention, media.
+  Buffer work_;
   std::vector<uint8_t*> scratch_;
   int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
+  float* media_ = nullptr;  // the media buffer: [limits_.media, Program::media_width]
   float* partials_ = nullptr;
   float* index_scores_ = nullptr;
   int64_t index_floats_ = 0;  // number of floats of index_scores_

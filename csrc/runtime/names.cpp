@@ -1,6 +1,7 @@
 #include "runtime/names.h"
 
 #include "base/check.h"
+#include "runtime/operations/dense.h"
 #include "runtime/operations/experts.h"
 #include "runtime/sampler_chain.h"
 
@@ -62,6 +63,12 @@ struct Names<Score> {
   static constexpr Name<Enum> kAll[] = {NAME(softmax) NAME(sigmoid) NAME(chosen_softmax)};
 };
 template <>
+struct Names<MediaToken> {
+  using Enum = MediaToken;
+  static constexpr const char* kWhat = "treatment of tokens with media";
+  static constexpr Name<Enum> kAll[] = {NAME(id) NAME(row) NAME(zero)};
+};
+template <>
 struct Names<Stage> {
   using Enum = Stage;
   static constexpr const char* kWhat = "sampler";
@@ -90,6 +97,7 @@ template Activation from_name(const std::string&);
 template KvType from_name(const std::string&);
 template Score from_name(const std::string&);
 template Stage from_name(const std::string&);
+template MediaToken from_name(const std::string&);
 
 const char* kind_name(WeightKind kind) {
   for (const auto& n : Names<WeightKind>::kAll) {

@@ -7,7 +7,7 @@
 namespace cpuserve {
 
 // Returns the value of an enum with this name: an ActFormat, WeightKind, SourceType, Activation,
-// KvType, Score or Stage.
+// KvType, Score, Stage or MediaToken.
 // Throws std::invalid_argument, with a list of the known names, for an unknown one.
 template <class E>
 E from_name(const std::string& name);

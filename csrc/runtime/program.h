@@ -75,6 +75,7 @@ struct ProgramLimits {
   int64_t vocab = 0;         // columns of the logits; 0 = the program has no logits
   int64_t hidden_width = 0;  // width of the rows that HiddenOp returns; 0 = it has no HiddenOp
   int64_t adapters = 0;      // number of adapters of AdapterOp; 0 = it has no AdapterOp
+  int64_t media_width = 0;   // columns that operations read of a row of the media buffer
 };
 
 class Program {
@@ -115,6 +116,7 @@ class Program {
   int64_t vocab() const { return limits_.vocab; }
   int64_t adapters() const { return limits_.adapters; }
   int64_t hidden_width() const { return limits_.hidden_width; }
+  int64_t media_width() const { return limits_.media_width; }
   int64_t max_positions() const { return limits_.max_positions; }
   int32_t cache_groups() const { return cache_groups_; }  // groups of KV layers; at least 1
   // The number of block tables of each sequence:

@@ -8,11 +8,12 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kHeader = 8;
+constexpr int64_t kHeader = 12;
 // Indices of words in the header of the input. These words are the number of masks,
 // the number of entries of `adapters` (and of `adapter_scales`), the number of block tables
-// of a sequence after the first table, and the number of entries of row_draft.
-constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
+// of a sequence after the first table, the numbers of entries of row_draft and of media_rows.
+// The words from kUnused on have no meaning yet and are 0.
+constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7, kMedia = 8, kUnused = 9;
 
 class Reader {
  public:
@@ -109,6 +110,13 @@ void check_sequence(const StepInput& in, const StepLimits& limits, BlockTables& 
   }
 }
 
+// Checks that a step with media has a row of the media buffer, or -1, for each token.
+void check_media(const StepInput& in, const StepLimits& limits) {
+  for (int64_t t = 0; in.media_rows && t < in.tokens; t++) {
+    check_range("media_rows", t, in.media_rows[t], -1, limits.media);
+  }
+}
+
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_token", r, in.row_token[r], 0, in.tokens);
   check_range("row_slot", r, in.row_slot[r], 0, limits.num_slots);
@@ -184,6 +192,10 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   const int64_t drafts = header[kDrafts];
   check_argument(drafts == 0 || drafts == in.rows, "a step of ", in.rows,
                  " logit rows cannot have ", drafts, " drafts: it has one for each row, or none");
+  const int64_t media = header[kMedia];
+  check_argument(media == 0 || media == in.tokens, "a step of ", in.tokens, " tokens cannot have ",
+                 media, " media rows: it has one for each, or none");
+  for (int64_t i = kUnused; i < kHeader; i++) check_range("header", i, header[i], 0, 1);
   const int64_t words_of_masks = num_masks * mask_words(limits.vocab);
   check_argument(num_masks >= 0 && masks.size() == words_of_masks, "the ", num_masks,
                  " masks of the step need ", words_of_masks, " words, but there are ",
@@ -199,6 +211,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   in.table_entries = reader.take(blocks);
   in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
   in.adapter_scales = adapters > 0 ? reader.take(adapters) : nullptr;
+  in.media_rows = media > 0 ? reader.take(media) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);
@@ -216,6 +229,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   for (int64_t s = 0; s < adapters; s++) {
     check_range("adapters", s, in.adapters[s], -1, limits.adapters);
   }
+  check_media(in, limits);
   for (int64_t r = 0; r < in.rows; r++) check_row(in, limits, r);
   if (in.row_draft) check_drafts(in, limits);
   for (int64_t r = 0; in.row_mask && r < in.rows; r++) {

@@ -24,6 +24,7 @@ struct StepInput {
   const int32_t* table_entries;                                // new entries of all tables
   const int32_t* adapters;                                     // [seqs], or null without adapters
   const int32_t* adapter_scales;                               // [seqs] bits of floats, or null
+  const int32_t* media_rows;                                   // [tokens], or null without media
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks
@@ -42,6 +43,9 @@ struct StepInput {
     return scale;
   }
 
+  // Returns the row of the media buffer that token t has instead of the row of its id, or -1.
+  int32_t media_row(int64_t t) const noexcept { return media_rows ? media_rows[t] : -1; }
+
   // Returns the draft token of row r, or -1 if the row has none.
   // The next row gets a token only if row r samples its draft token.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
@@ -56,6 +60,7 @@ struct StepLimits {
   int64_t adapters = 0;  // number of adapters that sequences can use
   int64_t groups = 1;    // block tables of each sequence (Program::table_groups)
   int64_t states = 0;    // number of state slots, for the last table of a sequence; 0: no states
+  int64_t media = 0;     // number of rows of the media buffer
 };
 
 // Checks every number that kernels use as an index, because kernels do not check it again.

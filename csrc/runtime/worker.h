@@ -87,6 +87,7 @@ struct Worker {
   const Weights& weights() const noexcept { return e.weights_; }
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
+  const float* media_row(int64_t row) const noexcept { return e.media_row(row); }
   const KvCache& kv() const noexcept { return e.kv_; }
   // kv_slots returns the KV slot of each token, in the cache group of KV layer `layer`. block_table
   // returns the block table of a sequence in the cache group of the layer.

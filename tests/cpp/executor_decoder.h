@@ -131,7 +131,7 @@ inline std::vector<int32_t> words_of(const std::vector<int32_t>& ids, int32_t st
                                      int32_t kept = 0) {
   const auto n = static_cast<int32_t>(ids.size());
   const int32_t keys = start + n, blocks = (keys + kBlock - 1) / kBlock - kept;
-  std::vector<int32_t> w{n, 1, n, blocks, 0, 0, 0, 0};
+  std::vector<int32_t> w{n, 1, n, blocks, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto append = [&w](int32_t count, auto value) {
     for (int32_t i = 0; i < count; i++) w.push_back(value(i));
   };

@@ -81,6 +81,37 @@ TEST(masks_are_refused_unless_every_row_names_one_that_exists) {
   EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_alone(words, limits); }).empty());
 }
 
+// words_of, with a row of the media buffer for each token.
+std::vector<int32_t> with_media(const std::vector<int32_t>& ids, const std::vector<int32_t>& rows) {
+  std::vector<int32_t> w = words_of(ids, 3);
+  w[8] = static_cast<int32_t>(rows.size());
+  // The section comes before the four sections of a word for each row of results.
+  w.insert(w.end() - 4 * static_cast<std::ptrdiff_t>(ids.size()), rows.begin(), rows.end());
+  return w;
+}
+
+TEST(media_rows_are_refused_unless_the_buffer_has_them) {
+  StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
+  limits.media = 5;
+  const auto refusal = [&](const std::vector<int32_t>& rows, size_t spoiled = 8) {
+    std::vector<int32_t> words = with_media(token_ids(3), rows);
+    if (spoiled > 8) words[spoiled] = 1;
+    return testing::message_of<std::invalid_argument>([&] { parse_alone(words, limits); });
+  };
+  const std::vector<int32_t> good = with_media(token_ids(3), {-1, 4, 0});
+  const StepInput in = parse_alone(good, limits);
+  EXPECT(in.media_row(0) == -1 && in.media_row(1) == 4 && in.media_row(2) == 0);
+  EXPECT(refusal({0, 5, 1}).find("media_rows[1] = 5") != std::string::npos);
+  EXPECT(refusal({0, 4, -2}).find("media_rows[2] = -2") != std::string::npos);
+  EXPECT(refusal({0, 1}).find("one for each, or none") != std::string::npos);
+  for (size_t unused : {9, 10, 11}) {
+    EXPECT(refusal({0, 1, 2}, unused).find("header[") != std::string::npos);
+  }
+  const std::vector<int32_t> none = words_of(token_ids(3), 3);
+  EXPECT(parse_alone(none, limits).media_rows == nullptr);
+  EXPECT(parse_alone(none, limits).media_row(1) == -1);
+}
+
 TEST(words_cut_anywhere_are_refused) {
   const StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
   for (const auto& good : {words_of(token_ids(9), 3), verifying(1, token_ids(8), 3)}) {
@@ -105,7 +136,7 @@ std::vector<int32_t> two_sequences(int32_t slot0, int32_t slot1,
     starts.push_back(static_cast<int32_t>(entries.size()));
   }
   const auto groups = static_cast<int32_t>(tables.size() / 2);
-  std::vector<int32_t> w{2, 2, 0, starts.back(), 0, 0, groups - 1, 0};
+  std::vector<int32_t> w{2, 2, 0, starts.back(), 0, 0, groups - 1, 0, 0, 0, 0, 0};
   w.insert(w.end(), {1, 1, 39, 69, 0, 1, 2, 40, 70, slot0, slot1});
   for (const auto* part : {&firsts, &starts, &entries})
     w.insert(w.end(), part->begin(), part->end());

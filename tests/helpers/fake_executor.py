@@ -447,18 +447,20 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
     """
     values = words.tolist()
     num_tokens, num_seqs, num_rows, num_entries, num_masks, num_adapters = values[:6]
-    num_drafts, groups = values[HEADER - 1], values[MORE_GROUPS] + 1
+    groups, num_drafts, num_media = values[MORE_GROUPS] + 1, *values[7:9]
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
     num_tables = num_seqs * groups
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs, num_tables, num_tables + 1)
-    sizes += (num_entries, num_adapters, num_adapters, *[num_rows] * 4, num_drafts)
+    sizes += (num_entries, num_adapters, num_adapters, num_media, *[num_rows] * 4, num_drafts)
     sizes += (num_rows if num_masks else 0,)
     for size in sizes:
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, _, *of_rows = sections
+    ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, _, media, *of_rows = (
+        sections
+    )
     token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
     assert len(set(slots)) == num_seqs, "a slot has two sequences"
@@ -473,6 +475,7 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
         own = [BlockTable(table) for table in own]
         chunk = SeqChunk(slots[i], ids[begin:end], positions[begin], own)
         chunk.adapter = adapters[i] if adapters else -1
+        chunk.media = media[begin:end] if media else None
         while row < num_rows and token[row] < end:
             masked = bool(mask) and mask[row] >= 0
             assert not masked or mask[row] == slot[row], "a row has the mask of another slot"

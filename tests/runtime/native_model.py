@@ -235,7 +235,7 @@ def words(*chunks, row_masks=(), num_masks=0):
     slots = range(len(chunks))  # which keep the tables; each step sends them whole
     rows = [(starts[i] + r[0], c.slot, r[1], r[2]) for i, c in enumerate(chunks) for r in c.rows]
     parts = [
-        [starts[-1], len(chunks), len(rows), tables[-1], num_masks, 0, 0, 0],
+        [starts[-1], len(chunks), len(rows), tables[-1], num_masks, *[0] * 7],
         *[c.ids for c in chunks],
         *[range(c.start, c.start + n) for c, n in zip(chunks, lengths, strict=True)],
         starts,

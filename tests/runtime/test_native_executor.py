@@ -241,9 +241,9 @@ def test_allocations_are_counted():
 def test_a_slot_keeps_its_table_until_its_release(model):
     def use(m):
         m.executor.step(words(Chunk(PROMPT[:40], 0, [5, 9])))
-        # as above, but of one token: seq_slot 13, table_first 14, table_start 15-16, table entry 17
+        # as above, but of one token: seq_slot 17, table_first 18, table_start 19-20, table entry 21
         more = words(Chunk(PROMPT[40:41], 40, [9], all_rows(1)))
-        more[14] = 1  # the table goes on after its first entry
+        more[18] = 1  # the table goes on after its first entry
         logits = m.executor.step_logits(more)
         m.executor.release(0)
         with pytest.raises(ValueError, match=r"table_first\[0\] = 1 is not in \[0, 1\)"):

@@ -30,7 +30,7 @@ def batch():
 def test_sections_are_laid_out_as_the_executors_read_them():
     arrays = pack(batch())
     assert arrays.words.dtype == np.int32
-    assert arrays.words[:8].tolist() == [6, 3, 3, 5, 0, 0, 0, 0]
+    assert arrays.words[:HEADER].tolist() == [6, 3, 3, 5, *[0] * 8]
     assert (arrays.num_tokens, arrays.num_rows) == (6, 3)
     step = view(arrays)
     assert step.token_ids.tolist() == [11, 21, 22, 23, 31, 32]
@@ -55,7 +55,7 @@ def test_rows_that_are_masked_name_the_mask_of_their_slot():
     ]
     arrays = pack(StepBatch(chunks), masks)
     assert arrays.masks is masks
-    assert arrays.words[:8].tolist() == [2, 2, 2, 3, 6, 0, 0, 0]
+    assert arrays.words[:HEADER].tolist() == [2, 2, 2, 3, 6, *[0] * 7]
     assert view(arrays).row_mask.tolist() == [5, -1]
     assert view(arrays).row_top.tolist() == [-1, 0]
     assert len(view(pack(batch())).row_mask) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import join, then_width
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Embed(Op, frozen=True):
-    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Token ids >= vocab get row 0."""
+    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Token ids >= vocab get row 0.
+
+    media: what a token with a row of the media buffer (a part of a picture) has instead:
+      this "row", not scaled, or "zero"; "id" = nothing else.
+    """
 
     reads_of = ()
 
@@ -32,6 +36,12 @@ class Embed(Op, frozen=True):
     vocab: int
     width: int
     scale: float = 1.0
+    media: Literal["id", "row", "zero"] = "id"
+
+    @property
+    def media_width(self) -> int:
+        """Return the width of the embedding, if rows of the media buffer replace it."""
+        return self.width if self.media == "row" else 0
 
     def lower(self, to: Lowering) -> None:
         if to.order(self.weight) is not None:
@@ -53,7 +63,13 @@ class Embed(Op, frozen=True):
         ids = torch.where(ids < self.vocab, ids, 0)
         weight = at.matrix(self.weight)
         rows = weight.rows(ids) if isinstance(weight, QuantMatrix) else weight[ids].float()
-        return rows * self.scale
+        rows = rows * self.scale
+        if self.media == "id" or not len(at.step.media_rows):
+            return rows
+        media = torch.from_numpy(at.step.media_rows).long()
+        has = media >= 0
+        rows[has] = at.media[media[has], : self.width] if self.media == "row" else 0.0
+        return rows
 
 
 class PositionEmbed(Op, frozen=True):
@@ -284,19 +300,22 @@ class DenseBuilder(ExpertsBuilder):
     ) -> ValueId:
         """Return scale * (the embedding row of each token): [T, width].
 
+        Rows of the media buffer replace embeddings of the width of the model.
+
         vocab, width: the shape of the matrix `name`; by default as in the spec.
         """
+        media: Literal["row", "id"] = "id" if width else "row"
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
         weight = self._matrix(name, vocab, width)
         out = self._value(name, width)
-        self._ops.append(Embed(out, weight, vocab, width, scale))
+        self._ops.append(Embed(out, weight, vocab, width, scale, media))
         self._route_adapters()
         adapters = self._adapters
         if adapters is not None and adapters.in_tables and name in adapters.modules:
             columns = adapters.in_tables * adapters.rank
             table = self._matrix(name_table(name), vocab, columns)
             found = self._value(f"{name} of adapters", columns)
-            self._ops.append(Embed(found, table, vocab, columns, scale))
+            self._ops.append(Embed(found, table, vocab, columns, scale, "zero"))
             self._add_adapters_of_table(found, name, out)
         return out
 

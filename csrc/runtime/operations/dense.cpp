@@ -35,6 +35,7 @@ void prepare(const EmbedOp& op, Program& p) {
   check_argument(!m.glu && p.f32_value(op.out, "embed out").width == m.k,
                  "embed: value and matrix differ in width");
   p.limits().embed_rows = std::max(p.limits().embed_rows, m.n);
+  if (op.media == MediaToken::row) p.limits().media_width = std::max(p.limits().media_width, m.k);
 }
 
 void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
@@ -60,6 +61,16 @@ void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
   for (int64_t c = 0; c < reads.size(); c++) kernel.row(panel, c, reads[c].to);
 }
 
+// Replaces the row `to` of a token by the row `row` of the media buffer, if it has one.
+void put_media(const EmbedOp& op, int32_t row, int64_t width, float* to, Worker& w) noexcept {
+  if (row < 0 || op.media == MediaToken::id) return;
+  if (op.media == MediaToken::row) {
+    std::copy_n(w.media_row(row), width, to);
+  } else {
+    std::fill_n(to, width, 0.0f);
+  }
+}
+
 void run(const EmbedOp& op, Worker& w) noexcept {
   const Rows& out = w.value(op.out);
   const int64_t num_rows = w.matrix(op.matrix).n;
@@ -74,6 +85,9 @@ void run(const EmbedOp& op, Worker& w) noexcept {
     read_matrix_rows({reads, count}, w);
     for (int64_t c = 0; c < count && op.scale != 1.0f; c++) {
       for (int64_t i = 0; i < out.width; i++) reads[c].to[i] *= op.scale;
+    }
+    for (int64_t c = 0; c < count && w.input().media_rows; c++) {
+      put_media(op, w.input().media_row(t + c), out.width, reads[c].to, w);
     }
   }
 }

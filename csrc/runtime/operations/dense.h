@@ -6,13 +6,21 @@
 
 namespace cpuserve {
 
+// What an EmbedOp writes for a token with a row of the media buffer (StepInput::media_rows).
+enum class MediaToken : int32_t {
+  id,    // the row of its id, as for every other token
+  row,   // the first columns of its row of the media buffer, not scaled
+  zero,  // zeros
+};
+
 // Looks up the row of each token id in the matrix and multiplies it by `scale`.
 // A token id that is not less than the number of rows gets row 0.
 struct EmbedOp {
   static constexpr const char* kName = "embed";
   Id out, matrix;
   float scale;
-  CPUSERVE_FIELDS(out, matrix, scale)
+  MediaToken media = MediaToken::id;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, out, matrix, scale, media)
 };
 void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
