@@ -84,7 +84,7 @@ class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
 
     def __init__(self, isa: str, max_tokens: int, max_seqs: int) -> None: ...
-    def value(self, name: str, width: int, format: str, copies: int = 1) -> int: ...
+    def value(self, name: str, width: int, format: str, copies: int = 1, fold: int = 1) -> int: ...
     # weights: declared first, which sizes the arena, and loaded by Executor.load_*
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
         """Add a packed matrix. `parts` are the rows of its source tensors, with sum n, which follow
@@ -136,10 +136,14 @@ class Executor:
         num_states: int = 0,
         packed_fd: int = -1,
         packed_writable: bool = False,
+        packed_offset: int = 0,
         num_media: int = 0,
     ) -> None:
-        """packed_fd: a file of packed_file_bytes() from which the matrices are mapped."""
-    def read_packed(self, fd: int) -> None:
+        """packed_fd: a file of packed_file_bytes() from which the matrices are mapped.
+
+        packed_offset: where these bytes begin in the file.
+        """
+    def read_packed(self, fd: int, offset: int = 0) -> None:
         """Fill the matrices from a file, on all threads; if they are mapped, read them."""
     def seal_packed(self) -> None:
         """Make mapped matrices read-only."""
@@ -215,6 +219,12 @@ class Executor:
     top_logprobs: npt.NDArray[np.float32]
     vectors: npt.NDArray[np.float32]
     """[max_tokens, width] of a program with a hidden op, else [max_tokens, 0]."""
+    def start(self, words: npt.NDArray[np.int32]) -> None:
+        """Begin a step of a program with a hidden op, which `advance` runs."""
+    def advance(self, seconds: float) -> bool:
+        """Run operations of the step for about `seconds`; return whether it is complete."""
+    def write_patches(self, rows: npt.NDArray[np.uint8]) -> None:
+        """Write the patches [n, patch width] of the pictures of the next step."""
     def tap(
         self, words: npt.NDArray[np.int32], op_index: int
     ) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:

@@ -70,6 +70,7 @@ def _line(index: int, op: Op, program: Program, shapes: Shapes) -> str:
 def _value(program: Program, value_id: int) -> str:
     value = next(v for v in program.values if v.id == value_id)
     rows = "T" if value.copies == 1 else f"{value.copies} T"
+    rows = rows if value.fold == 1 else f"T / {value.fold}"
     return f"{value.name}[{rows}, {value.width}]"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.parts import first_part, model_files
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored
+from cpuserve.models.towers import PICTURES
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
     from cpuserve.loader.safetensors import SafetensorsStore
+    from cpuserve.models.spec import TowerSpec
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
 
@@ -50,7 +52,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         config = read_config(path)
         method = quant_method(config)
-        weights = open_weights(method, SafetensorsStore(path), config)
+        tower = _tower_of(config)
+        store = SafetensorsStore(path, tower=tower.names if tower else ())
+        weights = open_weights(method, store, config)
         config = with_own_head(config, weights)
         return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
@@ -64,12 +68,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     """Return the weights for a Program of this config, with tensors that are built from others.
 
-    Such tensors are the tables of models with token types (BERT), and the experts of nomic-bert.
+    Such tensors are the tables of models with token types (BERT), the experts of nomic-bert,
+    and the first matrix of a tower.
     """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.models.nomic_bert import SHIFTED, has_experts
     from cpuserve.quant.bert_weights import NomicExperts, TypedWeights
 
+    if (tower := _tower_of(config)) is not None:
+        from cpuserve.quant.patches import PatchWeights
+
+        return PatchWeights(weights, tower.patch_weight, tower.pixels)
     if has_experts(config):
         return NomicExperts(weights, config["num_experts"], SHIFTED)
     if not reads_types(config):
@@ -156,12 +165,16 @@ def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None
     return store.get(words).data.nbytes if words in store.names() else 0
 
 
-def check_weights(program: Program, weights: Weights) -> None:
+def check_weights(program: Program, weights: Weights, tower: Program | None = None) -> None:
     """Raise a ModelError if tensors are missing, have a wrong shape, or are not used.
 
     The message has their numbers and a few examples: files of another model may have thousands.
+
+    tower: the program that encodes pictures; None = the model reads none, and its tensors for
+      pictures are not used.
     """
-    needs = {need.name: need.shape for need in stored_needs(program.weights)}
+    wanted = program.weights if tower is None else (*program.weights, *tower.weights)
+    needs = {need.name: need.shape for need in stored_needs(wanted)}
     names = weights.names()
     missing = sorted(needs.keys() - names)
     misshapen = [
@@ -177,7 +190,7 @@ def check_weights(program: Program, weights: Weights) -> None:
     unused = sorted(
         n
         for n in names - needs.keys()
-        if not is_ignored(n)
+        if (tower is not None or not is_ignored(n))
         and n not in HEADS
         and n not in program.unread
         and not n.startswith(guessers)
@@ -253,7 +266,31 @@ def _directory_config(path: Path) -> dict[str, Any]:
         eos = list(dict.fromkeys(token_ids(config.get("eos_token_id")) + more))
         if eos:
             config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
-    return config
+    return {**config, **_read_pictures(path, config)}
+
+
+def _tower_of(config: Mapping[str, Any]) -> TowerSpec | None:
+    """Return the tower of the model with this config, or None."""
+    from cpuserve.models import spec_from_config
+
+    return spec_from_config(config).tower if config.get(PICTURES) else None
+
+
+def _read_pictures(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the image processor of a model of images; {} if it has none.
+
+    They are in preprocessor_config.json, or in processor_config.json, which newer files have.
+    """
+    if "vision_config" not in config:
+        return {}
+    found: dict[str, Any] = {}
+    if (path / "preprocessor_config.json").exists():
+        found = read_json(path / "preprocessor_config.json", "image processor config")
+    elif (path / "processor_config.json").exists():
+        whole = read_json(path / "processor_config.json", "processor config")
+        inner = whole.get(PICTURES)
+        found = inner if isinstance(inner, dict) else {}
+    return {PICTURES: found} if found else {}
 
 
 def _special_float(value: dict[str, Any]) -> Any:

@@ -33,16 +33,20 @@ _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "corr
 
 # Tensors that no Program reads: buffers that some exporters store
 # although they follow from the config, layers for multi-token prediction,
-# the parts for images and audio, and the adapters in the checkpoint of jina-embeddings v3.
+# and the adapters in the checkpoint of jina-embeddings v3.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
-    r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"|.*\.position_ids|mtp\..*"
+    r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
+    r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
+)
+# The parts for images and audio.
+_PARTS = re.compile(
+    r"(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|(?:model\.)?(?:vision_model|connector|aligner|mm_projector|merger)\..*"
     r"|(?:model\.)?(?:image_newline|visual_embeddings_table\.weight)"
     r"|model\.projector\.(?:pre_norm|linear_[12])\..*|(?:mlp_AR|mlp1)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
-    r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
-    r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
 )
 
 
@@ -107,6 +111,11 @@ def checkpoint_to_hf(name: str) -> str:
     return f"model.{name}" if name.startswith(bare) else name
 
 
-def is_ignored(name: str) -> bool:
-    """Whether no Program reads the tensor: it is a buffer, or for a part that is not served."""
-    return _IGNORED.fullmatch(name) is not None
+def is_ignored(name: str, tower: tuple[str, ...] = ()) -> bool:
+    """Whether no Program reads the tensor: it is a buffer, or for a part that is not served.
+
+    tower: how the names of the served tower begin (TowerSpec.names).
+    """
+    if _IGNORED.fullmatch(name) is not None:
+        return True
+    return _PARTS.fullmatch(name) is not None and not name.startswith(tower)

@@ -114,9 +114,11 @@ class SafetensorsStore:
     """TensorStore of a checkpoint directory: one file, or shards with an index.
 
     only: the name of a single file to read instead of the model's files.
+    tower: how the names of the tensors of the served tower begin.
     """
 
-    def __init__(self, directory: Path, only: str = "") -> None:
+    def __init__(self, directory: Path, only: str = "", tower: tuple[str, ...] = ()) -> None:
+        self._tower = tower
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
         if only:
             check_file(directory, directory / only)
@@ -127,7 +129,7 @@ class SafetensorsStore:
             self._add(file, index)
         if index:
             present = {t.name: f.path.name for f, t in self._tensors.values()}
-            _check_index(directory, index, present)
+            _check_index(directory, index, present, tower)
 
     def _add(self, file: SafetensorsFile, index: dict[str, str]) -> None:
         """Add the tensors of a file, without those that the index assigns to another file.
@@ -136,7 +138,8 @@ class SafetensorsStore:
         """
         for tensor in file.tensors.values():
             name = checkpoint_to_hf(tensor.name)
-            if is_ignored(name) or index.get(tensor.name, file.path.name) != file.path.name:
+            place = index.get(tensor.name, file.path.name)
+            if is_ignored(name, self._tower) or place != file.path.name:
                 continue
             if name in self._tensors:
                 other = self._tensors[name][0].path.name
@@ -293,9 +296,11 @@ def _check_extra(directory: Path, names: list[str]) -> None:
         raise ModelError(msg)
 
 
-def _check_index(directory: Path, index: dict[str, str], present: dict[str, str]) -> None:
+def _check_index(
+    directory: Path, index: dict[str, str], present: dict[str, str], tower: tuple[str, ...]
+) -> None:
     """Raise ModelError unless every tensor is in the file that the index lists for it."""
-    expected = {n: f for n, f in index.items() if not is_ignored(n)}
+    expected = {n: f for n, f in index.items() if not is_ignored(n, tower)}
     wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
     if wrong:
         listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")

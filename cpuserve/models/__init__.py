@@ -12,6 +12,7 @@ from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
 from cpuserve.models.config import read_architectures
 from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
+from cpuserve.models.towers import build_tower, tower_spec
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
@@ -28,6 +29,7 @@ __all__ = [
     "TEXT_PARTS",
     "architecture_of",
     "build_program",
+    "build_tower",
     "find_model",
     "has_no_head",
     "plugin_notes",
@@ -115,10 +117,12 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises ModelError for an unknown architecture (the message has the supported ones),
     and for a value that is missing or out of range.
     """
-    architecture = architecture_of(config)
+    architecture, whole = architecture_of(config), config
     if (name := config["architectures"][0]) in TEXT_PARTS:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
+    if name in TEXT_PARTS:
+        spec = replace(spec, tower=tower_spec(whole, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
     return replace(spec, architecture=spec.architecture or SAME.get(name, name))
 

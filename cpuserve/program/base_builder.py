@@ -68,9 +68,14 @@ class BaseBuilder:
         """Allow checkpoints to have the tensors `names`, although no op reads them."""
         self._unread.update(names)
 
-    def _value(self, name: str, width: int, copies: int = 1) -> ValueId:
+    def _value(
+        self, name: str, width: int, copies: int = 1, *, fold: int = 1, like: ValueId | None = None
+    ) -> ValueId:
+        """Add a value, with as many rows as `like` if that is given."""
+        if like is not None:
+            copies, fold = self._values[like].copies, self._values[like].fold
         out = ValueId(len(self._values))
-        self._values.append(Value(out, name, width, copies))
+        self._values.append(Value(out, name, width, copies, fold))
         return out
 
     def _width(self, x: ValueId) -> int:

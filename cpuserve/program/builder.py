@@ -11,6 +11,7 @@ from cpuserve.program.operations.latent import LatentBuilder
 from cpuserve.program.operations.mixture import MixtureBuilder
 from cpuserve.program.operations.ngrams import NgramsBuilder
 from cpuserve.program.operations.norms import NormsBuilder
+from cpuserve.program.operations.patches import PatchesBuilder
 from cpuserve.program.operations.recurrent import RecurrentBuilder
 from cpuserve.program.operations.streams import StreamsBuilder
 from cpuserve.program.program import Program
@@ -24,6 +25,7 @@ class Builder(
     ColumnsBuilder,
     StreamsBuilder,
     NgramsBuilder,
+    PatchesBuilder,
 ):
     """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 

@@ -126,6 +126,7 @@ class Interpreter:
         made = (op.make_states(num_states) for op in program.ops)
         self.states = [states for states in made if states is not None]
         self._last_use = last_uses(program)
+        self.patches = torch.zeros(0, 0, dtype=torch.uint8)  # of the step's pictures
         self.media = torch.zeros(num_media if program.media_width else 0, program.media_width)
 
     def _make_cache(self) -> None:

@@ -156,13 +156,13 @@ class Lowering:
         self._vectors: dict[object, int] = {}
         self.tables: dict[str, int] = {}  # lookup table ids by weight name
         self._width = {v.id: v.width for v in program.values}
-        self._copies = {v.id: v.copies for v in program.values}
+        self._rows = {v.id: (v.copies, v.fold) for v in program.values}
         self._settle_experts()
         self.uses = uses(program)
         self._last_use = last_uses(program)
         self.formats = {v.id: self.choose_format(v.id) for v in program.values}
         self._buffer: dict[ValueId, int] = {}
-        self._free: dict[tuple[int, str, int], list[int]] = {}
+        self._free: dict[tuple[int, str, tuple[int, int]], list[int]] = {}
         self.queries: dict[ValueId, tuple[int, tuple[int, str]]] = {}
         self._converted: dict[tuple[ValueId, str, Orders], int] = {}
 
@@ -208,16 +208,19 @@ class Lowering:
         """Return the best row format for activations that only the matrix `weight` reads."""
         return self.act_format(weight) if self.order(weight) is None else "f32"
 
-    def take(self, width: int, fmt: str, copies: int = 1) -> int:
-        """Return the id of a buffer for rows in format `fmt` that no live value uses."""
-        free = self._free.get((width, fmt, copies))
+    def take(self, width: int, fmt: str, rows: tuple[int, int] = (1, 1)) -> int:
+        """Return the id of a buffer for rows in format `fmt` that no live value uses.
+
+        rows: (copies, fold) of the value (Value).
+        """
+        free = self._free.get((width, fmt, rows))
         if free:
             return free.pop()
-        return self.native.value(f"{fmt}x{width}", width, fmt, copies)
+        return self.native.value(f"{fmt}x{width}", width, fmt, *rows)
 
-    def give(self, buffer: int, width: int, fmt: str, copies: int = 1) -> None:
+    def give(self, buffer: int, width: int, fmt: str, rows: tuple[int, int] = (1, 1)) -> None:
         """Mark a buffer as unused, so that values of later ops can have it."""
-        self._free.setdefault((width, fmt, copies), []).append(buffer)
+        self._free.setdefault((width, fmt, rows), []).append(buffer)
 
     def take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
         """Return a buffer for the queries of the value qkv, from which attention will read them."""
@@ -230,7 +233,7 @@ class Lowering:
         """Return the id of the buffer of a value, in the row format that the value is stored in."""
         if value not in self._buffer:
             self._buffer[value] = self.take(
-                self._width[value], self.formats[value], self._copies[value]
+                self._width[value], self.formats[value], self._rows[value]
             )
         return self._buffer[value]
 
@@ -247,7 +250,7 @@ class Lowering:
             return self.value(value)
         key = (value, fmt, orders)
         if key not in self._converted:
-            buffer = self.take(self._width[value], fmt, self._copies[value])
+            buffer = self.take(self._width[value], fmt, self._rows[value])
             fields = {"x": self.value(value), "out": buffer}
             if orders:
                 fields["order"] = self._columns_in(orders, self._width[value])
@@ -265,7 +268,7 @@ class Lowering:
             of, fmt, _ = made
             if of == out or self._last_use[of] == self._op:
                 buffer = self._converted.pop(made)
-                self.give(buffer, self._width[of], fmt, self._copies[of])
+                self.give(buffer, self._width[of], fmt, self._rows[of])
         for value in touched:
             if self._last_use[value] != self._op:
                 continue
@@ -274,7 +277,7 @@ class Lowering:
                     self._buffer.pop(value),
                     self._width[value],
                     self.formats[value],
-                    self._copies[value],
+                    self._rows[value],
                 )
             if value in self.queries:
                 buffer, key = self.queries.pop(value)

@@ -10,12 +10,16 @@ from cpuserve.program.ops import Op, Rope, ValueId
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A matrix [T * copies, width] that an op writes, with `copies` rows for each token."""
+    """A matrix [T * copies / fold, width] that an op writes.
+
+    It has `copies` rows for each token, or one row for every `fold` tokens.
+    """
 
     id: ValueId
     name: str
     width: int
     copies: int = 1
+    fold: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,22 @@ def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> 
     return scales
 
 
+def bucketed_places(side: int, table: int, merge: int) -> npt.NDArray[np.int64]:
+    """Return for each patch of a square tile its row of a learned table of table x table places.
+
+    The tile has side x side patches. Its patches are in merge order: blocks of merge x merge
+    patches row by row, and within a block row by row.
+
+    Source: transformers modeling_idefics3, whose fractions in fp32 are exact here.
+    """
+    import numpy as np
+
+    bucket = np.arange(side) * table // side
+    grid = bucket[:, None] * table + bucket
+    blocks = grid.reshape(side // merge, merge, side // merge, merge)
+    return blocks.transpose(0, 2, 1, 3).reshape(-1)
+
+
 def alibi_slopes(heads: int) -> Float32:
     """Return the standard ALiBi slopes [heads]: first 2^(-8 i / n) for i = 1 .. n.
 

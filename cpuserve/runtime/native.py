@@ -17,6 +17,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.errors import TooLittleMemory
 from cpuserve.fault_points import fault
+from cpuserve.models import build_tower
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
@@ -28,9 +29,11 @@ from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
+from cpuserve.runtime.tower import Tower, tower_config
 from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
+    from cpuserve.models.spec import TowerSpec
     from cpuserve.platforms.limits import Part
 
 ProgressFn = Callable[[str, int, int], None]
@@ -288,6 +291,31 @@ class NativeExecutor:
         if self._cache is not None:
             self._cache.close()
         del self.native
+
+
+class NativeTower(Tower):
+    """A tower that a native executor runs, on the team of the text part."""
+
+    def __init__(
+        self, config: EngineConfig, spec: TowerSpec, weights: Weights, team: _C.Team
+    ) -> None:
+        super().__init__(spec)
+        own = tower_config(config, spec)
+        self.executor = NativeExecutor(own, build_tower(spec), weights, team)
+
+    def cancel(self, on: bool = True) -> None:
+        """End the running (or the next) step, even inside an op."""
+        self.executor.cancel(on)
+
+    def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
+        self.executor.native.write_patches(np.ascontiguousarray(patches))
+        self.executor.native.start(arrays.words)
+
+    def _run(self, budget_s: float) -> bool:
+        return self.executor.native.advance(budget_s)
+
+    def _results(self, count: int) -> Float32:
+        return self.executor.native.vectors[:count].copy()
 
 
 def make_team(config: EngineConfig) -> _C.Team:

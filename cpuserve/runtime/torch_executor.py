@@ -14,6 +14,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import SAMPLE
+from cpuserve.models import build_tower
 from cpuserve.program.lora import SCALES, parse
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
@@ -30,11 +31,13 @@ from cpuserve.runtime.executor import (
     mask_words,
 )
 from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
+from cpuserve.runtime.tower import Tower, tower_config
 from cpuserve.sampling.slot import SlotRequest
 
 if TYPE_CHECKING:
     import torch
 
+    from cpuserve.models.spec import TowerSpec
     from cpuserve.program.reference.quantized import Matrix, QuantMatrix
 
 ProgressFn = Callable[[str, int, int], None]
@@ -419,3 +422,37 @@ def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
     minimum = None if codes.minimum is None else torch.from_numpy(codes.minimum)
     values, scale = torch.from_numpy(codes.codes), torch.from_numpy(codes.scale)
     return QuantMatrix(values, scale, codes.zero, minimum, codes.group)
+
+
+class TorchTower(Tower):
+    """A tower that the Interpreter runs, one whole step at a time."""
+
+    def __init__(self, config: EngineConfig, spec: TowerSpec, weights: Weights) -> None:
+        from cpuserve.program.interpret import Interpreter
+
+        super().__init__(spec)
+        own, program = tower_config(config, spec), build_tower(spec)
+        tensors = load_tensors(program, weights, dtype=config.dtype)
+        self.interpreter = Interpreter(
+            program, tensors, kv_dtype=own.kv_dtype, num_blocks=own.kv_blocks
+        )
+        self._found: Float32 | None = None
+
+    def cancel(self, on: bool = True) -> None:
+        """End the running (or the next) step after its current op."""
+        self.interpreter.cancelled = on
+
+    def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
+        import torch
+
+        self.interpreter.patches = torch.from_numpy(np.array(patches))
+        self._arrays = arrays
+
+    def _run(self, budget_s: float) -> bool:  # noqa: ARG002 the step is not divided
+        self._found = self.interpreter.hidden(self._arrays).float().numpy()
+        return True
+
+    def _results(self, count: int) -> Float32:
+        assert self._found is not None
+        assert len(self._found) == count
+        return self._found

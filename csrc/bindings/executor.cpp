@@ -177,8 +177,9 @@ void define_loads(py::class_<Executor>& executor) {
           },
           py::arg("vector"), py::arg("data"))
       .def(
-          "read_packed", [](Executor& e, int fd) { e.weights().read_packed(e.team(), fd); },
-          py::arg("fd"), free_gil)
+          "read_packed",
+          [](Executor& e, int fd, size_t offset) { e.weights().read_packed(e.team(), fd, offset); },
+          py::arg("fd"), py::arg("offset") = 0, free_gil)
       .def("seal_packed", [](Executor& e) { e.weights().seal(); })
       .def("skip_digest", [](Executor& e) { e.weights().skip_digest(); })
       .def_property_readonly("packed_digest",
@@ -198,6 +199,23 @@ void define_steps(py::class_<Executor>& executor) {
             return e.step(span, bits);
           },
           py::arg("words").noconvert(), py::arg("masks").noconvert() = py::none())
+      .def(
+          "start",
+          [](Executor& e, const Words& words) {
+            const Span<const int32_t> span = span_of(words);
+            const py::gil_scoped_release release;
+            e.start(span);
+          },
+          py::arg("words").noconvert())
+      .def("advance", &Executor::advance, py::arg("seconds"), free_gil)
+      .def(
+          "write_patches",
+          [](Executor& e, const Array<uint8_t>& rows) {
+            const Span<const uint8_t> span = span_of(rows);
+            const py::gil_scoped_release release;
+            e.write_patches(span);
+          },
+          py::arg("rows").noconvert())
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())
       .def_property_readonly("tokens", row_view(&StepResults::tokens))
@@ -305,15 +323,16 @@ void register_executor(py::module_& m) {
   executor.def(
       py::init([](Team& team, const Program& program, int64_t num_blocks,
                   const std::string& kv_type, int64_t num_slots, int64_t max_top,
-                  int64_t num_states, int packed_fd, bool packed_writable, int64_t num_media) {
-        return std::make_unique<Executor>(team, program, num_blocks, from_name<KvType>(kv_type),
-                                          num_slots, max_top, num_states,
-                                          PackedFile{packed_fd, packed_writable}, num_media);
+                  int64_t num_states, int packed_fd, bool packed_writable, int64_t packed_offset,
+                  int64_t num_media) {
+        return std::make_unique<Executor>(
+            team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top, num_states,
+            PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset)}, num_media);
       }),
       py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
       py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
       py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
-      py::arg("num_media") = 0);
+      py::arg("packed_offset") = 0, py::arg("num_media") = 0);
   define_sampler(executor);
   define_loads(executor);
   define_steps(executor);

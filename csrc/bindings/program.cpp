@@ -47,11 +47,12 @@ void register_program(py::module_& m) {
            py::arg("isa"), py::arg("max_tokens"), py::arg("max_seqs"))
       .def(
           "value",
-          [](Program& p, std::string name, int64_t width, const std::string& format,
-             int32_t copies) {
-            return p.add_value(std::move(name), width, from_name<ActFormat>(format), copies);
+          [](Program& p, std::string name, int64_t width, const std::string& format, int32_t copies,
+             int32_t fold) {
+            return p.add_value(std::move(name), width, from_name<ActFormat>(format), copies, fold);
           },
-          py::arg("name"), py::arg("width"), py::arg("format"), py::arg("copies") = 1)
+          py::arg("name"), py::arg("width"), py::arg("format"), py::arg("copies") = 1,
+          py::arg("fold") = 1)
       .def(
           "matrix",
           [](Program& p, std::string name, const std::string& kind, int64_t n, int64_t k,

@@ -55,7 +55,7 @@ StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, in
           num_blocks,     num_slots,        p.embed_rows(),
           p.vocab(),      max_top,          p.hidden_width() > 0,
           p.adapters(),   p.table_groups(), p.states().empty() ? 0 : num_states,
-          num_media};
+          num_media,      p.fold()};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -118,7 +118,7 @@ Routing Executor::make_routing(const Program& program) {
 
 Buffer Executor::make_activations(const Program& program, std::vector<Rows>& values) {
   const auto size_of = [&](const Value& v) {
-    return program.max_tokens() * v.copies * static_cast<int64_t>(row_bytes(v.format, v.width));
+    return v.rows(program.max_tokens()) * static_cast<int64_t>(row_bytes(v.format, v.width));
   };
   Carver sizes(nullptr);
   for (const Value& v : program.values()) sizes.take<uint8_t>(size_of(v));
@@ -202,6 +202,7 @@ void Executor::carve_work_memory() {
                vocab, ActFormat::f32};
     partials_ = c.take<float>(partials);
     media_ = c.take<float>(limits_.media * program_->media_width());
+    patches_ = c.take<uint8_t>(program_->max_tokens() * program_->patch_width());
     index_scores_ = c.take<float>(index_floats_);
   };
   Carver sizes(nullptr);
@@ -246,6 +247,8 @@ void Executor::interleave(const std::vector<int>& nodes) {
 
 StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) {
   const StepInput in = parse_step(words, limits_, tables_, masks);
+  check_argument(program_->patch_width() == 0 || in.tokens <= num_patches_, "the step has ",
+                 in.tokens, " patches, but only ", num_patches_, " were written");
   for (int64_t r = 0; r < in.rows; r++) {
     check_argument(in.row_target[r] != kSampledRow || sampler_.admitted(in.row_slot[r]),
                    "row_slot[", r, "] = ", in.row_slot[r], " has not been admitted");
@@ -288,7 +291,7 @@ void Executor::find_state_slots() {
 }
 
 void Executor::begin_step(const StepInput& in) {
-  tap_next_ = -1;
+  tap_next_ = started_next_ = -1;
   input_ = in;
   for (int32_t g = 0; g < program_->cache_groups(); g++) {
     int32_t* slots = slots_.data() + g * program_->max_tokens();
@@ -329,6 +332,37 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;
+}
+
+void Executor::write_patches(Span<const uint8_t> rows) {
+  const int64_t width = program_->patch_width();
+  check_argument(
+      width > 0 && rows.size() % width == 0 && rows.size() / width <= program_->max_tokens(),
+      "write_patches: ", rows.size(), " bytes are not at most ", program_->max_tokens(),
+      " patches of ", width);
+  tap_next_ = started_next_ = -1;
+  std::copy(rows.begin(), rows.end(), patches_);
+  num_patches_ = rows.size() / width;
+}
+
+void Executor::start(Span<const int32_t> words) {
+  check_argument(program_->hidden_width() > 0, "start: the program has no hidden op");
+  started_.assign(words.begin(), words.end());
+  begin_step(accept(started_));
+  started_next_ = 0;
+}
+
+bool Executor::advance(double seconds) {
+  check_argument(started_next_ >= 0, "advance: no step has been started");
+  const auto ops = static_cast<int64_t>(program_->ops().size());
+  const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  int64_t op = std::exchange(started_next_, -1);
+  do {
+    if (!run_ops(op, op + 1)) fail_system("the step was cancelled");
+  } while (++op < ops && now_ns() < end);
+  team_->adapt();
+  if (op < ops) started_next_ = op;
+  return op == ops;
 }
 
 int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits) {

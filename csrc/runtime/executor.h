@@ -106,6 +106,16 @@ class Executor {
   // Runs a step like step(), and copies the unmodified logits [rows, vocab] to `logits`,
   // which the caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
+  // start() begins a step with result rows only of HiddenOp, and advance() runs its operations,
+  // until `seconds` have passed; it returns whether the step is complete. Other executors of the
+  // team may run steps between these calls. start() throws like step(). advance() throws
+  // std::invalid_argument if no step has been started since the last complete one, and
+  // std::runtime_error if the step was cancelled.
+  void start(Span<const int32_t> words);
+  bool advance(double seconds);
+  // Writes the patches of the next steps: `rows` are whole rows of Program::patch_width() bytes.
+  // Throws std::invalid_argument if they are not, or are more than a step can have tokens.
+  void write_patches(Span<const uint8_t> rows);
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
   // Runs the operations up to and including number `op`; returns the inputs and the output of `op`.
   // If the previous call tapped an earlier operation of this step, it continues after that one.
@@ -180,6 +190,9 @@ class Executor {
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
   void check_slot(int64_t slot) const;
+  const uint8_t* patch(int64_t row) const noexcept {
+    return patches_ + row * program_->patch_width();
+  }
   float* media_row(int64_t row) noexcept { return media_ + row * program_->media_width(); }
   void bind_memory();
   void plan_attention();
@@ -211,12 +224,15 @@ class Executor {
   std::vector<int> plan_of_op_;  // by operation: the index of its plan in plans_; -1: no attention
   const BarrierPlan barriers_;
 
-  // Scratch of the threads, logits, inputs of lm_head, partial results of attention, media.
+  // Scratch of the threads, logits, inputs of lm_head, partial results of attention, media,
+  // patches.
   Buffer work_;
   std::vector<uint8_t*> scratch_;
   int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
-  float* media_ = nullptr;  // the media buffer: [limits_.media, Program::media_width]
+  uint8_t* patches_ = nullptr;  // [max_tokens, Program::patch_width]
+  int64_t num_patches_ = 0;     // number of rows that write_patches() has written
+  float* media_ = nullptr;      // the media buffer: [limits_.media, Program::media_width]
   float* partials_ = nullptr;
   float* index_scores_ = nullptr;
   int64_t index_floats_ = 0;  // number of floats of index_scores_
@@ -231,6 +247,8 @@ class Executor {
   // of the step (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
   Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
+  std::vector<int32_t> started_;    // the input of the step that start() began
+  int64_t started_next_ = -1;       // the operation that advance() runs next; -1: none
   std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last
   int64_t tap_next_ = -1;  // the operation after the last tapped one, or -1 to start the step again
   float* logits_copy_ = nullptr;

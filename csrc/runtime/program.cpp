@@ -37,11 +37,14 @@ Program::Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs)
   check_argument(max_seqs >= 1, "max_seqs must be at least 1, not ", max_seqs);
 }
 
-Id Program::add_value(std::string name, int64_t width, ActFormat format, int32_t copies) {
+Id Program::add_value(std::string name, int64_t width, ActFormat format, int32_t copies,
+                      int32_t fold) {
   check_argument(width >= 1, "value ", name, " has width ", width, ", which must be at least 1");
   check_argument(copies >= 1, "value ", name, " has ", copies,
                  " rows for each token, but must have at least 1");
-  values_.push_back({std::move(name), width, format, copies});
+  check_argument(fold >= 1 && (fold == 1 || copies == 1), "value ", name, " cannot have ", copies,
+                 " rows for every ", fold, " tokens");
+  values_.push_back({std::move(name), width, format, copies, fold});
   return last_id(values_.size());
 }
 
@@ -137,6 +140,17 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   for (const Id id : ids) {
     check_argument(value(id).copies == 1, op, ": value ", value(id).name,
                    " has several rows for each token");
+    check_argument(value(id).fold == 1, op, ": value ", value(id).name,
+                   " has one row for several tokens");
+  }
+}
+
+void Program::check_rows(const char* op, std::initializer_list<Id> ids) const {
+  for (const Id id : ids) {
+    check_argument(value(id).copies == 1, op, ": value ", value(id).name,
+                   " has several rows for each token");
+    check_argument(value(id).fold == value(*ids.begin()).fold, op, ": values ", value(id).name,
+                   " and ", value(*ids.begin()).name, " differ in rows");
   }
 }
 

@@ -15,12 +15,15 @@
 namespace cpuserve {
 
 // A matrix of activations, [max_tokens * copies, width].
-// In a step, a value has `copies` rows for each token.
+// In a step, a value has `copies` rows for each token, or one row for every `fold` tokens.
 struct Value {
   std::string name;
   int64_t width;
   ActFormat format;
   int32_t copies = 1;
+  int32_t fold = 1;
+
+  int64_t rows(int64_t tokens) const { return tokens * copies / fold; }
 };
 
 // A packed weight matrix [n, k] of one or more parts (tensors of the checkpoint). Without glu,
@@ -76,6 +79,8 @@ struct ProgramLimits {
   int64_t hidden_width = 0;  // width of the rows that HiddenOp returns; 0 = it has no HiddenOp
   int64_t adapters = 0;      // number of adapters of AdapterOp; 0 = it has no AdapterOp
   int64_t media_width = 0;   // columns that operations read of a row of the media buffer
+  int64_t patch_width = 0;   // bytes of a patch of a picture; 0 = it has no PatchesOp
+  int64_t fold = 1;          // tokens of a row after the last FoldOp
 };
 
 class Program {
@@ -84,7 +89,8 @@ class Program {
   // the message has the name of the wrong argument.
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
-  Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
+  Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1,
+               int32_t fold = 1);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
   // Adds a table of rows that EmbedOp looks up by id; no linear can use it.
@@ -117,6 +123,8 @@ class Program {
   int64_t adapters() const { return limits_.adapters; }
   int64_t hidden_width() const { return limits_.hidden_width; }
   int64_t media_width() const { return limits_.media_width; }
+  int64_t patch_width() const { return limits_.patch_width; }
+  int64_t fold() const { return limits_.fold; }
   int64_t max_positions() const { return limits_.max_positions; }
   int32_t cache_groups() const { return cache_groups_; }  // groups of KV layers; at least 1
   // The number of block tables of each sequence:
@@ -139,6 +147,8 @@ class Program {
   // The checks throw std::invalid_argument if a field of an operation is wrong.
   // check_tokens checks that each of the values `ids` has exactly one row for each token.
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
+  // Checks that the values have equally many rows, and none has several rows for each token.
+  void check_rows(const char* op, std::initializer_list<Id> ids) const;
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;

@@ -101,6 +101,8 @@ void check_sequence(const StepInput& in, const StepLimits& limits, BlockTables& 
   const int64_t first = in.query_start[s], queries = in.query_start[s + 1] - first;
   const int64_t keys = in.kv_len[s];
   check_range("kv_len", s, keys, queries, limits.max_positions + 1);
+  check_argument(queries % limits.fold == 0, "sequence ", s, " has ", queries,
+                 " tokens, which cannot be folded ", limits.fold, " at a time");
   check_tables(in, limits, tables, s);
   for (int64_t i = 0; i < queries; i++) {
     const int64_t t = first + i;
@@ -118,7 +120,7 @@ void check_media(const StepInput& in, const StepLimits& limits) {
 }
 
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
-  check_range("row_token", r, in.row_token[r], 0, in.tokens);
+  check_range("row_token", r, in.row_token[r], 0, in.tokens / limits.fold);
   check_range("row_slot", r, in.row_slot[r], 0, limits.num_slots);
   const int64_t least = limits.hidden ? kHiddenRow : kSampledRow;
   const int64_t end = limits.hidden ? kHiddenRow + 1 : limits.vocab;

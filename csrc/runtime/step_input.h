@@ -61,6 +61,7 @@ struct StepLimits {
   int64_t groups = 1;    // block tables of each sequence (Program::table_groups)
   int64_t states = 0;    // number of state slots, for the last table of a sequence; 0: no states
   int64_t media = 0;     // number of rows of the media buffer
+  int64_t fold = 1;      // each sequence has a multiple of `fold` tokens, and a row for each fold
 };
 
 // Checks every number that kernels use as an index, because kernels do not check it again.

@@ -55,7 +55,7 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const Ends ends = ends_of(program_->ops()[static_cast<size_t>(op)], *program_);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);
-    return read_rows(values_[at], input_.tokens * program_->values()[at].copies);
+    return read_rows(values_[at], program_->values()[at].rows(input_.tokens));
   };
   if (!run_ops(begin, op)) fail_system("the step was cancelled");
   Tap out;

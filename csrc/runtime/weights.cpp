@@ -130,7 +130,7 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
       file_(file),
       packed_(program.matrices().size() * static_cast<size_t>(ranks.count())),
       tables_(program.matrices().size()) {
-  size_t offset = Buffer::kPage;
+  size_t offset = file.offset + Buffer::kPage;
   for (int rank = 0; rank < ranks.count(); rank++) offset = carve_arena(rank, offset);
 
   Carver sizes(nullptr);
@@ -270,9 +270,9 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
   digest_.fetch_add(sum, std::memory_order_relaxed);  // read only after all threads have packed
 }
 
-void Weights::read_packed(Team& team, int fd) {
+void Weights::read_packed(Team& team, int fd, size_t before) {
   std::vector<size_t> offsets;
-  size_t offset = Buffer::kPage;
+  size_t offset = before + Buffer::kPage;
   for (const Buffer& arena : matrix_arenas_) {
     offsets.push_back(offset);
     offset = behind(offset, arena.size());

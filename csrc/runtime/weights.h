@@ -36,6 +36,7 @@ size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 struct PackedFile {
   int fd = -1;
   bool writable = false;
+  size_t offset = 0;  // where the 2 MB before the arenas begin, a multiple of 2 MB
 };
 
 class Weights {
@@ -56,9 +57,9 @@ class Weights {
   void load_vector(Id id, Span<const float> data);
 
   // Reads the arenas from a packed file and computes their digest, on all threads.
-  // If the arenas are mapped from the file, only computes the digest.
-  // Throws std::runtime_error if the file cannot be read.
-  void read_packed(Team& team, int fd);
+  // `offset` is that of PackedFile. If the arenas are mapped from the file, only computes the
+  // digest. Throws std::runtime_error if the file cannot be read.
+  void read_packed(Team& team, int fd, size_t offset = 0);
   // Returns the digest of all packed matrices,
   // which is the same for any number of threads or ranks.
   uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }

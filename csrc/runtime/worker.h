@@ -71,7 +71,7 @@ struct Worker {
   int64_t tokens() const noexcept { return e.input_.tokens; }
   // Returns the number of rows of a value in this step.
   int64_t rows(Id id) const noexcept {
-    return tokens() * e.program_->values()[static_cast<size_t>(id)].copies;
+    return e.program_->values()[static_cast<size_t>(id)].rows(tokens());
   }
   const Rows& value(Id id) const noexcept { return e.values_[static_cast<size_t>(id)]; }
   const float* vector(Id id) const noexcept { return e.weights_.vector(id); }
@@ -88,6 +88,7 @@ struct Worker {
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
   const float* media_row(int64_t row) const noexcept { return e.media_row(row); }
+  const uint8_t* patch(int64_t row) const noexcept { return e.patch(row); }
   const KvCache& kv() const noexcept { return e.kv_; }
   // kv_slots returns the KV slot of each token, in the cache group of KV layer `layer`. block_table
   // returns the block table of a sequence in the cache group of the layer.

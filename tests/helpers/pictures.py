@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -95,3 +97,71 @@ def _vision_of(whole):
 def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the values whose keys the config or `also` has."""
     return {k: v for k, v in values.items() if hasattr(config, k) or k in (also or {})}
+
+
+# How the image processors of the models below make a number of a byte; the channels differ.
+MEAN, DEVIATION, SCALE = (0.5, 0.4, 0.3), (0.5, 0.6, 0.45), 1 / 255
+PATCH = 8
+IMAGE_ID = 5  # the id of the placeholder of a picture's row
+
+
+def write_tower_model(
+    architecture: str, to: Path, *, side: int = 4, merge: int = 2, table: int | None = None
+) -> torch.nn.Module:
+    """Write a random SmolVLM or Idefics3 with the settings of its image processor, and return it.
+
+    side: patches of a side of a tile. table: places of a side of the learned table (default: side).
+    """
+    whole = getattr(transformers, architecture).config_class
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": (table or side) * PATCH,
+        "patch_size": PATCH,
+    }
+    text = {"model_type": "llama", **{k: v for k, v in _TEXT.items() if "expert" not in k}}
+    config = whole(
+        text_config={k: v for k, v in text.items() if k != "moe_intermediate_size"},
+        vision_config=vision,
+        scale_factor=merge,
+        image_token_id=IMAGE_ID,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(config).float().eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn(weights.shape) * 0.1)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(to)
+    pictures = {
+        "do_rescale": True,
+        "rescale_factor": SCALE,
+        "do_normalize": True,
+        "image_mean": MEAN,
+        "image_std": DEVIATION,
+        "max_image_size": {"longest_edge": side * PATCH},
+    }
+    (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return model
+
+
+def random_tiles(count: int, side: int, seed: int = 0) -> np.ndarray:
+    """Return tiles of bytes: uint8 [count, side * PATCH, side * PATCH, 3]."""
+    stream = np.random.default_rng(seed)
+    return stream.integers(0, 256, (count, side * PATCH, side * PATCH, 3), np.uint8)
+
+
+def patches_of(tiles: np.ndarray, merge: int) -> np.ndarray:
+    """Return the patches of tiles, in merge order: uint8 [patches, PATCH * PATCH * 3]."""
+    count, height, width, _ = tiles.shape
+    rows, columns = height // PATCH // merge, width // PATCH // merge
+    cut = tiles.reshape(count, rows, merge, PATCH, columns, merge, PATCH, 3)
+    return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, PATCH * PATCH * 3)
+
+
+def pixels_of(tiles: np.ndarray) -> torch.Tensor:
+    """Return what the image processor makes of the tiles: [1, count, 3, height, width]."""
+    numbers = torch.from_numpy(tiles).float() * SCALE
+    return ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)[None]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Embed(Op, frozen=True):
     """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Token ids >= vocab get row 0.
 
-    media: what a token with a row of the media buffer (a part of a picture) has instead:
-      this "row", not scaled, or "zero"; "id" = nothing else.
+    media: whether a token with a row of the media buffer (a part of a picture) gets this "row",
+      not scaled, or "zero", or the row of its "id".
     """
 
     reads_of = ()
@@ -391,7 +391,7 @@ class DenseBuilder(ExpertsBuilder):
         # Adapters change the result before the activation, so the activation is an op of its own.
         fused: Then = "none" if adapted else then
         if add_to is None:
-            out = self._value(label, sum(sizes) if fused == "none" else width)
+            out = self._value(label, sum(sizes) if fused == "none" else width, like=x)
         else:
             out = add_to
             self._check_width(f"linear {label}: add_to", add_to, width)
@@ -409,7 +409,7 @@ class DenseBuilder(ExpertsBuilder):
                 msg = f"activation {then}: width {width} is odd, so it has no two halves"
                 raise ModelError(msg)
             width //= 2
-        out = self._value(then, width, self._values[x].copies)
+        out = self._value(then, width, like=x)
         self._ops.append(ActivationOp(x, out, width, then))
         return out
 

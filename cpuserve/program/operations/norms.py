@@ -171,7 +171,7 @@ class NormsBuilder(BaseBuilder):
             msg = f"{name}: {width} columns cannot form {groups} equal groups"
             raise ModelError(msg)
         weight = self._need(name if bare else f"{name}.weight", (width,), "vector")
-        out = self._value(name, width)
+        out = self._value(name, width, like=x)
         kind = (plus_one, scale, groups)
         self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), *kind))
         return out
@@ -203,7 +203,7 @@ class NormsBuilder(BaseBuilder):
         width = self._width(x)
         weight = self._need(f"{name}.weight", (width,), "vector")
         shift = self._need(f"{name}.bias", (width,), "vector") if bias else None
-        out = self._value(name, width)
+        out = self._value(name, width, like=x)
         self._ops.append(LayerNorm(x, out, weight, shift, width, self._eps(eps)))
         return out
 

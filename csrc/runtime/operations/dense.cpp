@@ -92,6 +92,53 @@ void run(const EmbedOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const PatchesOp& op, Program& p) {
+  p.check_tokens("patches", {op.out});
+  check_argument(p.limits().patch_width == 0, "a program can have only one patches op");
+  p.limits().patch_width = p.value(op.out).width;
+  p.limits().embed_rows = std::max(p.limits().embed_rows, int64_t{1});  // all tokens have id 0
+}
+
+void run(const PatchesOp& op, Worker& w) noexcept {
+  const Rows& out = w.value(op.out);
+  const Range mine = w.share(w.tokens());
+  auto* const to = reinterpret_cast<float*>(w.scratch);
+  // The stride is 0, so that row r is the row in the scratch memory.
+  const Rows one{w.scratch, 0, out.width, ActFormat::f32};
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const uint8_t* from = w.patch(t);
+    for (int64_t i = 0; i < out.width; i++) to[i] = static_cast<float>(from[i]) - 128.0f;
+    w.kernels().convert({one, out, t, t + 1});
+  }
+}
+
+void prepare(const FoldOp& op, Program& p) {
+  p.check_rows("fold", {op.x});
+  const Value &x = p.f32_value(op.x, "fold x"), &out = p.value(op.out);
+  check_argument(op.count >= 1 && x.fold == 1 && out.copies == 1 && out.fold == op.count &&
+                     out.width == x.width * op.count,
+                 "fold: value ", out.name, " does not have the rows of ", op.count, " rows of ",
+                 x.name);
+  check_argument(p.fold() == 1 || p.fold() == op.count, "fold: ", op.count,
+                 " rows, but an earlier fold joins ", p.fold());
+  check_argument(p.max_tokens() % out.fold == 0, "fold: ", p.max_tokens(),
+                 " tokens are no multiple of ", out.fold);
+  p.limits().fold = out.fold;
+}
+
+void run(const FoldOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const Range mine = w.share(w.rows(op.out));
+  auto* const to = reinterpret_cast<float*>(w.scratch);
+  const Rows one{w.scratch, 0, out.width, ActFormat::f32};
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    for (int64_t i = 0; i < op.count; i++) {
+      std::copy_n(floats_of(x, r * op.count + i), x.width, to + i * x.width);
+    }
+    w.kernels().convert({one, out, r, r + 1});
+  }
+}
+
 void prepare(const PositionEmbedOp& op, Program& p) {
   p.check_tokens("position_embed", {op.x});
   check_argument(op.table != kNone && op.rows > op.offset && op.offset >= 0,
@@ -114,7 +161,7 @@ void run(const PositionEmbedOp& op, Worker& w) noexcept {
 void prepare(const ConvertOp& op, Program& p) {
   const int64_t width = p.f32_value(op.x, "convert x").width;
   check_argument(width == p.value(op.out).width, "convert: x and out differ in width");
-  check_argument(p.value(op.x).copies == p.value(op.out).copies,
+  check_argument(p.value(op.x).rows(p.max_tokens()) == p.value(op.out).rows(p.max_tokens()),
                  "convert: x and out differ in rows");
   check_argument(op.routing == kNone || op.order != kNone, "convert: experts need an order");
   int64_t orders = 1;
@@ -144,7 +191,7 @@ void prepare(LinearOp& op, Program& p) {
                  " packed as glu");
   p.check_multiplies(op.x, m);
   const Value& out = p.value(op.out);
-  p.check_tokens("linear", {op.x, op.out});
+  p.check_rows("linear", {op.x, op.out});
   check_argument(op.out != op.x, "linear: x and out are the same value");
   check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
                  "linear: ", m.out_width(), " columns from ", op.out_column,
@@ -166,7 +213,7 @@ void run(const LinearOp& op, Worker& w) noexcept {
   Rows out = w.value(op.out);
   out.data = static_cast<uint8_t*>(out.data) + static_cast<size_t>(op.out_column) * sizeof(float);
   out.width = m.out_width();
-  w.multiply(op.matrix, w.value(op.x), w.tokens(),
+  w.multiply(op.matrix, w.value(op.x), w.rows(op.x),
              {w.vector(op.bias), op.activation, m.glu, op.add, out});
 }
 
@@ -174,7 +221,7 @@ void prepare(const ActivationOp& op, const Program& p) {
   const int64_t width = p.f32_value(op.x, "activation x").width;
   check_argument(width == p.value(op.out).width * (op.glu ? 2 : 1),
                  "activation: x and out differ in width");
-  check_argument(p.value(op.x).copies == p.value(op.out).copies,
+  check_argument(p.value(op.x).rows(p.max_tokens()) == p.value(op.out).rows(p.max_tokens()),
                  "activation: x and out differ in rows");
   check_gated("activation", op.activation, op.glu);
 }

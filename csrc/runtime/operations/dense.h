@@ -35,6 +35,28 @@ struct MatrixRow {
 // Reads up to kPanel rows of matrices of equal kind and width.
 void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept;
 
+// Writes the patches of pictures (Executor::write_patches), one for each token. Byte b becomes
+// the number b - 128, which every row format but those with scales has exactly.
+struct PatchesOp {
+  static constexpr const char* kName = "patches";
+  Id out;
+  CPUSERVE_FIELDS(out)
+};
+void prepare(const PatchesOp& op, Program& p);
+void run(const PatchesOp& op, Worker& w) noexcept;
+inline Accesses accesses(const PatchesOp& op, const Program&) { return {{}, {own(op.out)}}; }
+
+// Joins the rows of `count` successive tokens to one row of out. All folds of a program are alike.
+struct FoldOp {
+  static constexpr const char* kName = "fold";
+  Id x, out;
+  int32_t count;
+  CPUSERVE_FIELDS(x, out, count)
+};
+void prepare(const FoldOp& op, Program& p);
+void run(const FoldOp& op, Worker& w) noexcept;
+inline Accesses accesses(const FoldOp& op, const Program&) { return {{any(op.x)}, {own(op.out)}}; }
+
 struct PositionEmbedOp {
   static constexpr const char* kName = "position_embed";
   Id x, table;
@@ -85,6 +107,7 @@ void prepare(const ActivationOp& op, const Program& p);
 void run(const ActivationOp& op, Worker& w) noexcept;
 Accesses accesses(const ActivationOp& op, const Program& p);
 
-using DenseOps = Family<EmbedOp, PositionEmbedOp, ConvertOp, LinearOp, ActivationOp>;
+using DenseOps =
+    Family<EmbedOp, PatchesOp, FoldOp, PositionEmbedOp, ConvertOp, LinearOp, ActivationOp>;
 
 }  // namespace cpuserve

@@ -216,7 +216,9 @@ void run(const LogitsOp& op, Worker& w) noexcept {
 void prepare(const HiddenOp& op, Program& p) {
   check_argument(p.limits().vocab == 0 && p.limits().hidden_width == 0,
                  "a program can have only one logits or hidden op");
-  p.check_tokens("hidden", {op.x});
+  p.check_rows("hidden", {op.x});
+  check_argument(p.value(op.x).fold == p.fold(), "hidden: value ", p.value(op.x).name,
+                 " has other rows than the last fold");
   p.limits().hidden_width = p.f32_value(op.x, "hidden x").width;
 }
 

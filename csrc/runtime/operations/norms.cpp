@@ -7,7 +7,7 @@ namespace {
 
 // The checks that RmsNormOp and LayerNormOp share.
 void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
-  p.check_tokens(name, {x, out});
+  p.check_rows(name, {x, out});
   const int64_t width = p.f32_value(x, "norm x").width;
   check_argument(p.value(out).width == width, name, ": x and out differ in width");
   check_argument(weight != kNone, name, ": the weight is missing");
@@ -25,7 +25,7 @@ void prepare(const RmsNormOp& op, const Program& p) {
 }
 
 void run(const RmsNormOp& op, Worker& w) noexcept {
-  const Range rows = w.share(w.tokens());
+  const Range rows = w.share(w.rows(op.x));
   if (rows.size() == 0) return;
   Rows x = w.value(op.x), out = w.value(op.out);
   const float* weight = w.vector(op.weight);
@@ -47,7 +47,7 @@ void prepare(const LayerNormOp& op, const Program& p) {
 }
 
 void run(const LayerNormOp& op, Worker& w) noexcept {
-  const Range rows = w.share(w.tokens());
+  const Range rows = w.share(w.rows(op.x));
   if (rows.size() == 0) return;
   w.kernels().layer_norm({w.value(op.x), w.value(op.out), w.vector(op.weight), w.vector(op.bias),
                           op.eps, rows.begin, rows.end, reinterpret_cast<float*>(w.scratch)});

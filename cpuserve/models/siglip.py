@@ -1,0 +1,96 @@
+"""The tower of SmolVLM, SmolVLM2 and Idefics3: SigLIP over square tiles, then merged patches.
+
+Source: transformers modeling_smolvlm and modeling_idefics3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.config import (
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    read_object,
+    refuse,
+)
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+_AT = "model.vision_model"
+PATCHES = f"{_AT}.embeddings.patch_embedding"
+
+
+class Idefics3Tower:
+    """The vision model and the connector of Idefics3 and its relatives."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower.
+
+        config: the config.json of the whole model.
+        pictures: the config of its image processor.
+        width: the width of the text part.
+        """
+        own = read_object(config, "vision_config")
+        patch = read_int(own, "patch_size", 32, high=1024)
+        image = read_int(own, "image_size", 224, high=1 << 14)
+        merge = read_int(config, "scale_factor", 2, high=64)
+        size = read_object(pictures, "max_image_size")
+        side = read_int(size, "longest_edge", image, high=1 << 14) // patch
+        if side < 1 or side % merge:
+            refuse("scale_factor", merge, f"a divisor of the {side} patches of a side of a tile")
+        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
+        heads = read_int(own, "num_attention_heads", 16, high=65536)
+        if hidden % heads:
+            refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
+        if read_int(own, "num_channels", 3) != 3:
+            refuse("vision_config.num_channels", own["num_channels"], "3")
+        return TowerSpec(
+            width=hidden,
+            layers=read_int(own, "num_hidden_layers", 12, high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
+            norm_eps=read_float(own, "layer_norm_eps", 1e-6),
+            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=merge,
+            out_width=width,
+            side=side,
+            table=image // patch,
+            pixels=read_pixels(pictures),
+            patch_weight=PATCHES,
+            names=(f"{_AT}.", "model.connector."),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
+        places = f"{_AT}.embeddings.position_embedding"
+        b.place_embed(x, places, table=s.table, side=s.side, merge=s.merge)
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
+        x = b.layer_norm(x, f"{_AT}.post_layernorm")
+        x = b.fold(x, s.merge**2)
+        b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
+
+
+def siglip_layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+    """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
+    h = b.layer_norm(x, f"{at}.layer_norm1")
+    names = [f"{at}.self_attn.{name}_proj" for name in ("q", "k", "v")]
+    qkv = b.linear(h, names, features=s.width, bias=True)
+    b.linear(b.attend_both_sides(qkv), f"{at}.self_attn.out_proj", bias=True, add_to=x)
+    h = b.layer_norm(x, f"{at}.layer_norm2")
+    then = cast("Then", s.activation)
+    g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
+    b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)

@@ -1,0 +1,92 @@
+"""Towers: the parts of models of images and text that encode pictures as rows for the text part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cpuserve.models.config import (
+    read_architectures,
+    read_bool,
+    read_float,
+    read_object,
+    refuse,
+)
+from cpuserve.program.operations.patches import PixelScale
+from cpuserve.registry import Registry
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import TowerSpec
+    from cpuserve.program.builder import Builder
+    from cpuserve.program.program import Program
+
+# The key of the config for the settings of the image processor, which have a file of their own.
+PICTURES = "image_processor"
+BUILTIN = {
+    "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+    "SmolVLMForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+}
+
+
+def read_pixels(pictures: Mapping[str, Any]) -> PixelScale:
+    """Return the numbers in the config of an image processor; ModelError for invalid ones."""
+    scale = read_float(pictures, "rescale_factor", 1 / 255)
+    if not read_bool(pictures, "do_rescale", True):
+        scale = 1.0
+    if not read_bool(pictures, "do_normalize", True):
+        return PixelScale(scale, (0.0,) * 3, (1.0,) * 3)
+    mean, deviation = (_three(pictures, key) for key in ("image_mean", "image_std"))
+    if min(deviation) <= 0:
+        refuse("image_std", deviation, "three numbers above 0")
+    return PixelScale(scale, mean, deviation)
+
+
+def _three(pictures: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    found = pictures.get(key)
+    listed = found if isinstance(found, list | tuple) else []
+    numbers = [x for x in listed if isinstance(x, int | float) and not isinstance(x, bool)]
+    if len(listed) != 3 or len(numbers) != 3:
+        refuse(key, found, "a list of three numbers")
+    return tuple(float(x) for x in numbers)
+
+
+class TowerDef(Protocol):
+    """One family of towers: it reads hyperparameters from a config and builds a Program."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower; ModelError for an invalid value."""
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of a tower with hyperparameters `s` to its builder `b`."""
+
+
+TOWERS: Registry[type[TowerDef]] = Registry("tower", BUILTIN)
+
+
+def tower_spec(config: Mapping[str, Any], width: int) -> TowerSpec | None:
+    """Return the hyperparameters of the tower of a model of images and text.
+
+    None: cpuserve has no tower for the model, or its files lack the image processor's settings,
+    without which the numbers of a pixel are unknown.
+
+    width: the width of the text part.
+    """
+    from dataclasses import replace
+
+    name, pictures = read_architectures(config)[0], read_object(config, PICTURES)
+    family = TOWERS.get(name)
+    if family is None or not pictures:
+        return None
+    return replace(family.spec(config, pictures, width), architecture=name)
+
+
+def build_tower(spec: TowerSpec) -> Program:
+    """Return the Program of a tower with the hyperparameters `spec`."""
+    from cpuserve.program.builder import Builder
+
+    builder, family = Builder(spec), TOWERS.get(spec.architecture)
+    assert family is not None
+    family.build(builder, spec)
+    return builder.finish()

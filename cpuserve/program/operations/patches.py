@@ -1,0 +1,123 @@
+"""Operations of towers, which encode pictures: patches of pixels, their places, merged rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.ops import Op, ValueId
+from cpuserve.program.tables import bucketed_places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.loads import Float32, ReadFn
+    from cpuserve.program.lower import Lowering
+
+MIDDLE = 128.0  # is subtracted from every byte of a patch, so that bf16 and int8 rows are exact
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """How an image processor makes a number of byte p of a pixel: (scale p - mean) / deviation."""
+
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+class Patches(Op, frozen=True):
+    """out[t] = the bytes of patch t of the step's pictures, minus 128: [T, width]."""
+
+    reads_of = ()
+
+    out: ValueId
+    width: int
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Return True: the kernel can write rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter) -> Tensor:
+        return at.patches[: at.step.num_tokens].float() - MIDDLE
+
+
+class PlaceEmbed(Op, frozen=True):
+    """x[t] += weight[place of patch t], with tiles of side x side patches; weight [table^2, D].
+
+    The patches of a tile are in merge order, and a tile is a sequence (`bucketed_places`).
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str
+    table: int
+    side: int
+    merge: int
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        rows = self.side**2
+
+        def make(read: ReadFn) -> Float32:
+            return read(self.weight)[bucketed_places(self.side, self.table, self.merge)]
+
+        key = ("places", self.weight, self.side, self.merge)
+        table = to.vector(key, rows * self.width, make)
+        to.add(self, "position_embed", table=table, rows=rows, offset=0)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        places = torch.from_numpy(bucketed_places(self.side, self.table, self.merge))
+        return x + at.vector(self.weight)[places[at.positions]]
+
+
+class Fold(Op, frozen=True):
+    """out [T / count, count * width]: a row has the columns of `count` successive rows of x."""
+
+    x: ValueId
+    out: ValueId
+    count: int
+    width: int
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Return True: the kernel can write rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        return x.reshape(-1, self.count * self.width)
+
+
+class PatchesBuilder(BaseBuilder):
+    """Appends the operations of towers."""
+
+    def patches(self, width: int) -> ValueId:
+        """Return the patches of the step's pictures: [T, width], numbers from -128 to 127."""
+        out = self._value("patches", width)
+        self._ops.append(Patches(out, width))
+        return out
+
+    def place_embed(self, x: ValueId, name: str, *, table: int, side: int, merge: int) -> None:
+        """Add the embedding of each patch's place in its tile to x, in place.
+
+        name: the weight [table * table, width of x].
+        side, merge: a tile has side x side patches, in blocks of merge x merge patches.
+        """
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (table * table, width), "table")
+        self._ops.append(PlaceEmbed(x, weight, table, side, merge, width))
+
+    def fold(self, x: ValueId, count: int) -> ValueId:
+        """Return rows of `count` successive rows of x: [T / count, count * width of x]."""
+        value = self._values[x]
+        if value.copies != 1 or value.fold != 1:
+            msg = f"fold: {value.name} does not have one row for each token"
+            raise ModelError(msg)
+        out = self._value(f"{value.name} folded", count * value.width, fold=count)
+        self._ops.append(Fold(x, out, count, value.width))
+        return out

@@ -1,0 +1,83 @@
+"""Weights of a tower whose first matrix takes bytes of pixels.
+
+The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b. It takes
+normalized pixels (scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x,
+channel), so the matrix has the columns in this order, times scale / sd,
+and the bias makes up for the mean and for 128.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.program.operations.patches import MIDDLE, PixelScale
+from cpuserve.quant.base import BuiltTensor, QuantTensor
+from cpuserve.quant.stored import DENSE_KINDS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import Weights
+
+    Float32 = npt.NDArray[np.float32]
+
+
+class PatchWeights:
+    """`Weights` where the convolution `name` is a matrix [n, patch * patch * channels]."""
+
+    def __init__(self, weights: Weights, name: str, pixels: PixelScale) -> None:
+        """pixels: how the image processor makes a number of a byte."""
+        self._weights = weights
+        self._matrix, self._bias = f"{name}.weight", f"{name}.bias"
+        self._pixels = pixels
+
+    def names(self) -> set[str]:
+        """Return the name of each tensor in the checkpoint, after renaming."""
+        return self._weights.names()
+
+    def get(self, name: str) -> QuantTensor:
+        """Return the tensor; the matrix and its bias are built in fp32 when they are read."""
+        whole = self._weights.get(name)
+        if name == self._matrix and len(whole.shape) > 2:
+            n, channels, *sides = whole.shape
+            k = channels * int(np.prod(sides))
+            return BuiltTensor(name, (n, k), "f32", n * k * 4, self._rows, whole.release)
+        if name == self._bias:
+
+            def build(some: slice) -> npt.NDArray[np.uint8]:
+                return self._shifted().reshape(1, -1).view(np.uint8)[some]
+
+            return BuiltTensor(name, whole.shape, "f32", 4 * whole.shape[0], build, whole.release)
+        return whole
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """Return the weight kind of the tensor; the matrix of patches is dense."""
+        return DENSE_KINDS[dtype] if name == self._matrix else self._weights.kind(name, dtype)
+
+    def _stored(self, rows: slice = slice(None)) -> Float32:
+        """Return rows [rows, channels, places] of the convolution, in fp32."""
+        from cpuserve.quant import dequantize
+
+        whole = self._weights.get(self._matrix)
+        values = dequantize(whole).reshape(*whole.shape[:2], -1)[rows]
+        return np.asarray(values, np.float32)
+
+    def _factors(self) -> npt.NDArray[np.float64]:
+        return self._pixels.scale / np.asarray(self._pixels.deviation)
+
+    def _rows(self, some: slice) -> npt.NDArray[np.uint8]:
+        scaled = self._stored(some) * self._factors()[:, None]
+        rows = np.ascontiguousarray(scaled.transpose(0, 2, 1), np.float32)
+        return rows.reshape(len(rows), -1).view(np.uint8)
+
+    def _shifted(self) -> Float32:
+        from cpuserve.quant import dequantize
+
+        mean, sd = np.asarray(self._pixels.mean), np.asarray(self._pixels.deviation)
+        middle = (MIDDLE * self._pixels.scale - mean) / sd  # the number of a byte of 128
+        sums = self._stored().astype(np.float64).sum(axis=2) @ middle
+        shifted: Float32 = (dequantize(self._weights.get(self._bias)) + sums).astype(np.float32)
+        return shifted

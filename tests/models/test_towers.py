@@ -1,0 +1,203 @@
+"""Towers encode pictures as transformers does, in both executors, however the work is divided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cpuserve import _C
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import check_weights, open_checkpoint
+from cpuserve.models import build_program, build_tower, spec_from_config
+from cpuserve.quant import quantize_online
+from cpuserve.runtime.native import NativeTower
+from cpuserve.runtime.torch_executor import TorchTower
+from cpuserve.runtime.tower import tiles_a_step
+from tests.helpers.fake_executor import fake_config
+from tests.helpers.pictures import patches_of, pixels_of, random_tiles, write_tower_model
+
+# Each with (patches of a side, patches of a merged side, places of a side of the learned table).
+SHAPES = {"smolvlm": (4, 2, 4), "threes": (6, 3, 6), "larger table": (4, 2, 7), "whole": (4, 4, 4)}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request, tmp_path_factory):
+    return written(tmp_path_factory.mktemp("tower"), *SHAPES[request.param])
+
+
+def written(path, side, merge, table, architecture="SmolVLMForConditionalGeneration"):
+    theirs = write_tower_model(architecture, path, side=side, merge=merge, table=table)
+    return path, theirs, side, merge
+
+
+def opened(path):
+    checkpoint = open_checkpoint(Path(path))
+    return spec_from_config(checkpoint.config), checkpoint.weights
+
+
+def settings(dtype="float32", **changes):
+    return fake_config(dtype=dtype, isa=_C.isa_levels()[-1], block_size=32, **changes)
+
+
+def features(theirs, tiles):
+    with torch.inference_mode():
+        return torch.cat(list(theirs.model.get_image_features(pixels_of(tiles)).pooler_output))
+
+
+def with_team(threads, ranks, use):
+    team, found = _C.Team(threads, None, False, ranks), []
+    team.run(lambda: found.append(use(team)))
+    return found[0]
+
+
+def native(path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="none", budget=None):
+    """The rows of tiles; `budget`: seconds of each slice, None = all at once."""
+    spec, weights = opened(path)
+    patches, side = patches_of(tiles, merge), spec.tower.side
+
+    def use(team):
+        config = settings(dtype, threads=threads, quantize=scheme)
+        tower = NativeTower(config, spec.tower, quantize_online(weights, scheme), team)
+        tower.start(patches, [(side, side)] * len(tiles))
+        slices = 1
+        while not tower.advance(1e9 if budget is None else budget):
+            slices += 1
+        assert budget is None or slices >= len(build_tower(spec.tower).ops)
+        return tower.rows()
+
+    return with_team(threads, list(ranks), use)
+
+
+def test_rows_are_those_of_transformers(model):
+    path, theirs, side, merge = model
+    tiles = random_tiles(3, side)
+    want = features(theirs, tiles).numpy()
+    spec, weights = opened(path)
+    oracle = TorchTower(settings(), spec.tower, weights)
+    got = oracle.encode(patches_of(tiles, merge), [(side, side)] * 3)
+    assert got.shape == want.shape == (3 * (side // merge) ** 2, 64)
+    bound = 1e-3 * np.ptp(want)
+    assert np.abs(got - want).max() < bound / 100
+    assert np.abs(native(path, tiles, merge) - want).max() < bound / 100
+    assert np.abs(np.roll(want, 1, axis=0) - want).max() > 10 * bound
+
+
+def test_the_tower_of_idefics3_is_the_same(tmp_path):
+    path, theirs, side, merge = written(tmp_path, 6, 3, 6, "Idefics3ForConditionalGeneration")
+    tiles = random_tiles(2, side)
+    want = features(theirs, tiles).numpy()
+    assert np.abs(native(path, tiles, merge) - want).max() < 1e-5 * np.ptp(want)
+
+
+@pytest.mark.parametrize(("dtype", "scheme"), [("bfloat16", "none"), ("bfloat16", "int8")])
+def test_rows_of_shorter_types_are_near(tmp_path, dtype, scheme):
+    path, theirs, side, merge = written(tmp_path, 4, 2, 4)
+    tiles = random_tiles(8, side)
+    want = features(theirs, tiles).numpy()
+    got = native(path, tiles, merge, dtype, scheme=scheme)
+    error = np.sqrt(np.mean((got - want) ** 2) / np.var(want))
+    assert 1e-4 < error < (0.02 if scheme == "none" else 0.04)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype):
+    path, _, side, merge = written(tmp_path, 4, 2, 4)
+    tiles = random_tiles(5, side)
+    want = native(path, tiles, merge, dtype)
+    for threads, ranks in ((2, ()), (3, ()), (2, (1, 1))):
+        assert np.array_equal(native(path, tiles, merge, dtype, threads, ranks), want)
+    assert np.array_equal(native(path, tiles, merge, dtype, budget=0), want)
+    alone = [native(path, tiles[i : i + 1], merge, dtype) for i in range(5)]
+    assert np.array_equal(np.concatenate(alone), want)
+
+
+def test_more_tiles_than_a_step_has_are_several_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpuserve.runtime.tower.STEP_PATCHES", 40)
+    path, _, side, merge = written(tmp_path, 4, 2, 4)
+    spec, weights = opened(path)
+    assert tiles_a_step(spec.tower) == 2
+    tiles = random_tiles(5, side)
+    patches, shapes = patches_of(tiles, merge), [(side, side)] * 5
+    with_team(1, [], lambda team: check_steps(team, spec, weights, patches, shapes))
+
+
+def check_steps(team, spec, weights, patches, shapes):
+    tower = NativeTower(settings(), spec.tower, weights, team)
+    whole = tower.encode(patches, shapes)
+    tower.start(patches, shapes)
+    tower.advance(0)
+    tower.start(patches[:16], shapes[:1])  # what was begun before is dropped
+    assert tower.advance(1e9)
+    assert np.array_equal(tower.rows(), whole[: len(tower.rows())])
+    tower.start(patches[:0], [])
+    assert tower.advance(0)
+    assert tower.rows().shape == (0, 64)
+    tower.start(patches, shapes)
+    tower.cancel()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        tower.advance(1e9)
+    assert np.array_equal(tower.encode(patches, shapes), whole)
+
+
+def test_patches_that_are_no_tiles_of_the_tower_are_refused(tmp_path):
+    path, _, side, _ = written(tmp_path, 4, 2, 4)
+    spec, weights = opened(path)
+    tower = TorchTower(settings(), spec.tower, weights)
+    width = spec.tower.patch_width
+    good = np.zeros((side * side, width), np.uint8)
+    for patches, tiles in (
+        (good, [(side, side + 2)]),
+        (good[:-1], [(side, side)]),
+        (good, [(side, side)] * 2),
+        (good[:, :-1], [(side, side)]),
+        (good.astype(np.float32), [(side, side)]),
+    ):
+        with pytest.raises(ValueError, match="tile"):
+            tower.start(patches, tiles)
+
+
+def test_a_model_without_the_settings_of_pixels_reads_texts_only(tmp_path):
+    path, *_ = written(tmp_path, 4, 2, 4)
+    settings_of = path / "preprocessor_config.json"
+    whole = json.loads(settings_of.read_text())
+    settings_of.unlink()
+    spec, weights = opened(path)
+    assert spec.tower is None
+    check_weights(build_program(spec), weights)
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": whole}))
+    assert opened(path)[0].tower is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("image_std", [0.5, 0, 0.5], "image_std"),
+        ("image_mean", 0.5, "image_mean"),
+        ("image_mean", [0.5, 0.5], "image_mean"),
+        ("rescale_factor", -1, "rescale_factor"),
+        ("max_image_size", {"longest_edge": 24}, "scale_factor"),
+    ],
+)
+def test_bad_settings_of_pixels_are_named(tmp_path, key, value, message):
+    path, *_ = written(tmp_path, 4, 2, 4)
+    found = path / "preprocessor_config.json"
+    found.write_text(json.dumps({**json.loads(found.read_text()), key: value}))
+    with pytest.raises(ModelError, match=message):
+        opened(path)
+
+
+def test_a_tensor_of_the_tower_that_is_missing_or_unused_is_named(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    path, *_ = written(tmp_path, 4, 2, 4)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.vision_model.strange"] = tensors.pop("model.vision_model.post_layernorm.bias")
+    save_file(tensors, file, {"format": "pt"})
+    spec, weights = opened(path)
+    with pytest.raises(ModelError, match=r"post_layernorm\.bias.*unused.*vision_model\.strange"):
+        check_weights(build_program(spec), weights, build_tower(spec.tower))
