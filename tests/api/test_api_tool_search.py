@@ -7,7 +7,7 @@ from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from cpuserve.serving.calls.tool_catalog import MOST_ROUNDS
+from cpuserve.serving.tools.search_round import MOST_ROUNDS
 from tests.api.anthropic_messages import HI as HI_MESSAGES
 from tests.api.anthropic_messages import ask as ask_for
 from tests.api.anthropic_messages import events_of as message_events

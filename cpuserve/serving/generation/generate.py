@@ -25,7 +25,6 @@ from cpuserve.serving.calls.events import (
 )
 from cpuserve.serving.calls.params import check_values, sampling_params
 from cpuserve.serving.calls.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
-from cpuserve.serving.calls.tool_catalog import MOST_ROUNDS, SearchRound, after_search
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.generation.beam_search import beam_events
 from cpuserve.serving.generation.fan_out import (
@@ -41,6 +40,7 @@ from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.prompts import prompts_of
 from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
 from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
 
 if TYPE_CHECKING:
