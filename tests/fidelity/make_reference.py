@@ -1,6 +1,7 @@
 """Write the reference of tests/fidelity: transformers in fp32 on the same dequantized weights.
 
     python -m tests.fidelity.make_reference PATH/TO/SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m tests.fidelity.make_reference PATH/TO/gemma-3-270m-q4_k_m.gguf
 
 For each passage: its token ids' fingerprint, how many tokens are predicted (all but the first) and
 the sum of their negative log-likelihoods in nats; the latter also for the weights rounded to
@@ -15,6 +16,7 @@ import json
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence as Texts
 from pathlib import Path
 
 import torch
@@ -22,22 +24,35 @@ import transformers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from tests.fidelity.bf16_checkpoint import write_bf16
-from tests.fidelity.passages import NUM_GREEDY, PROMPTS, REFERENCE, TEXT, fingerprint, passages
+from tests.fidelity.passages import (
+    GEMMA3,
+    GEMMA3_PASSAGES,
+    NUM_GREEDY,
+    PROMPTS,
+    REFERENCE,
+    TEXT,
+    fingerprint,
+    passages,
+)
 
 
 def main(path: Path) -> None:
     torch.set_num_threads(1)  # one order of summation, whatever the machine
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-    # transformers does not read tokenizer.ggml.pre; SmolLM2 splits every digit off first.
-    split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
+    gemma = path.name.startswith("gemma")
+    texts = passages()[:GEMMA3_PASSAGES] if gemma else passages()
+    if not gemma:
+        # transformers does not read tokenizer.ggml.pre; SmolLM2 splits every digit off first.
+        split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
     model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
-    rounded = round_to_bf16(path)
     with torch.inference_mode():
-        scored = [score(model, ids_of(tokenizer, text)) for text in passages()]
-        scored_bf16 = [score(rounded, ids_of(tokenizer, text))["nll"] for text in passages()]
-        greedy = [continue_greedily(model, ids_of(tokenizer, prompt)) for prompt in PROMPTS]
+        ids = [ids_of(tokenizer, text, start=gemma) for text in texts]
+        scored = [score(model, each) for each in ids]
+        prompts = [ids_of(tokenizer, prompt, start=gemma) for prompt in PROMPTS]
+        greedy = [continue_greedily(model, each) for each in prompts]
+        rounded = {} if gemma else {"bf16_nll": scored_as_bf16(path, ids)}
     reference = {
         "command": f"python -m tests.fidelity.make_reference {path.name}",
         "versions": {
@@ -48,24 +63,26 @@ def main(path: Path) -> None:
         "model": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
         "text_sha256": hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         "passages": scored,
-        "bf16_nll": scored_bf16,
+        **rounded,
         "greedy": greedy,
     }
-    REFERENCE.parent.mkdir(exist_ok=True)
-    REFERENCE.write_text(json.dumps(reference, indent=1) + "\n", encoding="utf-8")
+    file = GEMMA3 if gemma else REFERENCE
+    file.write_text(json.dumps(reference, indent=1) + "\n", encoding="utf-8")
     total = sum(p["nll"] for p in scored) / sum(p["predicted"] for p in scored)
-    sys.stdout.write(f"{REFERENCE.name}: {len(scored)} passages, {total:.4f} nats a token\n")
+    sys.stdout.write(f"{file.name}: {len(scored)} passages, {total:.4f} nats a token\n")
 
 
-def round_to_bf16(path: Path):
-    """The model with weights rounded to bfloat16, computing in fp32."""
+def scored_as_bf16(path: Path, texts: Texts[list[int]]) -> list[object]:
+    """The likelihoods by the model with weights rounded to bfloat16, computing in fp32."""
     with tempfile.TemporaryDirectory() as directory:
         source = write_bf16(path, Path(directory))
-        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+        made = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    return [score(made, ids)["nll"] for ids in texts]
 
 
-def ids_of(tokenizer, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False).input_ids
+def ids_of(tokenizer, text: str, *, start: bool) -> list[int]:
+    """The ids of a text; start: with the token that begins a text, which Gemma needs."""
+    return tokenizer(text, add_special_tokens=start).input_ids
 
 
 def score(model, ids: list[int]) -> dict[str, object]:

