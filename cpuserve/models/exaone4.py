@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP; in models with windows, other layers have no RoPE."""
+"""EXAONE 4 and K-EXAONE: in models with windows, the other layers have no RoPE."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from cpuserve.models.config import read_int, read_windows, refuse
-from cpuserve.models.llama import attend, build_sandwich, read_decoder
+from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
+from cpuserve.models.experts import (
+    read_dense_layers,
+    read_experts,
+    read_groups,
+    sigmoid_mixture,
+)
+from cpuserve.models.llama import (
+    attend,
+    build_decoder,
+    build_sandwich,
+    qk_norm_attention,
+    read_decoder,
+)
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -23,22 +35,48 @@ class Exaone4:
 
         In a model with windows, the layers without a window have no RoPE.
         """
-        extra: dict[str, object] = {}
-        if config.get("sliding_window", 4096) is not None:
-            window = read_int(config, "sliding_window", 4096, low=0)
-            windows = read_windows(config, window, default=_pattern(config))
-            full = tuple(i for i, keys in enumerate(windows) if not keys)
-            extra = {"windows": windows, "no_rope": full}
-        return read_decoder(
-            {"rms_norm_eps": 1e-5, **config},
-            positions=2048,
-            extra=extra,
-        )
+        return _spec(config, {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS)
+
+
+class ExaoneMoe:
+    """K-EXAONE 236B-A23B: EXAONE 4 with norms before each part, and experts.
+
+    Source: transformers modeling_exaone_moe.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a K-EXAONE config."""
+        extra = {
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "num_shared_experts", 1),
+            "dense_layers": read_dense_layers(
+                config, first=read_int(config, "first_k_dense_replace", 1, low=0)
+            ),
+            "groups": read_groups(config, (1, 1), best=2),
+            "expert_scale": read_float(config, "routed_scaling_factor", 2.5),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+        }
+        return _spec(config, extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, attention=qk_norm_attention, mlp=sigmoid_mixture)
+
+
+def _spec(config: Mapping[str, Any], extra: dict[str, object]) -> ModelSpec:
+    if config.get("sliding_window", 4096) is not None:
+        window = read_int(config, "sliding_window", 4096, low=0)
+        windows = read_windows(config, window, default=_pattern(config))
+        full = tuple(i for i, keys in enumerate(windows) if not keys)
+        extra = {**extra, "windows": windows, "no_rope": full}
+    return read_decoder({"rms_norm_eps": 1e-5, **config}, positions=2048, extra=extra)
 
 
 def _pattern(config: Mapping[str, Any]) -> Callable[[int], bool]:

@@ -66,12 +66,21 @@ class GptNeoX:
 
 
 def grouped_attention(
-    b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, x: ValueId
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    at: str,
+    h: ValueId,
+    x: ValueId,
+    *,
+    alibi: bool = False,
 ) -> None:
     """Add the layer's attention of h to x, with the matrices below the name `at`.
 
     The tensor with q, k and v has the query heads of the first KV head, then its k, then its v,
     and then the same for the next KV head.
+
+    alibi: as in `Builder.attention`.
     """
     d, each = s.head_dim, s.q_heads // s.kv_heads
     parts = {}
@@ -81,7 +90,8 @@ def grouped_attention(
             parts[rows(f"{at}.query_key_value", begin, count * d)] = count * d
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
-    b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x)
+    a = b.attention(qkv, layer=layer, alibi=alibi)
+    b.linear(a, f"{at}.dense", bias=s.out_bias, add_to=x)
 
 
 def plain_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:

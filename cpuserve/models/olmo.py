@@ -1,13 +1,13 @@
-"""OLMo 2, OLMo 3 and OLMoE: RMS norms of all q heads, and of all k heads, as one row each."""
+"""OLMo 1 to 3, OLMoE and FlexOlmo; all but OLMo 1 have RMS norms of all q heads as one row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
-from cpuserve.models.experts import read_experts
+from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import (
     attend,
     build_decoder,
@@ -19,9 +19,30 @@ from cpuserve.models.qwen3_moe import qwen_mlp
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
 
 NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 THETA3 = 500000.0  # RoPE base of OLMo 3 if the config has none
+
+
+class Olmo:
+    """OLMo 1: Llama with layer norms that have no weights. Source: transformers modeling_olmo."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an OLMo 1 config; the epsilon of norms is fixed."""
+        _refuse_clips(config)
+        return _spec({**config, "rms_norm_eps": 1e-5}, 2048, {})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, norm=partial(_plain_norm))
+
+
+def _plain_norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    """Return the layer norm of x, without a weight and a bias."""
+    return b.layer_norm(x, name, bias=False, weightless=True)
 
 
 class Olmo2:
@@ -74,19 +95,50 @@ class Olmoe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in an OLMoE config."""
-        if config.get("clip_qkv") is not None:
-            refuse("clip_qkv", config["clip_qkv"], "null: queries and keys are not clipped")
-        extra = {
-            **read_experts(config, count="num_experts", width="intermediate_size"),
-            "renormalize": read_bool(config, "norm_topk_prob", False),
-            "dense_layers": (),
-        }
-        return _spec(config, 4096, extra)
+        _refuse_clips(config)
+        return _spec(config, 4096, _experts(config))
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=qwen_mlp)
+
+
+class FlexOlmo:
+    """FlexOlmo: OLMo 2 with the experts of OLMoE. Source: transformers modeling_flex_olmo."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a FlexOlmo config."""
+        chosen = read_int(config, "num_experts_per_tok", 5)
+        config = {"num_experts": 7, **config, "num_experts_per_tok": chosen}
+        return _spec({"rope_theta": THETA3, "rms_norm_eps": 1e-6, **config}, 4096, _experts(config))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        attention = partial(attend, wide_norm=True)
+        build_sandwich(b, s, attention=attention, norms=NORMS, mlp=_mixture)
+
+
+def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return the layer's experts of h."""
+    at, parts = f"model.layers.{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
+    renormalize = cast("bool", s.extra["renormalize"])
+    return add_mixture(b, s, at, h, to, parts=parts, renormalize=renormalize)
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        **read_experts(config, count="num_experts", width="intermediate_size"),
+        "renormalize": read_bool(config, "norm_topk_prob", False),
+        "dense_layers": (),
+    }
+
+
+def _refuse_clips(config: Mapping[str, Any]) -> None:
+    if config.get("clip_qkv") is not None:
+        refuse("clip_qkv", config["clip_qkv"], "null: queries and keys are not clipped")
 
 
 def _spec(config: Mapping[str, Any], positions: int, extra: dict[str, object]) -> ModelSpec:

@@ -16,6 +16,8 @@ TOP = {
     "transformer.wpe": "position_embd",
     "transformer.word_embeddings": "token_embd",
     "transformer.ln_f": "output_norm",
+    "transformer.norm_f": "output_norm",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
     "embeddings.word_embeddings": "token_embd",
     "embeddings.position_embeddings": "position_embd",
     "embeddings.token_type_embeddings": "token_types",
@@ -240,6 +242,20 @@ NAMES = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "starcoder": GPT2,
+    "bloom": {**FALCON, "post_attention_layernorm": "ffn_norm"},
+    "mpt": {
+        "norm_1": "attn_norm",
+        "attn.Wqkv": "attn_qkv",
+        "attn.out_proj": "attn_output",
+        "norm_2": "ffn_norm",
+        "ffn.up_proj": "ffn_up",
+        "ffn.down_proj": "ffn_down",
+    },
+    "bitnet": {
+        **LLAMA,
+        "self_attn.attn_sub_norm": "attn_sub_norm",
+        "mlp.ffn_sub_norm": "ffn_sub_norm",
+    },
     "phi2": {
         **LLAMA,
         "self_attn.dense": "attn_output",
@@ -510,6 +526,28 @@ ARCHS = {
     "gemma": ("gemma", {}, {}),
     "phi2": ("phi", {}, {}),
     "starcoder": ("gpt-bigcode", {}, {}),
+    "olmo": ("olmo", {}, {}),
+    "nemotron": ("nemotron", {}, {}),
+    "jais2": ("jais2", {}, {}),
+    "bitnet": (
+        "bitnet",
+        {"hidden_act": "silu", "tie_word_embeddings": True},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+    ),
+    "bloom": ("bloom", {}, {}),
+    "mpt": ("mpt", {"attn_config": {"alibi": True}}, {"attention.max_alibi_bias": 8.0}),
+    "exaone-moe": (
+        "exaone-moe",
+        {"n_group": 1, "topk_group": 1},
+        {
+            **DEEPSEEK_KEYS,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "attention.sliding_window_pattern": [True, True, False, True],
+        },
+    ),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
     "mellum": (
         "mellum",
@@ -769,6 +807,7 @@ ADDED_NORMS = (
     "gemma2",
     "gemma3",
     "gemma-embedding",
+    "nemotron",
     "qwen35",
     "qwen35moe",
     "qwen3next",
@@ -798,7 +837,8 @@ LAYER_NORM = (
         "falcon-40b",
         "phi2",
         "starcoder",
+        *("olmo", "nemotron", "jais2", "bloom", "mpt"),
     ),
 )
 # The architectures where config.json has other names for the sizes than Llama's.
-OTHER_KEYS = ("gpt2", "starcoder", "falcon", "falcon-40b", *BERTS)
+OTHER_KEYS = ("gpt2", "starcoder", "bloom", "mpt", "falcon", "falcon-40b", *BERTS)

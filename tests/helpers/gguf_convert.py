@@ -113,12 +113,13 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "ernie4_5": 5e5,
         "ernie4_5-moe": 5e5,
         "minimax-m2": 5e6,
+        "bitnet": 5e5,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    share = {"glm4": 0.5, "glm4moe": 0.5, "phi2": 0.5, "stablelm": 0.25, "gptneox": 0.25}.get(
-        arch, 0.25 if delta else 1.0
-    )
+    halves = dict.fromkeys(("glm4", "glm4moe", "nemotron", "phi2"), 0.5)
+    shares = {**halves, "stablelm": 0.25, "gptneox": 0.25}
+    share = shares.get(arch, 0.25 if delta else 1.0)
     if arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     writer.add_rope_dimension_count(config.get("rotary_dim", int(head_dim * share)))
@@ -268,7 +269,8 @@ def renamed(arch, tensors, heads, kv):
             out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
     for name, value in out.items():
-        if arch.startswith(("granite", *INTERLEAVED)) and re.search(r"attn_[qk]\.", name):
+        interleaved = arch.startswith(("granite", *INTERLEAVED)) or arch == "olmo"
+        if interleaved and re.search(r"attn_[qk]\.", name):
             count = heads if "attn_q" in name else kv
             halves = value.reshape(count, 2, -1, *value.shape[1:])
             out[name] = halves.swapaxes(1, 2).reshape(value.shape)
@@ -285,7 +287,7 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
         if arch.startswith("qwen35") and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])
-        if arch.startswith(("gptneox", "falcon")) and "attn_qkv" in name:
+        if arch.startswith(("gptneox", "falcon", "bloom")) and "attn_qkv" in name:
             q, k, v = np.split(value.reshape(kv, heads // kv + 2, -1), [-2, -1], axis=1)
             out[name] = np.concatenate([x.reshape(-1, *value.shape[1:]) for x in (q, k, v)])
         if arch == "bert-roberta" and name == "position_embd.weight":

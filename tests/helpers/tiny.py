@@ -112,6 +112,8 @@ FAMILIES = (
     "granite-swa",
     *("gemma", "glm", "helium", "ministral", "phi"),
     *("gpt-bigcode", "gptj", "gpt-neo"),
+    *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
+    *("bamba", "exaone-moe"),
 )
 
 # Families that give vectors and no text.

@@ -414,8 +414,8 @@ BAD = {
     "norm-affine": ("opt", {"layer_norm_elementwise_affine": False}, "is not supported"),
     "architecture": (
         "llama",
-        {"architectures": ["BloomForCausalLM"]},
-        "BloomForCausalLM is not implemented in cpuserve; `cpuserve models` lists the ",
+        {"architectures": ["PersimmonForCausalLM"]},
+        "PersimmonForCausalLM is not implemented in cpuserve; `cpuserve models` lists the ",
     ),
     "architecture-spelled": (
         "llama",
@@ -532,6 +532,8 @@ COUNTED |= {
 }
 COUNTED.add(("laguna", "num_attention_heads_per_layer"))
 COUNTED.add(("qwen4-exp", "ple_conv_kernel_size"))
+COUNTED |= {("flex-olmo", "num_experts"), ("flex-olmo", "num_experts_per_tok")}
+COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("gpt-neo", "window_size"), ("gpt-neo", "intermediate_size")}
 
 

@@ -124,7 +124,7 @@ NUMBERS = {
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
     "intermediate": ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "ffn_hidden_size"),
-    "max_position": ("max_position_embeddings",),
+    "max_position": ("max_position_embeddings", "max_seq_len"),
     "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
     "tied": ("tie_word_embeddings",),
     "bos_ids": ("bos_token_id",),
@@ -185,9 +185,9 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
     assert compared >= 7
 
 
-# transformers makes projections of that width and norms (OLMoE) or outputs (Helium) of another,
-# refuses the key (Falcon), or drops it (GLM-5.3).
-ANOTHER_WIDTH = {"olmoe", "helium", "falcon", "falcon-40b", "glm5-next"}
+# transformers makes projections of that width and norms (OLMoE, BitNet) or outputs (Helium) of
+# another, refuses the key (Falcon), or drops it (GLM-5.3).
+ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next"}
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,7 @@ class AttentionBuilder(BaseBuilder):
         window: maximum number of keys that a query sees (0 = all).
         scale: factor of the scores; by default head_dim ** -0.5.
         sinks: the full name of a weight [q_heads].
+        alibi: whether a score falls with the distance of its key, by the slope of its head.
         q_heads: the number of query heads, by default as in the spec.
         selection: the keys that each query reads (`select_keys`); None = all that it sees.
         """

@@ -24,7 +24,7 @@ class RmsNorm(Op, frozen=True):
 
     x: ValueId
     out: ValueId
-    weight: str
+    weight: str | None
     width: int
     eps: float
     plus_one: bool = False
@@ -32,17 +32,18 @@ class RmsNorm(Op, frozen=True):
     groups: int = 1
 
     def lower(self, to: Lowering) -> None:
-        weight = to.norm_weight(self.weight, self.width, self.plus_one, self.scale)
-        to.add(self, weight=weight)
+        to.add(self, weight=_factors(to, self.weight, self.width, self.plus_one, self.scale))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return whether the kernel can write `rows`: any format for whole rows, f32 for parts."""
         return self.groups == 1 or rows == "f32"
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
         from cpuserve.program.reference.rows import rms_norm
 
-        weight = at.vector(self.weight)
+        weight = torch.ones(self.width) if self.weight is None else at.vector(self.weight)
         weight = (weight + 1 if self.plus_one else weight) * self.scale
         parts = x.reshape(len(x), self.groups, -1)
         return rms_norm(parts, weight.reshape(self.groups, -1), self.eps).reshape(x.shape)
@@ -69,13 +70,7 @@ class PartNorm(Op, frozen=True):
     plus_one: bool = False
 
     def lower(self, to: Lowering) -> None:
-        import numpy as np
-
-        width = self.width
-        weight = to.norm_weight(self.weight, width, self.plus_one)
-        if self.weight is None:
-            weight = to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))
-        to.add(self, weight=weight)
+        to.add(self, weight=_factors(to, self.weight, self.width, self.plus_one))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -92,18 +87,22 @@ class PartNorm(Op, frozen=True):
 
 
 class LayerNorm(Op, frozen=True):
-    """out = (x - mean) / sqrt(var + eps) * weight + bias."""
+    """out = (x - mean) / sqrt(var + eps) * w + bias, where w is the weight, plus 1 if `plus_one`.
+
+    If the weight is None, w is 1.
+    """
 
     x: ValueId
     out: ValueId
-    weight: str
+    weight: str | None
     bias: str | None
     width: int
     eps: float
+    plus_one: bool = False
 
     def lower(self, to: Lowering) -> None:
-        weight, bias = to.plain(self.weight, self.width), to.plain(self.bias, self.width)
-        to.add(self, weight=weight, bias=bias)
+        weight = _factors(to, self.weight, self.width, self.plus_one)
+        to.add(self, weight=weight, bias=to.plain(self.bias, self.width))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return True: the kernel can write rows of any format."""
@@ -113,7 +112,10 @@ class LayerNorm(Op, frozen=True):
         from torch.nn import functional as F
 
         bias = None if self.bias is None else at.vector(self.bias)
-        return F.layer_norm(x, (self.width,), at.vector(self.weight), bias, self.eps)
+        weight = None if self.weight is None else at.vector(self.weight)
+        if weight is not None and self.plus_one:
+            weight = weight + 1
+        return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
 
 class GatedNorm(Op, frozen=True):
@@ -147,6 +149,17 @@ class GatedNorm(Op, frozen=True):
         return normed.reshape(x.shape) * at.vector(self.weight)
 
 
+def _factors(
+    to: Lowering, weight: str | None, width: int, plus_one: bool, scale: float = 1.0
+) -> int:
+    """Return the id of the native vector with the factors of a norm; without a weight, ones."""
+    if weight is not None:
+        return to.norm_weight(weight, width, plus_one, scale)
+    import numpy as np
+
+    return to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))
+
+
 class NormsBuilder(BaseBuilder):
     """Appends norms."""
 
@@ -160,9 +173,11 @@ class NormsBuilder(BaseBuilder):
         bare: bool = False,
         scale: float = 1.0,
         groups: int = 1,
+        weightless: bool = False,
     ) -> ValueId:
         """Return the RmsNorm of every row: [T, width of x]. eps: by default as in the spec.
 
+        weightless: the norm has no weight, and `name` only describes its value.
         bare: the tensor of the weight is called `name`, without the suffix ".weight".
         groups: number of equal parts of a row, each with a mean of its own.
         """
@@ -170,7 +185,8 @@ class NormsBuilder(BaseBuilder):
         if width % groups:
             msg = f"{name}: {width} columns cannot form {groups} equal groups"
             raise ModelError(msg)
-        weight = self._need(name if bare else f"{name}.weight", (width,), "vector")
+        full = name if bare else f"{name}.weight"
+        weight = None if weightless else self._need(full, (width,), "vector")
         out = self._value(name, width, like=x)
         kind = (plus_one, scale, groups)
         self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), *kind))
@@ -197,14 +213,25 @@ class NormsBuilder(BaseBuilder):
         self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts, plus_one))
 
     def layer_norm(
-        self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        eps: float | None = None,
+        bias: bool = True,
+        plus_one: bool = False,
+        weightless: bool = False,
     ) -> ValueId:
-        """Return the LayerNorm of every row: [T, width of x]. eps: by default as in the spec."""
+        """Return the LayerNorm of every row: [T, width of x]. eps: by default as in the spec.
+
+        plus_one: the factors are the weight plus 1.
+        weightless: the norm has no weight, and `name` only describes its value.
+        """
         width = self._width(x)
-        weight = self._need(f"{name}.weight", (width,), "vector")
+        weight = None if weightless else self._need(f"{name}.weight", (width,), "vector")
         shift = self._need(f"{name}.bias", (width,), "vector") if bias else None
         out = self._value(name, width, like=x)
-        self._ops.append(LayerNorm(x, out, weight, shift, width, self._eps(eps)))
+        self._ops.append(LayerNorm(x, out, weight, shift, width, self._eps(eps), plus_one))
         return out
 
     def gated_norm(

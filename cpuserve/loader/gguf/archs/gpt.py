@@ -55,6 +55,24 @@ def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
 
 
+def _bloom(keys: Keys) -> dict[str, Any]:
+    return {"seq_length": keys.count("context_length")}
+
+
+def _mpt(keys: Keys) -> dict[str, Any]:
+    return {
+        "d_model": keys.count("embedding_length"),
+        "n_heads": keys.count("attention.head_count"),
+        "n_layers": keys.layers(),
+        "max_seq_len": keys.count("context_length"),
+        "attn_config": {
+            "alibi": keys.real("attention.max_alibi_bias", 8.0) > 0,
+            "alibi_bias_max": keys.real("attention.max_alibi_bias", 8.0),
+            "clip_qkv": keys.raw("attention.clamp_kqv"),
+        },
+    }
+
+
 def _phi2(_keys: Keys) -> dict[str, Any]:
     return {"hidden_act": "gelu_new"}
 
@@ -120,6 +138,33 @@ ARCHS = {
         eps="layer_norm_eps",
         layer_norm=True,
         top={"output_norm": "model.final_layernorm"},
+    ),
+    "bloom": GgufArch(
+        "BloomForCausalLM",
+        "bloom",
+        {**_FALCON, "ffn_norm": "post_attention_layernorm"},
+        _bloom,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top={**_FALCON_TOP, "token_embd_norm": "transformer.word_embeddings_layernorm"},
+        layers="transformer.h",
+    ),
+    "mpt": GgufArch(
+        "MptForCausalLM",
+        "mpt",
+        {
+            "attn_norm": "norm_1",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "ffn_norm": "norm_2",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.down_proj",
+        },
+        _mpt,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+        layers="transformer.blocks",
     ),
     "falcon": GgufArch(
         "FalconForCausalLM",

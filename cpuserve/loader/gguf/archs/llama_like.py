@@ -65,6 +65,30 @@ def _olmo2(keys: Keys) -> dict[str, Any]:
     return three if windows is None else {**three, "layer_types": keys.windows()}
 
 
+def _olmo(keys: Keys) -> dict[str, Any]:
+    return {"clip_qkv": keys.raw("attention.clamp_kqv")}
+
+
+def _relu2(_keys: Keys) -> dict[str, Any]:
+    return {"hidden_act": "relu2"}
+
+
+def _jais2(keys: Keys) -> dict[str, Any]:
+    return {**_relu2(keys), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+
+
+def _exaone_moe(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    return {
+        **experts(keys),
+        **_exaone4(keys),
+        "num_shared_experts": keys.count("expert_shared_count"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+    }
+
+
 def _olmoe(keys: Keys) -> dict[str, Any]:
     if keys.raw("attention.clamp_kqv"):
         keys.fail("attention.clamp_kqv", keys.raw("attention.clamp_kqv"), "absent")
@@ -289,6 +313,34 @@ ARCHS = {
         layer_norm=True,
     ),
     "mellum": GgufArch("MellumForCausalLM", "mellum", EXPERTS, _mellum),
+    "olmo": GgufArch("OlmoForCausalLM", "olmo", {}, _olmo, layer_norm=True, interleaved=True),
+    "nemotron": GgufArch(
+        "NemotronForCausalLM",
+        "nemotron",
+        {},
+        _relu2,
+        eps="norm_eps",
+        layer_norm=True,
+        added_norms=True,
+    ),
+    "jais2": GgufArch(
+        "Jais2ForCausalLM", "jais2", {}, _jais2, eps="layer_norm_eps", layer_norm=True
+    ),
+    "bitnet": GgufArch(
+        "BitNetForCausalLM",
+        "bitnet",
+        {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+    ),
+    "exaone-moe": GgufArch(
+        "ExaoneMoeForCausalLM",
+        "exaone_moe",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _exaone_moe,
+    ),
     "olmo2": GgufArch(
         "Olmo2ForCausalLM",
         "olmo2",

@@ -29,18 +29,11 @@ if TYPE_CHECKING:
 
 # The model_type in transformers that can run the safetensors of the same model, but slowly.
 THROUGH_TRANSFORMERS = {
-    "bitnet": "bitnet",
-    "bloom": "bloom",
     "dbrx": "dbrx",
     "exaone": "exaone",
-    "exaone-moe": "exaone_moe",
-    "jais2": "jais2",
     "llama4": "llama4",
     "mimo2": "mimo_v2_flash",
     "minicpm3": "minicpm3",
-    "mpt": "mpt",
-    "nemotron": "nemotron",
-    "olmo": "olmo",
     "phimoe": "phimoe",
 }
 _NO_ATTENTION = "no layer of it attends. Hybrids run: Falcon-H1, Granite 4 and Nemotron 3"
