@@ -1,18 +1,22 @@
 """Traces: a span for each request with its children, which a collector on this machine gets."""
 
 import asyncio
+import base64
+import gzip
 import json
 import socket
 import subprocess
 import sys
 import threading
+import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from cpuserve.api.http import traces
+from cpuserve.api.http import otlp, traces
+from cpuserve.api.http.otlp import Collector
 from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
 from cpuserve.api.http.traces import Traces
 from cpuserve.config.server import ServerOptions
@@ -28,11 +32,18 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 
 
-class Collector:
-    """The requests that a collector got. hangs: set while it does not respond."""
+UNPACKED = {None: bytes, "gzip": gzip.decompress, "deflate": zlib.decompress}
+
+
+class FakeCollector:
+    """The requests that a collector got, and their headers.
+
+    hangs: set while it does not respond. passing: the statuses of its next responses.
+    """
 
     def __init__(self):
         self.requests, self.status, self.hangs = [], 200, threading.Event()
+        self.headers, self.passing = [], []
         self.go = threading.Event()
         outer = self
 
@@ -43,9 +54,14 @@ class Collector:
                 assert self.headers["content-type"] == "application/x-protobuf"
                 if outer.hangs.is_set():
                     outer.go.wait(PATIENCE_S)
-                if outer.status == 200:
-                    outer.requests.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(outer.status)
+                outer.headers.append(self.headers)
+                status = outer.passing.pop() if outer.passing else outer.status
+                if status == 200:
+                    plain = UNPACKED[self.headers["content-encoding"]](body)
+                    outer.requests.append(ExportTraceServiceRequest.FromString(plain))
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("location", outer.url)
                 self.end_headers()
 
             def log_message(self, *args):
@@ -67,7 +83,7 @@ class Collector:
 
 @pytest.fixture
 def collector():
-    made = Collector()
+    made = FakeCollector()
     yield made
     made.go.set()
     made.server.shutdown()
@@ -77,7 +93,7 @@ def collector():
 @contextmanager
 def traced(collector):
     """Records with traces, which the collector has got at the end."""
-    records = Records(traces=Traces(collector.url))
+    records = Records(traces=Traces(collector.url, {}))
     yield records
     records.close()
 
@@ -291,7 +307,7 @@ def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(collector, m
     monkeypatch.setattr(traces, "DELAY_S", 0.0)
     monkeypatch.setattr(traces, "MOST_WAITING", 5)
     collector.hangs.set()
-    records = Records(traces=Traces(collector.url))
+    records = Records(traces=Traces(collector.url, {}))
     api = Api(records=records)
     for _ in range(40):
         assert api.complete().status_code == 200
@@ -306,13 +322,13 @@ def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(collector, m
 @pytest.mark.parametrize("fault", ["gone", "500"])
 def test_a_collector_that_fails_is_logged_once(collector, monkeypatch, caplog, fault):
     monkeypatch.setattr(traces, "DELAY_S", 0.0)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     url, collector.status = collector.url, 400
     if fault == "gone":
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces"
-    records = Records(traces=Traces(url))
+    env = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"}
+    records = Records(traces=Traces(url, env))
     api = Api(records=records)
     for number in range(3):
         assert api.complete().status_code == 200
@@ -363,3 +379,76 @@ def test_without_an_endpoint_no_spans_can_be_made():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("packed", [None, "gzip", "deflate"])
+def test_the_collector_gets_what_the_variables_ask_for(collector, packed):
+    env = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-team=a%20b, X-Other = c=d ,",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "60",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "never",  # the variable of traces comes first
+    }
+    env |= {} if packed is None else {"OTEL_EXPORTER_OTLP_COMPRESSION": packed}
+    url = collector.url.replace("http://", "http://me:p%40ss@")
+    records = Records(traces=Traces(url, env))
+    Api(records=records).complete()
+    records.close()
+    assert [span.name for span in collector.spans][1:] == CHILDREN
+    (headers,) = collector.headers
+    assert (headers["x-team"], headers["x-other"]) == ("a b", "c=d")
+    assert headers["authorization"] == "Basic " + base64.b64encode(b"me:p@ss").decode()
+    assert headers.get("content-encoding") == packed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TIMEOUT", "never"),
+        ("TIMEOUT", "0"),
+        ("TIMEOUT", "nan"),
+        ("COMPRESSION", "brotli"),
+        ("HEADERS", "no-value"),
+        ("HEADERS", "a=b%0d%0ac: d"),
+        ("HEADERS", "a b=c"),
+        ("CERTIFICATE", "/nowhere.pem"),
+        ("CLIENT_CERTIFICATE", "/nowhere.pem"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_said_in_one_line(name, value):
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_") as error:
+        Collector("http://127.0.0.1:1/v1/traces", {f"OTEL_EXPORTER_OTLP_{name}": value})
+    assert "\n" not in str(error.value)
+
+
+def test_a_collector_that_has_too_much_to_do_is_tried_again(collector, monkeypatch):
+    monkeypatch.setattr(otlp, "_FIRST_PAUSE_S", 0.0)
+    sender = Collector(collector.url, {"OTEL_EXPORTER_OTLP_TIMEOUT": "3600"})
+    collector.passing = [503, 429, 502]
+    assert sender.send(b"") is None
+    assert len(collector.headers) == 4
+    for status in (302, 400, 413):
+        collector.status = status
+        assert sender.send(b"") == f"HTTP status {status}"
+    assert len(collector.headers) == 7
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "spans"),
+    [
+        ("OTEL_TRACES_SAMPLER", "always_off", 0),
+        ("OTEL_TRACES_SAMPLER", "always_on", 5),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "2", 5),
+        ("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3", 5),
+    ],
+)
+def test_the_sampler_and_the_limits_of_the_variables_are_kept(
+    collector, monkeypatch, variable, value, spans
+):
+    monkeypatch.setenv(variable, value)
+    with traced(collector) as records:
+        Api(records=records).complete()
+    assert len(collector.spans) == spans
+    if "COUNT" in variable:
+        assert len(collector.roots[0].attributes) == 2
+    if "LENGTH" in variable:
+        assert attributes(collector.roots[0])["gen_ai.provider.name"] == "cpu"

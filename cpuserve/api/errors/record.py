@@ -52,6 +52,10 @@ class RequestRecord:
         shown = error if isinstance(error, RequestError) else RequestError("")
         self.error, self.failure = error, (shown.status, shown.code)
 
+    def ended(self, method: str, route: str, caller: str) -> EndedRequest:
+        """Return what has been found out about the request; the report is made once for all."""
+        return EndedRequest(method, route, caller, None if self.report is None else self.report())
+
     def end(self) -> None:
         """Call the functions in `at_end`, each of them once."""
         while self.at_end:
@@ -73,6 +77,22 @@ class RequestRecord:
         if self.gone:
             return f"client disconnected {'during' if self.status else 'before'} the response"
         return str(self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """Facts about a request that has ended, for its lines and its span besides its RequestRecord.
+
+    route: the template of its route, or the path itself if there is no such route.
+    caller: the name of its API key ("key-1" for the first one without a name), or the client's
+      address.
+    report: the tokens and times of its generation; None = it reached no model.
+    """
+
+    method: str
+    route: str
+    caller: str
+    report: GenerationReport | None
 
 
 def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from cpuserve.log import AS_IT_IS, UNLIMITED, get_logger, limited_as
 
 if TYPE_CHECKING:
-    from cpuserve.api.errors.record import RequestRecord
+    from cpuserve.api.errors.record import EndedRequest, RequestRecord
     from cpuserve.errors import RequestError
 
 log = get_logger("requests")
@@ -46,34 +46,25 @@ class AccessLog:
         if self.which == "all":
             log.setLevel(logging.INFO)  # whatever --log-level says
 
-    def write(self, record: RequestRecord, method: str, path: str, caller: str) -> None:
-        """Write the line of a request that has ended, unless it gets none.
+    def covers(self, record: RequestRecord) -> bool:
+        """Return whether a request that has ended gets a line."""
+        return self.which == "all" or (self.which == "errors" and record.failed)
 
-        path: the template of its route, or the path itself if there is no such route.
-        caller: "key-1" for the first API key of the server, or the client's address.
-        """
-        if self.which == "off" or (self.which == "errors" and not record.failed):
-            return
+    def write(self, record: RequestRecord, ended: EndedRequest) -> None:
+        """Write the line of a request."""
         status = max(record.status, record.failure[0] if record.failure else 0)
-        if self.as_json:
-            line = json.dumps(facts_of(record, method, path, caller))
-        else:
-            line = _text(record, *_quoted(method, path), caller)
-        self._send(status, line)
-
-    def _send(self, status: int, line: str) -> None:
+        line = json.dumps(facts_of(record, ended)) if self.as_json else _text(record, ended)
         extra = UNLIMITED if self.which == "all" else _limit(status)
         log.log(_level(status), "%s", line, extra={**extra, **(AS_IT_IS if self.as_json else {})})
 
 
-def _quoted(method: str, path: str) -> tuple[str, str]:
-    return quote(method[:_MAX_SHOWN]), quote(path[:_MAX_SHOWN], _PATH_CHARS)
+def _quoted(ended: EndedRequest) -> tuple[str, str]:
+    return quote(ended.method[:_MAX_SHOWN]), quote(ended.route[:_MAX_SHOWN], _PATH_CHARS)
 
 
-def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
+def _text(record: RequestRecord, ended: EndedRequest) -> str:
     facts, details = [record.outcome], []
-    if record.report is not None:
-        found = record.report()
+    if (found := ended.report) is not None:
         facts.append(f"{found.usage.prompt} + {found.usage.completion} tokens")
         details += [f"cached {found.usage.cached}"] if found.usage.cached else []
         details += [f"thought {found.usage.reasoning}"] if found.usage.reasoning else []
@@ -85,19 +76,20 @@ def _text(record: RequestRecord, method: str, path: str, caller: str) -> str:
     facts.append(f"{time.monotonic() - record.begun:.3f} s")
     model = "" if record.model is None else f" model {record.model[:_MAX_SHOWN]!r}"
     more = f" ({', '.join(details)})" if details else ""
+    method, path = _quoted(ended)
     return (
-        f"request {record.request_id} from {caller}: {method} {path}{model}: "
+        f"request {record.request_id} from {ended.caller}: {method} {path}{model}: "
         f"{', '.join(facts)}{more}"
     )
 
 
-def facts_of(record: RequestRecord, method: str, path: str, caller: str) -> dict[str, object]:
-    """Return the members of a line about a request; for the arguments see AccessLog.write."""
-    method, path = _quoted(method, path)
+def facts_of(record: RequestRecord, ended: EndedRequest) -> dict[str, object]:
+    """Return the members of a line about a request."""
+    method, path = _quoted(ended)
     line: dict[str, object] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "id": record.request_id,
-        "caller": caller,
+        "caller": ended.caller,
         "method": method,
         "route": path,
         "model": None if record.model is None else record.model[:_MAX_SHOWN],
@@ -105,8 +97,7 @@ def facts_of(record: RequestRecord, method: str, path: str, caller: str) -> dict
         "outcome": record.outcome,
         "total_s": round(time.monotonic() - record.begun, 6),
     }
-    if record.report is not None:
-        found = record.report()
+    if (found := ended.report) is not None:
         line |= {
             "model": line["model"] or found.model,
             "adapter": found.adapter and found.adapter[:_MAX_SHOWN],

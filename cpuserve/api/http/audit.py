@@ -230,12 +230,11 @@ class _Watched:
             self._audit.put(self._line())
 
     def _line(self) -> bytes:
-        facts = facts_of(
-            self._record, self._scope["method"], self._shown(), self._scope[CALLER].name
-        )
-        report = self._record.report
+        scope = self._scope
+        ended = self._record.ended(scope["method"], self._shown(), scope[CALLER].name)
+        facts = facts_of(self._record, ended)
         facts |= {
-            "fingerprint": None if report is None else report().fingerprint,
+            "fingerprint": ended.report and ended.report.fingerprint,
             "input_sha256": self._input.text(),
             "output_sha256": self._output.text(),
         }

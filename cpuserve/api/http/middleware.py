@@ -264,10 +264,15 @@ class RequestIds:
         await self._app(scope, receive, send)
 
     def _log(self, scope: Scope, record: RequestRecord) -> None:
-        access = self._records.access
-        if access.which == "all" or record.status != 503 or scope["path"] not in PUBLIC_PATHS:
-            # Load balancers poll public paths, and the log has the reason of a 503 already.
-            caller = scope[CALLER].name
-            access.write(record, scope["method"], self._counts.shown(scope), caller)
-        if self._records.traces is not None and scope["path"] not in UNCOUNTED_PATHS:
-            self._records.traces.add(record, scope, self._counts.shown(scope), scope[CALLER].name)
+        access, traces = self._records.access, self._records.traces
+        # Load balancers poll public paths, and the log has the reason of a 503 already.
+        polled = record.status == 503 and scope["path"] in PUBLIC_PATHS
+        has_line = access.covers(record) and (access.which == "all" or not polled)
+        has_span = traces is not None and scope["path"] not in UNCOUNTED_PATHS
+        if not (has_line or has_span):
+            return
+        ended = record.ended(scope["method"], self._counts.shown(scope), scope[CALLER].name)
+        if has_line:
+            access.write(record, ended)
+        if traces is not None and has_span:
+            traces.add(record, ended, scope["headers"])

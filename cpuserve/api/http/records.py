@@ -95,13 +95,14 @@ def _traces(endpoint: str, *, asked: bool) -> Traces | None:
       so a fault of them is a warning.
 
     Raises:
-      ConfigError: OpenTelemetry is not installed, or the protocol or the address is another one.
+      ConfigError: OpenTelemetry is not installed, or the protocol, the address or another value
+        cannot be used.
     """
     from cpuserve.api.http.traces import Traces
 
     try:
         check_protocol(environment(), endpoint)
-        return Traces(endpoint)
+        return Traces(endpoint, environment())
     except ConfigError as error:
         if asked:
             raise

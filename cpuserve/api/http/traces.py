@@ -7,24 +7,21 @@ The names of attributes are those that OpenTelemetry has for generative AI (gen_
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import ConfigError
+from cpuserve.api.http.otlp import Collector, Encoder, Trace
 from cpuserve.log import get_logger
-from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from starlette.types import Scope
-
-    from cpuserve.api.errors.record import RequestRecord
+    from cpuserve.api.errors.record import EndedRequest, RequestRecord
     from cpuserve.serving.generation.report import GenerationReport
+
+    Headers = Sequence[tuple[bytes, bytes]]
 
 log = get_logger("serve")
 
@@ -36,61 +33,37 @@ DELAY_S = 1.0
 MOST_IN_BATCH = 256
 # How many seconds the end of the server waits for the last spans.
 CLOSE_S = 2.0
-_INSTALL = "traces need OpenTelemetry: pip install 'cpuserve[traces]'"
 # Words in the routes of chats; other routes that generate text complete a text.
 _CHATS = ("chat", "messages", "responses")
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The span of a request that has ended, before the thread makes it.
-
-    children: the name, the start and the end of each child.
-    parent: the headers that describe the parent; {} = there is none.
-    begun, ended, wall_ns: the start and the end (time.monotonic()), and the end as time.time_ns().
-    """
-
-    name: str
-    attributes: dict[str, Any]
-    children: list[tuple[str, float, float]]
-    failed: bool
-    parent: dict[str, str]
-    begun: float
-    ended: float
-    wall_ns: int
-
-    def ns(self, moment: float) -> int:
-        """Return a time.monotonic() as nanoseconds since 1970."""
-        return self.wall_ns - max(0, round((self.ended - moment) * 1e9))
 
 
 class Traces:
     """Sends the spans of requests to a collector. dropped: requests without spans so far."""
 
-    def __init__(self, endpoint: str) -> None:
-        """endpoint: the URL that takes OTLP over HTTP.
+    def __init__(self, endpoint: str, env: Mapping[str, str]) -> None:
+        """endpoint: the URL that takes OTLP over HTTP. env: the standard variables.
 
         Raises:
-          ConfigError: OpenTelemetry is not installed.
+          ConfigError: OpenTelemetry is not installed, or a variable cannot be used.
         """
         self.dropped = 0
-        self._sender = _Sender(endpoint)
+        self._encoder, self._collector = Encoder(), Collector(endpoint, env)
         self._endpoint = endpoint
-        self._waiting: deque[_Ended] = deque()
+        self._waiting: deque[Trace] = deque()
         self._ready = threading.Condition()
         self._ended = self._fails = self._is_full = False
         self._thread = threading.Thread(target=self._run, name="cpuserve-traces", daemon=True)
         self._thread.start()
 
-    def add(self, record: RequestRecord, scope: Scope, route: str, caller: str) -> None:
-        """Trace a request that has ended."""
+    def add(self, record: RequestRecord, ended: EndedRequest, headers: Headers) -> None:
+        """Trace a request that has ended, which had these headers."""
         if len(self._waiting) >= MOST_WAITING:
             self._drop(1)
             if not self._is_full:
                 self._is_full = True
                 log.warning("traces are dropped: the collector is slower than the requests")
             return
-        self._waiting.append(_ended(record, scope, route, caller))
+        self._waiting.append(_trace_of(record, ended, headers))
         if len(self._waiting) in (1, MOST_IN_BATCH):  # in between the thread waits for more
             with self._ready:
                 self._ready.notify()
@@ -122,8 +95,12 @@ class Traces:
     def _must_send(self) -> bool:
         return self._ended or len(self._waiting) >= MOST_IN_BATCH
 
-    def _send(self, batch: Sequence[_Ended]) -> None:
-        why = self._sender.send(batch)
+    def _send(self, batch: Sequence[Trace]) -> None:
+        try:
+            data = self._encoder.encoded(batch)
+            why = self._collector.send(data) if data else None
+        except Exception as error:  # traces must not stop for a fault of a library
+            why = type(error).__name__
         if why is not None:
             self._drop(len(batch))
             if not self._fails:
@@ -134,116 +111,38 @@ class Traces:
         self._fails = why is not None
 
 
-def _parent(scope: Scope) -> dict[str, str]:
+def _parent(headers: Headers) -> dict[str, str]:
     """Return the headers of the span that the client made for this request; {} if there is none.
 
     Several `traceparent` headers are as invalid as one that cannot be read.
     """
-    found = [value for name, value in scope["headers"] if name == b"traceparent"]
+    found = [value for name, value in headers if name == b"traceparent"]
     if len(found) != 1:
         return {}
-    states = [value for name, value in scope["headers"] if name == b"tracestate"]
+    states = [value for name, value in headers if name == b"tracestate"]
     shown = {"traceparent": found[0].decode("latin-1")}
     return shown | ({"tracestate": b",".join(states).decode("latin-1")} if states else {})
 
 
-class _Sender:
-    """Makes spans of requests and sends them; only the thread of Traces uses it."""
-
-    def __init__(self, endpoint: str) -> None:
-        try:
-            from opentelemetry import trace
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-            from opentelemetry.sdk.trace.export import SpanExportResult
-            from opentelemetry.trace.propagation import tracecontext
-        except ImportError:
-            raise ConfigError(_INSTALL) from None
-        made: list[Any] = []
-
-        class Kept(SpanProcessor):  # type: ignore[misc]
-            def on_end(self, span: Any) -> None:
-                made.append(span)
-
-        self._spans = made
-        self._trace: Any = trace
-        resource: Any = Resource.create()  # with OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
-        facts = {"service.version": version()}
-        if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-            facts["service.name"] = "cpuserve"
-        resource = resource.merge(Resource(facts))
-        provider: Any = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(Kept())
-        self._tracer = provider.get_tracer("cpuserve", version())
-        self._propagator: Any = tracecontext.TraceContextTextMapPropagator()
-        self._success = SpanExportResult.SUCCESS
-        self._complaint = _LastComplaint()
-        self._exporter: Any = OTLPSpanExporter(endpoint)
-
-    def send(self, batch: Sequence[_Ended]) -> str | None:
-        """Send the spans of requests; return why they could not be sent, or None."""
-        self._spans.clear()
-        self._complaint.text = ""
-        try:
-            for ended in batch:
-                self._make(ended)
-            if not self._spans or self._exporter.export(self._spans) is self._success:
-                return None
-        except Exception as error:  # traces must not stop for a fault of a library
-            return type(error).__name__
-        return self._complaint.text or "the request failed"
-
-    def _make(self, ended: _Ended) -> None:
-        """Make the span of a request and its children."""
-        trace = self._trace
-        root = self._tracer.start_span(
-            ended.name,
-            context=self._propagator.extract(ended.parent),
-            kind=trace.SpanKind.SERVER,
-            attributes=ended.attributes,
-            start_time=ended.ns(ended.begun),
-        )
-        if root.is_recording():
-            inside = trace.set_span_in_context(root)
-            for name, start, end in ended.children:
-                child = self._tracer.start_span(name, context=inside, start_time=ended.ns(start))
-                child.end(ended.ns(max(start, end)))
-            if ended.failed:
-                root.set_status(trace.StatusCode.ERROR)
-        root.end(ended.wall_ns)
-
-
-class _LastComplaint(logging.Handler):
-    """Keeps the last message of the exporter, which would otherwise write to stderr itself."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.text = ""
-        logger = logging.getLogger("opentelemetry")
-        logger.handlers, logger.propagate = [self], False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
-        self.text = record.getMessage().splitlines()[0][:300]
-
-
-def _ended(record: RequestRecord, scope: Scope, route: str, caller: str) -> _Ended:
+def _trace_of(record: RequestRecord, request: EndedRequest, headers: Headers) -> Trace:
     """Return the facts for the span of a request, without references to its prompt."""
-    report, ended = None if record.report is None else record.report(), time.monotonic()
-    attributes = _attributes(record, scope["method"], route, caller)
-    name, children = f"{scope['method']} {route}", []
+    report, ended, wall_ns = request.report, time.monotonic(), time.time_ns()
+    attributes = _attributes(record, request)
+
+    def at(moment: float) -> int:
+        return wall_ns - max(0, round((ended - moment) * 1e9))
+
+    name, children = f"{request.method} {request.route}", []
     if report is not None:
-        attributes |= _of_generation(report, route)
+        attributes |= _of_generation(report, request.route)
         attributes["gen_ai.request.model"] = attributes["gen_ai.request.model"] or report.model
         attributes["gen_ai.latency.e2e"] = ended - record.begun
         name = f"{attributes['gen_ai.operation.name']} {report.model}"
-        children = list(_children(record, report))
+        children = list(_children(record, report, at))
     failed = record.gone or record.status >= 500
     failed = failed or (record.failure is not None and record.failure[0] >= 500)
     known = {key: value for key, value in attributes.items() if value is not None}
-    times = record.begun, ended, time.time_ns()
-    return _Ended(name[:200], known, children, failed, _parent(scope), *times)
+    return Trace(name[:200], known, children, failed, _parent(headers), at(record.begun), wall_ns)
 
 
 def _operation(report: GenerationReport, route: str) -> str:
@@ -253,32 +152,35 @@ def _operation(report: GenerationReport, route: str) -> str:
 
 
 def _children(
-    record: RequestRecord, report: GenerationReport
-) -> Iterator[tuple[str, float, float]]:
-    """Yield the name, the start and the end of each child that has begun."""
+    record: RequestRecord, report: GenerationReport, at: Callable[[float], int]
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the start and the end of each child that has begun; see Trace.
+
+    at: converts a time.monotonic().
+    """
     times = report.times
-    yield "render", record.read or record.begun, times.prepared
+    yield "render", at(record.read or record.begun), at(times.prepared)
     if times.arrived is None or times.scheduled is None or times.first is None:
         return
-    yield "queue", times.arrived, times.scheduled
-    yield "prefill", times.scheduled, times.first
+    yield "queue", at(times.arrived), at(times.scheduled)
+    yield "prefill", at(times.scheduled), at(times.first)
     if times.last is not None:
-        yield "decode", times.first, times.last
+        yield "decode", at(times.first), at(times.last)
 
 
-def _attributes(record: RequestRecord, method: str, route: str, caller: str) -> dict[str, Any]:
+def _attributes(record: RequestRecord, request: EndedRequest) -> dict[str, Any]:
     """Return the attributes of any request's span; texts of clients in them are short."""
     error = "client_disconnected" if record.gone else None
     if record.failure is not None:
         error = record.failure[1]
     return {
-        "http.request.method": method[:100],
-        "http.route": route[:100],
+        "http.request.method": request.method[:100],
+        "http.route": request.route[:100],
         "http.response.status_code": record.status or None,
         "error.type": error,
         "gen_ai.request.model": None if record.model is None else record.model[:100],
         "cpuserve.request_id": record.request_id,
-        "cpuserve.caller": caller,
+        "cpuserve.caller": request.caller,
     }
 
 
