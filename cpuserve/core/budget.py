@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK, CostModel, StepWork
 from cpuserve.core.request import Request
+from cpuserve.core.step import SeqChunk
 
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
 # A smaller part is reserved if the first prompt is fresh (CallerShares.is_fresh):
@@ -29,6 +30,12 @@ TOGETHER = 16
 # When a short prompt arrives, the running step may be ended early. The prompts of that step then
 # compute their tokens again, but each loses at most 1 / LOSS_SHARE of its tokens in this way.
 LOSS_SHARE = 6
+
+
+def loss_allowed(requests: Iterable[Request], chunks: Iterable[SeqChunk]) -> float:
+    """Return the fraction of a step's computed tokens that may be lost if it is ended early."""
+    pairs = zip(requests, chunks, strict=True)
+    return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
 
 def may_lose(request: Request) -> float:

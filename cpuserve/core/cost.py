@@ -136,6 +136,11 @@ class CostModel:
         linear = self.token * (tokens / _TOKENS) + self.score * (scores / _SCORES)
         return linear + self.pair * (pairs / _PAIRS)
 
+    def step_seconds(self, work: StepWork) -> float:
+        """Return the predicted seconds of a step with this work, without its drafts."""
+        decode = self.decode_seconds(work.rows, work.keys)
+        return decode + self.prompt_seconds(work.tokens, work.pairs, work.scores)
+
     def observe(self, work: StepWork, seconds: float) -> None:
         """Correct the weights after a step with this work took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys)

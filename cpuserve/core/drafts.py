@@ -113,7 +113,7 @@ class Drafter:
         ids, tables = request.token_ids, request.tables
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)
-        request.ngrams.advance(ids)
+        request.ngrams.advance(request.text_ids)
         if not budget.begins(request.ngrams.chance(0)):
             return
         drafts = self._guess(request, request.ngrams)
@@ -141,7 +141,9 @@ class Drafter:
         if self._kv.has_states:  # a state cannot be undone, so drafts must not fill a state chunk
             chunk = self._kv.state_chunk
             most = min(most, chunk - 2 - request.num_computed % chunk)
-        drafts = index.guess(request.token_ids, most) if most > 0 else []
+        drafts = index.guess(request.text_ids, most) if most > 0 else []
+        if drafts and min(drafts) < 0:  # a picture follows there
+            del drafts[next(i for i, draft in enumerate(drafts) if draft < 0) :]
         if not request.stop_ids.isdisjoint(drafts):
             del drafts[next(i for i, d in enumerate(drafts) if d in request.stop_ids) :]
         return drafts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -15,7 +15,7 @@ from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
-from cpuserve.ids import RequestId, SlotId
+from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 
@@ -34,6 +34,7 @@ class Request:
     num_top: number of alternatives to report for each output token, -1 = no logprobs.
     prompt_rows: None, or the result for each scored prompt token.
       Entry 0 is None, because no logits predict the first token.
+      Placeholders of pictures have None as well.
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
     progress: whether to report a Delta after each chunk of the prompt.
     continues: whether the request continues the response of an earlier request.
@@ -41,6 +42,7 @@ class Request:
       and the caller had had no more work than others (CallerShares.came).
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
+    masked_ids: the result of text_ids, [] before it is needed.
     ngrams: the index that proposes draft tokens, None before it is needed.
     pooler: computes an embedding or a score from the vectors of the prompt;
       the request then generates no tokens.
@@ -86,6 +88,7 @@ class Request:
     decode_rows: list[LogitRow] = field(default_factory=list)
     chain: PrefixChain = field(default_factory=PrefixChain)
     ngrams: NgramIndex | None = None
+    masked_ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         params = self.params
@@ -147,6 +150,26 @@ class Request:
         scale = self.params.adapter_scale
         return SeqChunk(self.slot, tokens, start, self.tables, rows, 0, self.adapter, scale)
 
+    def uses(self, blocks: set[BlockId], end: int | None = None) -> bool:
+        """Whether any block table has one of `blocks` among its first `end` entries."""
+        return any(not blocks.isdisjoint(table[:end]) for table in self.tables)
+
+    @property
+    def prompt_text(self) -> list[int]:
+        """The tokens of the prompt that a sampler counts: not the placeholders of pictures."""
+        prompt, found = self.token_ids[: self.num_prompt], self.chain.placeholders
+        return prompt if found is None else found.without(prompt)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The tokens, with negative numbers in place of the placeholders of pictures."""
+        if self.chain.placeholders is None:
+            return self.token_ids
+        if not self.masked_ids:
+            self.masked_ids = self.chain.placeholders.masked(self.token_ids)
+        self.masked_ids += self.token_ids[len(self.masked_ids) :]
+        return self.masked_ids
+
     def rows(self, end: int) -> list[LogitRow]:
         """Return a LogitRow for each token from num_computed to end - 1 that needs a result."""
         start, ids = self.num_computed, self.token_ids
@@ -161,11 +184,24 @@ class Request:
             first = max(start, len(self.prompt_rows) - 1)
             last = min(end, self.num_prompt - 1)
             rows = [LogitRow(p - start, ids[p + 1], num_top) for p in range(first, last)]
+            if (found := self.chain.placeholders) is not None:
+                rows = [row for row in rows if start + row.index + 1 not in found]
         if end == len(ids) and self.max_tokens:
             labels = self.params.label_ids[: self.num_labels]
             rows += [LogitRow(end - 1 - start, label, 0) for label in labels]
             rows.append(LogitRow(end - 1 - start, -1, self.num_top, masked=self.masked))
         return rows
+
+    def score_prompt(self, results: Iterable[RowResult]) -> None:
+        """Append the results of scored prompt tokens; the placeholders of pictures get None."""
+        scored, found = self.prompt_rows, self.chain.placeholders
+        assert scored is not None, "the prompt is not scored"
+        for result in results:
+            while found is not None and len(scored) in found:
+                scored.append(None)
+            scored.append(result)
+        if found is not None and self.num_computed >= self.num_prompt:
+            scored += [None] * (self.num_prompt - len(scored))
 
     @property
     def excluding_fields(self) -> list[str]:

@@ -49,7 +49,7 @@ class ResultProcessor:
             results.append(sampled_row)
         if request.prompt_rows is not None and request.num_output == 0:
             sampled = bool(chunk.rows) and chunk.rows[-1].target < 0
-            request.prompt_rows.extend(results[:-1] if sampled else results)
+            request.score_prompt(results[:-1] if sampled else results)
             results = results[-1:] if sampled else []
             if request.num_computed < request.num_prompt:
                 return None

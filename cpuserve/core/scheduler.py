@@ -27,17 +27,18 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 import msgspec
 
 from cpuserve.core import preemption
-from cpuserve.core.budget import PromptBudget, may_lose
+from cpuserve.core.budget import PromptBudget, loss_allowed
 from cpuserve.core.callers import CallerShares
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import COARSE, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
+from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.order import PromptOrder
@@ -62,6 +63,7 @@ class Scheduler:
     moving_s: seconds that `schedule` may spend on moving blocks from and to offload tiers if no
     stream waits for the step. A move that has begun is finished, so one block may exceed this time.
     drafter: proposes draft tokens after decode rows; None = there are no draft tokens.
+    pictures: the encoded pictures in the media buffer; None = the model reads no pictures.
     whole_prompts: a prompt is computed in one step,
     because its tokens attend to later tokens as well (encoders).
     No request may then be longer than max_num_batched_tokens, and no request generates tokens.
@@ -79,6 +81,7 @@ class Scheduler:
         policy: Policy = "fcfs",
         moving_s: float = MOVING_S,
         drafter: Drafter | None = None,
+        pictures: EncodedPictures | None = None,
         whole_prompts: bool = False,
     ) -> None:
         self.kv = kv
@@ -86,6 +89,7 @@ class Scheduler:
         self.work = StepWork()
         self.blocks = PromptBlocks(kv, self.cost)
         self.drafter = drafter
+        self.pictures = pictures or EncodedPictures(0)
         self.callers = CallerShares()
         self._order = PromptOrder(kv, self.callers, policy)
         self.waiting = WaitingQueue(self.callers, policy, self._order.tokens_left)
@@ -109,13 +113,15 @@ class Scheduler:
         self._free_slots = [SlotId(i) for i in range(self.max_num_seqs - 1, -1, -1)]
         self._num_added = 0
         self._batch: list[SeqChunk] = []
-        self._batch_requests: list[Request] = []
+        self.batch_requests: list[Request] = []  # in the order of the chunks of the step
         self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
         # Whether the grammar bitmasks for the next step are still being computed.
         # Requests that need a bitmask are then passed over.
         self.masks_late = False
+        # Whether the tower gets the time of this step that prompts would use otherwise.
+        self.encodes = False
 
     # --- adding and removing requests ---------------------------------------------------------
 
@@ -163,11 +169,6 @@ class Scheduler:
             return (r for r in self.waiting if r.ready and not r.masked)
         return (r for r in self.waiting if r.ready) if self._num_unready else iter(self.waiting)
 
-    @property
-    def batch_requests(self) -> Sequence[Request]:
-        """The requests of the scheduled step, in the order of its chunks."""
-        return self._batch_requests
-
     # --- one step -----------------------------------------------------------------------------
 
     def schedule(self) -> StepBatch:
@@ -185,6 +186,9 @@ class Scheduler:
         prompts = self._schedule_decodes()
         if self.waiting:
             prompts += self._candidates()
+        self.encodes = self.pictures.takes_turn(prompts=bool(prompts))
+        if self.encodes:
+            prompts = []
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
@@ -198,7 +202,7 @@ class Scheduler:
         if self.drafter is not None and self.work.rows and not self.work.tokens:
             tokens = self.max_num_batched_tokens - self.work.rows
             left = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
-            self.drafter.extend_all(self._batch_requests, self._batch, left)
+            self.drafter.extend_all(self.batch_requests, self._batch, left)
             self.work.drafts = left.close(self.cost)
         return StepBatch(self._batch)
 
@@ -240,6 +244,12 @@ class Scheduler:
         deltas += [Delta(r, [], "error", error=message) for r in self._drop_batch()]
         return deltas
 
+    def refuse(self, wanted: WantedPicture, message: str) -> None:
+        """End the requests that wait for a picture with an error, because it was not encoded."""
+        for request in [self.requests[number] for number in self.pictures.refused(wanted)]:
+            self._drop(request)
+            self._refused.append(Delta(request, [], "error", error=message))
+
     def abandon(self) -> list[Delta]:
         """Drop every request of a step that was ended early because all of them were aborted."""
         self._drop_batch()
@@ -256,7 +266,7 @@ class Scheduler:
         for request in requests:
             self._drop(request)
         # Other requests may have adopted blocks that this step was going to compute.
-        for request in [r for r in self.running if _uses(r, never_written)]:
+        for request in [r for r in self.running if r.uses(never_written)]:
             self._preempt(request)
         return requests
 
@@ -279,10 +289,10 @@ class Scheduler:
             return False
         if self.kv.has_states:  # a cancelled step may have changed states, so it cannot run again
             return False
-        predicted = self._predicted_s
+        predicted = self.cost.step_seconds(self.work)
         # With several callers no step has more than COARSE tokens (PromptOrder.share).
         new = self.work.tokens > COARSE and self.callers.is_idle(request.params.caller)
-        too_late = elapsed > predicted * self._loss_allowed and not new
+        too_late = elapsed > predicted * loss_allowed(self.batch_requests, self._batch) and not new
         if too_late or not self._can_start(request):
             return False
         left = self._order.tokens_left(request)
@@ -295,7 +305,7 @@ class Scheduler:
 
         Only a step that has not begun (0 seconds) may have decode rows.
         """
-        done = min(elapsed / self._predicted_s, 1.0)
+        done = min(elapsed / self.cost.step_seconds(self.work), 1.0)
         marks = self._marks
         batch, requests = self._take_batch()
         never_written: set[BlockId] = set()
@@ -306,22 +316,9 @@ class Scheduler:
             request.num_lost += done * len(chunk.token_ids)
         # A request may have skipped tokens that another request was going to compute in this step.
         for request in list(self.running):
-            if _uses(request, never_written, request.num_computed // self.kv.block_size):
+            if request.uses(never_written, request.num_computed // self.kv.block_size):
                 self._preempt(request)
         return self._take_refused()
-
-    @property
-    def _predicted_s(self) -> float:
-        """Predicted seconds of the scheduled step."""
-        work = self.work
-        decode = self.cost.decode_seconds(work.rows, work.keys)
-        return decode + self.cost.prompt_seconds(work.tokens, work.pairs, work.scores)
-
-    @property
-    def _loss_allowed(self) -> float:
-        """The fraction of the step's computed tokens that may be lost if it is ended early."""
-        pairs = zip(self._batch_requests, self._batch, strict=True)
-        return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
     def _can_start(self, request: Request) -> bool:
         """Whether the next step could start `request` as well as all waiting requests before it."""
@@ -332,7 +329,7 @@ class Scheduler:
         if len(waiting) > slots or blocks > self.kv.num_free:
             idle = self.callers.is_idle(request.params.caller) and len(waiting) == 1
             return idle and bool(self._victims(request))
-        least = min(r.priority for r in self._batch_requests)
+        least = min(r.priority for r in self.batch_requests)
         return self._policy == "fcfs" or request.priority <= least
 
     def _before(self, request: Request) -> Iterator[Request]:
@@ -351,13 +348,15 @@ class Scheduler:
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
-        batch, batch_requests = self._batch, self._batch_requests
+        batch, batch_requests = self._batch, self.batch_requests
         for request in tuple(self.running):
             if request.slot == NO_SLOT:  # it was preempted for an earlier one
                 continue
             if self.masks_late and request.masked:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
+            if self.pictures.waits(request.id):
+                continue
             if start + 1 < len(ids) or start < request.num_prompt:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
                 # in its place. But a shared block is not freed. So a new block is taken
@@ -436,9 +435,9 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-            if victim in self._batch_requests:
-                at = self._batch_requests.index(victim)
-                del self._batch_requests[at], self._batch[at]
+            if victim in self.batch_requests:
+                at = self.batch_requests.index(victim)
+                del self.batch_requests[at], self._batch[at]
         return True
 
     def _make_way(self) -> None:
@@ -489,6 +488,7 @@ class Scheduler:
         """Schedule as many remaining tokens of `request` as `budget` allows."""
         start, left = request.num_computed, len(request.token_ids) - request.num_computed
         room = self.kv.reach(request.tables, start, len(request.token_ids)) - start
+        room = self.pictures.room(request, start, room)
         count = most = min(budget.most(left, request.num_labels), self._chunk_limit, room)
         if budget.seconds < math.inf:
             fitting = self.cost.chunk(start, budget.seconds)
@@ -503,7 +503,8 @@ class Scheduler:
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
         self._batch.append(request.chunk(tokens, start, rows))
-        self._batch_requests.append(request)
+        self._batch[-1].media = self.pictures.rows(request, start, end)
+        self.batch_requests.append(request)
         self._marks.append(request.chain.mark)
         self.kv.publish(request.tables, request.chain, request.token_ids, end, computed=False)
         before, scores = self.work.pairs, sum(row.target >= 0 for row in rows)
@@ -535,8 +536,8 @@ class Scheduler:
         return True
 
     def _admit(self, request: Request, slot: SlotId) -> None:
-        ids, count = request.token_ids, request.num_prompt
-        tokens = ids[:count], ids[count:], sorted(request.stop_ids)
+        output = request.token_ids[request.num_prompt :]
+        tokens = request.prompt_text, output, sorted(request.stop_ids)
         self._slots.admit(slot, SlotRequest(request.params, request.seed, *tokens))
 
     def _preempt(self, request: Request) -> None:
@@ -556,6 +557,7 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Remove `request` and free its slot and blocks."""
         del self.requests[request.id]
+        self.pictures.forget(request.id)
         self._num_unready -= not request.ready
         if request in self.waiting:
             self.waiting.remove(request)
@@ -567,6 +569,7 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.kv.free(request.tables, continues=request.chain.continues)
         request.chain.reset()
+        self.pictures.stop(request.id)
         if request.is_running:
             self._slots.release(request.slot)
             self._free_slots.append(request.slot)
@@ -574,8 +577,8 @@ class Scheduler:
             self.callers.stopped(request)
 
     def _take_batch(self) -> tuple[list[SeqChunk], list[Request]]:
-        taken = self._batch, self._batch_requests
-        self._batch, self._batch_requests, self._marks = [], [], []
+        taken = self._batch, self.batch_requests
+        self._batch, self.batch_requests, self._marks = [], [], []
         return taken
 
     def _take_refused(self) -> list[Delta]:
@@ -591,8 +594,4 @@ class Scheduler:
         assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
         self.callers.check(running, waiting)
         check_tables(running, self.kv)
-
-
-def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> bool:
-    """Whether any table of `request` has one of `blocks` among its first `end` entries."""
-    return any(not blocks.isdisjoint(table[:end]) for table in request.tables)
+        self.pictures.check_invariants([r.id for r in running], self.requests)

@@ -13,11 +13,12 @@ import numpy as np
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
 from cpuserve.core.drafts import Drafter
+from cpuserve.core.encoding import EncodedPictures
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
-from cpuserve.core.step import RowResult, StepBatch
+from cpuserve.core.step import StepBatch
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -26,16 +27,18 @@ from cpuserve.engine.ipc import (
     Ask,
     Inbound,
     Output,
+    PicturePatches,
     Reply,
     Stats,
     StepOutput,
     TierStats,
-    TokenLogprob,
 )
 from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
+from cpuserve.engine.outputs import output_of
+from cpuserve.engine.pictures import PictureEncoder, PictureTower
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # seconds that a step waits for late bitmasks if no other request can run
+SLICE_S = 0.1  # how long the tower encodes between two steps if there is no ITL target
 CPU_TIME_S = 0.1  # the CPU time that counts as progress; an hour of replies to Pings takes less
 
 log = get_logger("engine")
@@ -69,6 +73,7 @@ class EngineCore:
         adapters: AdapterSlots | None = None,
         head: Head | None = None,
         kv_events: KvEventPublisher | None = None,
+        tower: PictureTower | None = None,
     ) -> None:
         self.config = config
         self._kv_events = kv_events
@@ -80,9 +85,13 @@ class EngineCore:
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
         rows = config.max_num_batched_tokens
+        length, media = config.max_model_len, 0 if tower is None else config.media_rows
         self.limits = Limits(
-            config.max_model_len, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows
+            length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
         )
+        pictures = EncodedPictures(self.limits.picture_rows)
+        self.encoder = None if tower is None else PictureEncoder(tower, executor, pictures)
+        self._starved = False  # whether nothing can run before the patches of a picture come
         self.scheduler = Scheduler(
             self.kv,
             executor,
@@ -93,6 +102,7 @@ class EngineCore:
             policy=config.scheduling_policy,
             whole_prompts=config.whole_prompts,
             drafter=_drafter(config, self.kv),
+            pictures=pictures,
         )
         self.interrupt = Interrupt(executor.cancel)
         self._facts = facts or {}
@@ -102,7 +112,7 @@ class EngineCore:
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
         self._early: dict[int, Request] = {}  # requests that arrived during a step, by id
-        self._stale = False  # whether an abort has changed the gauges since the last step
+        self._stale = False  # whether the gauges have changed since the last step
         self._asked: list[Ask] = []
         # The measurement of the roofline in progress.
         self._probe: Iterator[dict[str, object]] | None = None
@@ -124,6 +134,7 @@ class EngineCore:
 
     def handle(self, message: Inbound) -> None:
         """Handle one message (the loop handles Shutdown)."""
+        self._starved = False
         if isinstance(message, AddRequest):
             self._add(message)
             self.interrupt.added(message.id)
@@ -131,6 +142,9 @@ class EngineCore:
             for number in message.ids:
                 self._stale |= self.scheduler.abort(RequestId(number))
             self.interrupt.handled(message.ids)
+        elif isinstance(message, PicturePatches):
+            number, index = RequestId(message.id), message.index
+            self.scheduler.pictures.take(number, index, message.patches)
         elif isinstance(message, Ask) and message.what in CHANGES:
             self.adapters.ask(message)
         elif isinstance(message, Ask):
@@ -140,7 +154,8 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a step has work: to run tokens, refuse a request, or update gauges."""
         compiled = self._grammars is not None and self._grammars.has_done
-        return self.scheduler.has_work or bool(self._refused) or self._stale or compiled
+        works = self.scheduler.has_work and not self._starved
+        return works or bool(self._refused) or self._stale or compiled
 
     def _add(self, message: AddRequest) -> None:
         ids, params = np.frombuffer(message.prompt, np.int32), message.params
@@ -319,10 +334,14 @@ class EngineCore:
         deltas, finished = self._run(batch)
         if self._grammars is not None and self._grammars.in_use:
             self._after_step(self._grammars, deltas)
-        outputs = [_output(delta) for delta in deltas]
-        if self._refused:
-            outputs += self._refused
-            self._refused = []
+        outputs = [output_of(delta) for delta in deltas]
+        outputs += self._refused
+        outputs += [Output(n, [], wants=[i]) for n, i in self.scheduler.pictures.asks()]
+        self._refused = []
+        moved = offload is not None and offload.seconds > moving_s
+        idle = not (batch.chunks or moved or self.scheduler.masks_late or self.scheduler.encodes)
+        pictures = self.scheduler.pictures
+        self._starved = idle and pictures.starves and pictures.next() is None
         if offload is not None:
             started += offload.seconds - moving_s  # moving blocks is not part of the step's cost
         seconds = time.perf_counter() - started
@@ -335,6 +354,20 @@ class EngineCore:
         if self._kv_events is not None:
             self._kv_events.publish()
         return StepOutput(outputs, self.stats)
+
+    def encode(self) -> None:
+        """Encode pictures for as long as a step with decode rows has time for prompts."""
+        if self.encoder is None or not self.scheduler.encodes:
+            return
+        work, target_s = self.scheduler.work, self.config.itl_target_ms / 1000
+        left_s = target_s or SLICE_S
+        if work.rows and target_s:
+            left_s = self.scheduler.cost.allowance(work.rows, work.keys, target_s)
+        failed = self.encoder.advance(left_s)
+        if failed is not None:
+            self.scheduler.refuse(*failed)
+            self._stale = True  # the next step sends the errors
+        self.stats.encode_s = self.encoder.seconds
 
     def tidy(self) -> bool:
         """Write one block to disk while the engine is idle; False if no block is left to write."""
@@ -371,6 +404,8 @@ class EngineCore:
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries = scheduler.blocks.prefix_queries
         stats.prefix_hits = scheduler.blocks.prefix_hits
+        pictures = scheduler.pictures
+        stats.picture_queries, stats.picture_hits = pictures.queries, pictures.hits
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
@@ -518,6 +553,7 @@ class EngineCore:
             "kv_blocks": config.kv_blocks,
             "kv_tokens": limits.kv_tokens,
             "max_top": limits.max_top,
+            "picture_rows": limits.picture_rows,
             "adapters": self.adapters.fingerprints(),
             **self._facts,
         }
@@ -560,24 +596,3 @@ def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
 
 def _no_one() -> None:
     """Do nothing, because no thread waits before the engine's loop runs."""
-
-
-def _output(delta: Delta) -> Output:
-    request = delta.request
-    output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
-    output.processed, output.vector = delta.processed, delta.vector
-    output.fault = delta.fault
-    if request.num_output == len(delta.tokens):
-        output.scheduled = request.scheduled
-        output.cached_tokens = request.cached_tokens
-    if delta.rows is not None:
-        output.logprobs = [_logprob(row) for row in delta.rows]
-    if delta.prompt_rows is not None:
-        output.prompt_logprobs = [
-            None if row is None else _logprob(row) for row in delta.prompt_rows
-        ]
-    return output
-
-
-def _logprob(row: RowResult) -> TokenLogprob:
-    return TokenLogprob(row.token, row.logprob, row.rank, row.top)

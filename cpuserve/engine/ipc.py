@@ -149,6 +149,8 @@ class Stats(msgspec.Struct, array_like=True):
     tiers: the offload tiers of the KV cache, by name.
     drafts, draft_tokens, accepted_tokens: how often a sequence got draft tokens,
       the number of draft tokens, and the number of draft tokens that were right.
+    picture_queries, picture_hits: how often a prompt needed an encoded picture, and how often
+      it was in the media buffer. encode_s: seconds that the encoding of pictures has taken.
     damaged: whether none of the last steps computed a finite number (core/results.py).
     """
 
@@ -170,6 +172,9 @@ class Stats(msgspec.Struct, array_like=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    picture_queries: int = 0
+    picture_hits: int = 0
+    encode_s: float = 0.0
     damaged: bool = False
 
 

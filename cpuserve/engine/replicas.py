@@ -37,6 +37,9 @@ COUNTERS = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
+    "picture_queries",
+    "picture_hits",
+    "encode_s",
 )
 
 

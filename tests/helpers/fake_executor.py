@@ -34,6 +34,7 @@ from cpuserve.sampling.slot import SlotRequest
 
 VOCAB = 1000
 NOTHING = -1
+PICTURED = 1 << 22  # tokens from here on are rows of the media buffer
 SlotTables = dict[int, list[list[int]]]  # by slot: for each cache group, the blocks of a sequence
 REPEATS = 1 << 20  # seeds from here on: three of four tokens repeat an earlier one
 
@@ -124,6 +125,7 @@ class FakeModel:
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.kv = [[NOTHING] * block_size for _ in range(num_blocks)]
+        self.media: Sequence[float] = ()  # the media buffer: the token of each of its rows
         self.slots: dict[int, SlotRequest] = {}
         self.kept: SlotTables = {}  # the tables that steps have sent, for `unflatten`
         self.steps = 0
@@ -169,9 +171,16 @@ class FakeModel:
 
     def _store(self, chunk: SeqChunk) -> None:
         for group, table in enumerate(self._kv_tables(chunk)):
-            for position, token in enumerate(chunk.token_ids, chunk.start):
+            for position, token in enumerate(self._seen(chunk), chunk.start):
                 block = table[position // self.block_size]
                 self.kv[block][position % self.block_size] = stored(token, group)
+
+    def _seen(self, chunk: SeqChunk) -> list[int]:
+        """The tokens of a chunk; a row of the media buffer replaces the token."""
+        if chunk.media is None:
+            return chunk.token_ids
+        pairs = zip(chunk.token_ids, chunk.media, strict=True)
+        return [token if row < 0 else int(self.media[row]) for token, row in pairs]
 
     def _kv_tables(self, chunk: SeqChunk) -> list[list[int]]:
         assert len(chunk.tables) == len(self.windows) + bool(self.states.slots)
@@ -233,7 +242,8 @@ class FakeModel:
         params, output = slot.params, slot.output_ids
         if token < 0:
             seen = (slot.prompt_ids + output)[-self.window :]
-            assert seen == history, "sampler state and KV cache disagree"
+            text = [token for token in history if token < PICTURED]
+            assert seen == text, "sampler state and KV cache disagree"
             banned = set(slot.stop_ids if len(output) < params.min_tokens else ())
             if params.allowed_token_ids is not None:
                 banned |= set(range(VOCAB)) - set(params.allowed_token_ids)
@@ -370,6 +380,8 @@ class FakeExecutor(Executor):
             self.max_tokens,
             [group.window for group in config.kv_groups] or [0],
         )
+        self.media = np.zeros((config.media_rows, 1), np.float32)
+        self.model.media = self.media[:, 0]
         self.closed = False
         self._fault = fault
         self._delay_s = delay_s
@@ -397,6 +409,10 @@ class FakeExecutor(Executor):
     def write_blocks(self, blocks, data, group=0):
         for block, tokens in zip(blocks, data.view(np.int32).tolist(), strict=True):
             self.model.kv[block] = tokens
+
+    def write_media(self, first, rows):
+        assert len(rows) <= len(self.media) - first
+        self.media[first : first + len(rows)] = rows
 
     def cancel(self, on: bool = True) -> None:
         if on:
@@ -532,7 +548,7 @@ def fake_config(**changes) -> EngineConfig:
     return EngineConfig(**{**values, **changes})
 
 
-def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None):
+def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None, tower=None):
     """An EngineCore over a FakeExecutor; its answers end where build_engine would have them end.
 
     eos_ids: what the config.json of the model would name.
@@ -544,4 +560,6 @@ def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None
     if config.tokenizer_path:
         eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
-    return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters)
+    return EngineCore(
+        config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters, tower=tower
+    )

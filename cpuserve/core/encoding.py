@@ -1,0 +1,245 @@
+"""EncodedPictures: which pictures are encoded, and which one the prompts need next.
+
+The rows of encoded pictures are in the media buffer of the executor. A prompt runs up to the first
+picture that is not there, and then waits until the picture is encoded. It holds this picture until
+its placeholders have run; other pictures may be evicted. So the buffer needs room for one picture
+only, the largest, and prompts with many pictures cannot block each other.
+
+The engine gets the patches of a picture from the front end when the picture is to be encoded next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cpuserve.core.pictures import Picture
+from cpuserve.core.request import Request
+from cpuserve.ids import RequestId
+
+# How many pictures may have patches here: the one that is encoded, and the next one.
+MOST_PATCHES = 2
+
+
+@dataclass(slots=True, eq=False)
+class WantedPicture:
+    """A picture that is not encoded. requests: the requests that wait for it, and its index there.
+
+    patches: its pixels, None = they have not come.
+    asked: the request that has been asked for them; None = nobody.
+    rows: the rows of the media buffer for it, when it is being encoded.
+    """
+
+    key: bytes
+    picture: Picture
+    requests: dict[RequestId, int] = field(default_factory=dict)
+    patches: bytes | None = None
+    asked: RequestId | None = None
+    rows: list[int] = field(default_factory=list)
+
+
+class EncodedPictures:
+    """The pictures in a media buffer of `num_rows` rows; the least recently used ones are evicted.
+
+    fingerprint: differs between towers that encode a picture differently.
+    queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
+    """
+
+    def __init__(self, num_rows: int, fingerprint: bytes = b"") -> None:
+        self.queries = self.hits = 0
+        self._num_rows = num_rows
+        self._fingerprint = fingerprint
+        self._free = list(range(num_rows))
+        self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._wanted: dict[bytes, WantedPicture] = {}  # in the order in which they are encoded
+        self._wants: dict[RequestId, bytes] = {}
+        self._blocked: set[RequestId] = set()  # those of _wants that cannot run before
+        self._held: dict[RequestId, bytes] = {}
+        self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
+        self._running: WantedPicture | None = None
+        self._took_turn = False
+
+    def _key(self, picture: Picture) -> bytes:
+        return picture.digest + self._fingerprint
+
+    # --- for the scheduler --------------------------------------------------------------------
+
+    def waits(self, request: RequestId) -> bool:
+        """Whether the next token of a request is of a picture that is not encoded yet."""
+        return request in self._blocked
+
+    def room(self, request: Request, start: int, count: int) -> int:
+        """Return how many of `count` tokens from position `start` on can run now.
+
+        If a picture has to be encoded before more of them can run, it is queued.
+        """
+        found, number = request.chain.placeholders, request.id
+        if found is None:
+            return count
+        self._held.pop(number, None)
+        for run in found.runs(start, start + count):
+            picture = found.pictures[run.index]
+            key = self._key(picture)
+            self._held.setdefault(number, key)
+            self._count(number, run.index, is_hit=key in self._encoded)
+            if key not in self._encoded:
+                self._want(number, run.index, key, picture)
+                if run.begin == start:
+                    self._blocked.add(number)
+                return run.begin - start
+            self._encoded.move_to_end(key)
+        self._drop_want(number)
+        return count
+
+    def rows(self, request: Request, start: int, end: int) -> list[int] | None:
+        """Return the row of the media buffer of each token; -1 = none; None = no token has one.
+
+        `room` has said that these tokens can run. They run before the next picture is encoded.
+        """
+        found = request.chain.placeholders
+        if found is None:
+            return None
+        media: list[int] | None = None
+        for run in found.runs(start, end):
+            media = media or [-1] * (end - start)
+            picture = found.pictures[run.index]
+            key, count = self._key(picture), run.end - run.begin
+            media[run.begin - start : run.end - start] = self._encoded[key][run.row :][:count]
+            self._held[request.id] = key
+            if sum(picture.spans[-1]) <= end:
+                del self._held[request.id]
+        return media
+
+    def takes_turn(self, *, prompts: bool) -> bool:
+        """Whether the next step leaves its time for prompts to the tower.
+
+        prompts: whether prompts could use the time; they and the tower then take turns.
+        """
+        if self.next() is None:
+            return False
+        self._took_turn = not (prompts and self._took_turn)
+        return self._took_turn
+
+    def stop(self, request: RequestId) -> None:
+        """Let the picture go that a request holds, because the request has lost its blocks."""
+        self._held.pop(request, None)
+
+    def forget(self, request: RequestId) -> None:
+        """Forget a request that has ended; pictures that only it waits for are not encoded."""
+        self.stop(request)
+        self._drop_want(request)
+        self._counted.pop(request, None)
+
+    # --- for the engine -----------------------------------------------------------------------
+
+    @property
+    def starves(self) -> bool:
+        """Whether a request waits for a picture whose patches have not come."""
+        return any(wanted.patches is None for wanted in self._wanted.values())
+
+    def asks(self) -> list[tuple[RequestId, int]]:
+        """Return (request, index) of the pictures whose patches are to be sent now."""
+        found: list[tuple[RequestId, int]] = []
+        for wanted in list(self._wanted.values())[:MOST_PATCHES]:
+            if wanted.patches is None and wanted.asked not in wanted.requests:
+                wanted.asked, index = next(iter(wanted.requests.items()))
+                found.append((wanted.asked, index))
+        return found
+
+    def take(self, request: RequestId, index: int, patches: bytes) -> None:
+        """Take the patches of a picture; they are dropped if the request does not wait for it."""
+        wanted = self._wanted.get(self._wants.get(request, b""))
+        if wanted is not None and wanted.requests[request] == index:
+            wanted.patches = patches
+
+    def next(self) -> WantedPicture | None:
+        """Return the picture to encode now, with rows of the media buffer for it, or None.
+
+        It stays the same until it is `encoded` or `refused`, or nobody waits for it.
+        """
+        if self._running is None:
+            for wanted in self._wanted.values():
+                if wanted.patches is not None and self._reserve(wanted):
+                    self._running = wanted
+                    break
+        return self._running
+
+    def encoded(self, wanted: WantedPicture) -> None:
+        """Record that the rows of `next()` are in the media buffer."""
+        self._encoded[wanted.key] = wanted.rows
+        self._running = None
+        self._close(wanted)
+
+    def refused(self, wanted: WantedPicture) -> list[RequestId]:
+        """Forget a picture that cannot be encoded; return the requests that waited for it."""
+        self._give_back(wanted)
+        self._close(wanted)
+        return list(wanted.requests)
+
+    # --- helpers of the methods above ---------------------------------------------------------
+
+    def _count(self, request: RequestId, index: int, *, is_hit: bool) -> None:
+        if self._counted.get(request, 0) <= index:
+            self._counted[request] = index + 1
+            self.queries += 1
+            self.hits += is_hit
+
+    def _want(self, request: RequestId, index: int, key: bytes, picture: Picture) -> None:
+        if self._wants.get(request) != key:
+            self._drop_want(request)
+        if key not in self._wanted:
+            self._wanted[key] = WantedPicture(key, picture, patches=picture.patches)
+        self._wants[request] = key
+        self._wanted[key].requests[request] = index
+
+    def _drop_want(self, request: RequestId) -> None:
+        self._blocked.discard(request)
+        wanted = self._wanted.get(self._wants.pop(request, b""))
+        if wanted is None:
+            return
+        del wanted.requests[request]
+        if not wanted.requests:
+            self._give_back(wanted)
+            del self._wanted[wanted.key]
+
+    def _close(self, wanted: WantedPicture) -> None:
+        del self._wanted[wanted.key]
+        for request in wanted.requests:
+            del self._wants[request]
+            self._blocked.discard(request)
+
+    def _give_back(self, wanted: WantedPicture) -> None:
+        self._free += wanted.rows
+        wanted.rows = []
+        if self._running is wanted:
+            self._running = None
+
+    def _reserve(self, wanted: WantedPicture) -> bool:
+        """Take rows for a picture, and evict others for it; False if too many are held."""
+        count, held = wanted.picture.num_rows, set(self._held.values())
+        loose = [key for key in self._encoded if key not in held]
+        if count > len(self._free) + sum(len(self._encoded[key]) for key in loose):
+            return False
+        for key in loose:
+            if count <= len(self._free):
+                break
+            self._free += self._encoded.pop(key)
+        self._free.sort()  # rows beside each other are written at once
+        wanted.rows, self._free = self._free[:count], self._free[count:]
+        return True
+
+    def check_invariants(self, running: Sequence[RequestId], known: Iterable[RequestId]) -> None:
+        """Raise AssertionError unless each row is free, reserved or of one picture.
+
+        running, known: the requests that have a slot, and all requests that have not ended.
+        """
+        rows = [row for each in self._encoded.values() for row in each]
+        rows += [row for wanted in self._wanted.values() for row in wanted.rows]
+        assert sorted([*rows, *self._free]) == list(range(self._num_rows)), "media rows leak"
+        assert set(self._held) <= set(running), "a request that does not run holds a picture"
+        assert set(self._wants) <= set(known), "a request that has ended waits for a picture"
+        wants = {(r, w.key) for w in self._wanted.values() for r in w.requests}
+        assert wants == set(self._wants.items()), "the two maps of waiting requests differ"
+        assert self._blocked <= set(self._wants), "a request waits for nothing"
+        assert all(wanted.requests for wanted in self._wanted.values()), "nobody waits for it"
