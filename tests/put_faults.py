@@ -367,7 +367,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "elapsed > predicted * self._loss_allowed and not new",
+        "elapsed > predicted * allowed and not new",
         "False",
         f"{ORDER} -k ended_for",
     ),

@@ -52,9 +52,9 @@ class EncodedPictures:
         self._fingerprint = fingerprint
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
-        self._wanted: dict[bytes, WantedPicture] = {}  # in the order in which they are encoded
+        self._wanted: dict[bytes, WantedPicture] = {}  # in the order of their encoding
         self._wants: dict[RequestId, bytes] = {}
-        self._blocked: set[RequestId] = set()  # those of _wants that cannot run before
+        self._blocked: set[RequestId] = set()  # a part of _wants: they cannot run before
         self._held: dict[RequestId, bytes] = {}
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
         self._running: WantedPicture | None = None
@@ -135,11 +135,11 @@ class EncodedPictures:
 
     @property
     def starves(self) -> bool:
-        """Whether a request waits for a picture whose patches have not come."""
+        """Whether the patches of a picture have not come, and a request waits for it."""
         return any(wanted.patches is None for wanted in self._wanted.values())
 
     def asks(self) -> list[tuple[RequestId, int]]:
-        """Return (request, index) of the pictures whose patches are to be sent now."""
+        """Return (request, index) of each picture, if its patches are to be sent now."""
         found: list[tuple[RequestId, int]] = []
         for wanted in list(self._wanted.values())[:MOST_PATCHES]:
             if wanted.patches is None and wanted.asked not in wanted.requests:

@@ -1,4 +1,4 @@
-"""The pictures of a prompt: their placeholder tokens, and what they add to the names of blocks.
+"""The pictures of a prompt: their placeholder tokens, and their part in the keys of blocks.
 
 An encoded picture has several rows. The prompt has a placeholder token for each of them,
 which is the same token for all pictures.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 DIGEST_BYTES = 32
-# A block's name has this for each run of placeholders in it: the digest of the picture,
+# A key of a block depends on this, for each run of placeholders: the digest of the picture,
 # the run's place in the block, its length, the row of the picture for its first token,
 # and the place of the whole picture, which may begin before the block.
 MARK = struct.Struct(f"<{DIGEST_BYTES}s4i")
@@ -91,7 +91,7 @@ class Placeholders:
                 yield Stretch(start, stop, run.index, run.row + start - run.begin)
 
     def mark(self, begin: int, end: int) -> bytes:
-        """Return what tells this block from others with equal tokens; b"" without placeholders."""
+        """Return a mark that tells this picture from others; b"" without placeholders."""
         return b"".join(
             MARK.pack(
                 self.pictures[run.index].digest,
@@ -123,7 +123,7 @@ class Placeholders:
 def extra_keys(content: bytes, num_tokens: int) -> list[tuple[str, int]]:
     """Return (digest as hex, place in the block) of each picture in the content of a block.
 
-    num_tokens: the number of tokens of the block, whose ids come first in `content`.
+    num_tokens: the number of tokens of the block; their ids come first in `content`.
     """
     marks = content[4 * num_tokens :]
     found = ((digest, place) for digest, *_, place in MARK.iter_unpack(marks))

@@ -292,7 +292,8 @@ class Scheduler:
         predicted = self.cost.step_seconds(self.work)
         # With several callers no step has more than COARSE tokens (PromptOrder.share).
         new = self.work.tokens > COARSE and self.callers.is_idle(request.params.caller)
-        too_late = elapsed > predicted * loss_allowed(self.batch_requests, self._batch) and not new
+        allowed = loss_allowed(self.batch_requests, self._batch)
+        too_late = elapsed > predicted * allowed and not new
         if too_late or not self._can_start(request):
             return False
         left = self._order.tokens_left(request)

@@ -109,7 +109,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     vector: the embedding in fp32 little-endian, if the model computes one.
     fault: the field of the request that caused `error` (HTTP 400).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
-    wants: the indexes of the pictures whose patches the engine needs (PicturePatches).
+    wants: the indexes of pictures; the engine needs their patches (PicturePatches).
       Such an output has nothing else.
     """
 

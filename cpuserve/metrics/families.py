@@ -40,6 +40,12 @@ DRAFT_COUNTERS = (
     ("spec_decode_num_draft_tokens", "draft_tokens", "Draft tokens verified."),
     ("spec_decode_num_accepted_tokens", "accepted_tokens", "Draft tokens that the model accepted."),
 )
+# Counters of pictures: (metric name, field of StepStats, help text)
+PICTURE_COUNTERS = (
+    ("mm_cache_queries", "picture_queries", "Pictures whose encoded rows a prompt needed."),
+    ("mm_cache_hits", "picture_hits", "Pictures that were encoded already."),
+)
+ENCODE_COUNTERS = (("encode_seconds", "encode_s", "Seconds spent on encoding pictures."),)
 # (metric name, attribute of ServerMetrics, help text)
 SEQUENCE_COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of sequences with a first token."),
@@ -107,6 +113,9 @@ def server_families(metrics: ServerMetrics) -> Iterable[Metric]:
         yield from _tiers(metrics, engines)
     if metrics.drafts:
         yield from _step_counters(DRAFT_COUNTERS, names, engines)
+    if metrics.pictures:
+        yield from _step_counters(PICTURE_COUNTERS, names, engines)
+        yield from _step_counters(ENCODE_COUNTERS, names, engines, "cpuserve")
     if metrics.cpu is not None:
         yield from _cpu(metrics.cpu(), metrics.labels)
 
@@ -164,11 +173,14 @@ def _replicas(model: str, names: list[str], replicas: list[ReplicaFigures]) -> I
 
 
 def _step_counters(
-    counters: Iterable[tuple[str, str, str]], names: list[str], engines: list[Engine]
+    counters: Iterable[tuple[str, str, str]],
+    names: list[str],
+    engines: list[Engine],
+    prefix: str = "vllm",
 ) -> Iterable[Metric]:
     """Yield counters of StepStats for each engine."""
     for name, attribute, text in counters:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=names)
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=names)
         for labels, stats in engines:
             family.add_metric(labels, getattr(stats, attribute))
         yield family

@@ -42,6 +42,9 @@ class StepStats(Protocol):
     drafts: int
     draft_tokens: int
     accepted_tokens: int
+    picture_queries: int
+    picture_hits: int
+    encode_s: float
 
 
 class ReplicaFigures(Protocol):

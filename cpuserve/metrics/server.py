@@ -69,6 +69,7 @@ class ServerMetrics:
     several: metrics of an engine have its number as the label `engine`, all others have "all".
     tiers: the offload tiers of the KV cache that have metrics.
     drafts: whether there are metrics of speculative decoding.
+    pictures: whether there are metrics of encoded pictures.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class ServerMetrics:
         several: bool = False,
         tiers: Iterable[str] = (),
         drafts: bool = False,
+        pictures: bool = False,
     ) -> None:
         self.tiers = tuple(tiers)
         self.drafts = drafts
+        self.pictures = pictures
         self.cpu = cpu
         self.replicas = replicas
         self.several = several

@@ -298,3 +298,18 @@ def test_a_request_for_an_adapter_counts_for_it():
     assert api.chat(model="one").status_code == 200
     assert api.chat().status_code == 200
     assert [each.adapter for each in api.context.metrics.sequences()] == ["one", ""]
+
+
+def test_pictures_have_series_where_the_model_reads_them():
+    assert "mm_cache" not in Api().get("/metrics").text
+    stats = Stats(picture_queries=5, picture_hits=2, encode_s=1.5)
+    metrics = ServerMetrics(model_name="m", max_model_len=8, stats=lambda: stats, pictures=True)
+    text = exposition(server_families(metrics)).decode()
+    found = {
+        sample.name: sample.value
+        for f in text_string_to_metric_families(text)
+        for sample in f.samples
+    }
+    assert found["vllm:mm_cache_queries_total"] == 5
+    assert found["vllm:mm_cache_hits_total"] == 2
+    assert found["cpuserve:encode_seconds_total"] == 1.5

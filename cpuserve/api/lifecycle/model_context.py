@@ -62,8 +62,7 @@ def make_context(
     kv_bytes: the size of the KV caches of all engines in bytes.
     details: facts about the model's files; None = the API shows none.
     """
-    config = configs[0]
-    tasks = tasks_of(config)
+    config, tasks = configs[0], tasks_of(configs[0])
     cpu = CpuView(platform, configs)
     most_body = options.max_body_size or default_body_bytes(config.max_model_len)
     metrics = ServerMetrics(
@@ -76,6 +75,7 @@ def make_context(
         several=len(configs) > 1,
         tiers=_tiers(config),
         drafts=config.speculation is not None,
+        pictures=config.media_rows > 0,
     )
     context = ModelContext(
         client,
