@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
-from cpuserve.platforms.base import IN_32
+from cpuserve.platforms.base import IN_32, TowerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import kv_layer_bytes
@@ -32,7 +32,7 @@ from cpuserve.platforms.tuned import tuned_notes
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
     from cpuserve.loader.safetensors import SafetensorsStore
-    from cpuserve.models.spec import ModelSpec
+    from cpuserve.models.spec import ModelSpec, TowerSpec
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
@@ -270,7 +270,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
         vocab=0 if spec.pooled or program is None else spec.vocab,
         barriers=program.barriers if program else 0,
-        activation_width=_activation_width(spec),
+        activation_width=spec.activation_width,
         selected_floats=_selected_floats(program) if program else 0,
         has_program=has_program,
         matrix_weights=matrix_weights,
@@ -292,6 +292,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         family=str(config.get("model_type") or ""),
         parameters=parameters,
         unserved=parts_beside_text(config),
+        tower=_tower_facts(spec.tower, path) if spec.tower and has_program else None,
     )
     return spec, facts
 
@@ -550,6 +551,18 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     return tuple(KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache)
 
 
+def _tower_facts(tower: TowerSpec, path: Path) -> TowerFacts | None:
+    """Return the numbers of a tower; None if cpuserve cannot prepare pictures for it."""
+    from cpuserve.media.families.table import family_of
+
+    family = family_of(path)
+    if family is None:
+        return None
+    tiles, pixels = len(family.layout(1275, 1650).tiles), tower.side * tower.patch
+    sizes = 4 * tower.out_width, tower.step_bytes, pixels, tower.tile_rows
+    return TowerFacts(*sizes, operations=tower.tile_operations, page_tiles=tiles)
+
+
 def _weight_counts(program: Program) -> tuple[int, int]:
     """Return the number of weights (in matrices, in all tensors), from the Program's shapes."""
     matrices = sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
@@ -574,26 +587,3 @@ def _selected_floats(program: Program) -> int:
     halves = [1 if program.cache[op.layer].latent else 2 for op in attentions]
     sizes = (op.keep * op.head_dim * n for op, n in zip(attentions, halves, strict=True))
     return max(sizes, default=0)
-
-
-def _activation_width(spec: ModelSpec) -> int:
-    """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward.
-
-    In a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
-    attention has further values for each head: the products of its matrix with queries and output.
-    An indexer has queries, keys and the positions of the selected keys.
-    Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
-    Gemma 3n has several residual streams, and a copy of each of them.
-    """
-    by_head = 4 if "rank" in spec.extra else 2
-    attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
-    chosen = cast("int", spec.extra.get("chosen", 0))
-    routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
-    inputs = 2 * spec.layers * cast("int", spec.extra.get("input_width", 0))
-    streams = 2 * cast("int", spec.extra.get("streams", 0)) * spec.width
-    indexer = cast("dict[str, int]", spec.extra.get("indexer", {}))
-    if indexer:
-        inputs += (indexer["heads"] + 6) * indexer["width"]
-        inputs += (indexer["keep"] + 1) * indexer["pool"]
-    words = 3 * spec.vocab * spec.lexical  # logits, results, and the copy that Python pools
-    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs + streams + words

@@ -184,7 +184,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
     """Return (native or torch executor, vocabulary size, end ids, model facts, adapter slots)."""
     from cpuserve.loader.load import check_weights, open_checkpoint
-    from cpuserve.models import build_program, spec_from_config
+    from cpuserve.models import build_program, build_tower, spec_from_config
     from cpuserve.models.bert import reads_types
     from cpuserve.quant import quantize_online
     from cpuserve.tokenizer.ends import end_ids
@@ -193,7 +193,8 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
     spec = replace(spec, lexical=config.pooling == "splade")
     program = build_program(spec)
-    check_weights(program, checkpoint.weights)
+    tower = spec.tower if config.media_rows else None
+    check_weights(program, checkpoint.weights, build_tower(tower) if tower else None)
     tokenizer = Path(config.tokenizer_path)
     eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
     weights = quantize_online(checkpoint.weights, config.quantize)
@@ -205,7 +206,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
 
-        executor = native = NativeExecutor(config, program, weights, team, progress)
+        executor = native = NativeExecutor(config, program, weights, team, progress, tower)
         if native.unsaved:
             threading.Thread(
                 target=_save, args=(native, config), name="cpuserve-weights", daemon=True
@@ -213,7 +214,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     else:
         from cpuserve.runtime.torch_executor import TorchExecutor
 
-        executor = TorchExecutor(config, program, weights, progress)
+        executor = TorchExecutor(config, program, weights, progress, tower)
     facts: dict[str, object] = {
         "layers": spec.layers,
         "width": spec.vocab if spec.lexical else spec.width,

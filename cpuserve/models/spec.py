@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope
+
+# One step of a tower has whole tiles of about this many patches: with fewer rows,
+# reading the weights would take longer than multiplying them.
+STEP_PATCHES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,37 @@ class TowerSpec:
 
     @property
     def tile_patches(self) -> int:
-        """The most patches of a tile."""
+        """The patches of a tile."""
         return self.side**2
+
+    @property
+    def tile_rows(self) -> int:
+        """The rows that a tile becomes."""
+        return self.tile_patches // self.merge**2
+
+    @property
+    def tile_operations(self) -> int:
+        """The additions and multiplications of a tile, in linears and attention."""
+        layer = 4 * self.width**2 + 2 * self.width * self.intermediate
+        layer += 2 * self.tile_patches * self.width
+        # Of merge^2 patches, one row of merge^2 times the width is multiplied.
+        ends = (self.patch_width + self.out_width) * self.width
+        return 2 * self.tile_patches * (self.layers * layer + ends)
+
+    @property
+    def step_bytes(self) -> int:
+        """The bytes of memory of a step besides the weights.
+
+        For each patch: the stream, its norm, queries, keys and values (in the cache as well),
+        attention, the hidden values of the MLP, merged rows, results, and the pixels.
+        """
+        floats = 11 * self.width + self.intermediate + self.out_width + self.patch_width
+        return 4 * self.tiles_a_step * self.tile_patches * floats
+
+    @property
+    def tiles_a_step(self) -> int:
+        """The most tiles of a step of the tower."""
+        return max(1, STEP_PATCHES // self.tile_patches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +141,28 @@ class ModelSpec:
     adapters: Adapters | None = None
     tower: TowerSpec | None = None
     extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def activation_width(self) -> int:
+        """The scratch floats per token: residual, norm, qkv, attention and feed-forward.
+
+        In a mixture, every chosen expert has a row of its own: input, hidden values and output.
+        Latent attention has further values for each head: the products of its matrix with queries
+        and output. An indexer has queries, keys and the positions of the selected keys.
+        Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up.
+        Gemma 3n has several residual streams, and a copy of each of them.
+        """
+        by_head = 4 if "rank" in self.extra else 2
+        attention = (by_head * self.q_heads + 2 * self.kv_heads) * self.head_dim
+        chosen = cast("int", self.extra.get("chosen", 0))
+        routed = chosen * (2 * self.width + 2 * cast("int", self.extra.get("expert_width", 0)))
+        inputs = 2 * self.layers * cast("int", self.extra.get("input_width", 0))
+        streams = 2 * cast("int", self.extra.get("streams", 0)) * self.width
+        indexer = cast("dict[str, int]", self.extra.get("indexer", {}))
+        if indexer:
+            inputs += (indexer["heads"] + 6) * indexer["width"]
+            inputs += (indexer["keep"] + 1) * indexer["pool"]
+        words = 3 * self.vocab * self.lexical  # logits, results, and the copy that Python pools
+        return (
+            2 * self.width + attention + 2 * self.intermediate + routed + inputs + streams + words
+        )

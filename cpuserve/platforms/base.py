@@ -28,6 +28,26 @@ class KvLayerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TowerFacts:
+    """The numbers of a tower, which encodes the pictures of a model.
+
+    row_bytes: bytes of a row of an encoded picture.
+    step_bytes: bytes of memory that a step of the tower needs besides the weights.
+    pixels: pixels of a side of a tile.
+    rows: the rows that a tile becomes.
+    operations: the additions and multiplications of a tile.
+    page_tiles: the tiles of a page of 1275 x 1650 pixels.
+    """
+
+    row_bytes: int
+    step_bytes: int
+    pixels: int
+    rows: int
+    operations: int
+    page_tiles: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The facts about a model that a platform needs: numbers and texts, no tensors.
 
@@ -61,6 +81,7 @@ class ModelFacts:
     parameters: number of weights in all tensors, without adapters (0 without a Program).
       Lists of models show `family` and `parameters` to clients.
     unserved: the parts of the model that cpuserve does not run, such as "vision and audio".
+    tower: the tower of a model that reads pictures.
     """
 
     name: str
@@ -99,6 +120,7 @@ class ModelFacts:
     family: str = ""
     parameters: int = 0
     unserved: str | None = None
+    tower: TowerFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not us
 # The bytes of a request with penalties: PLACE_BYTES for each token id of the vocabulary,
 # and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
+# The rows of encoded pictures in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
+MEDIA_ROWS = 16384
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests,
 # but not fewer or more rows than these (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
@@ -63,6 +65,7 @@ LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
+    media_rows: the rows of encoded pictures that the media buffer holds.
     on_disk: whether the weights are mapped from a file.
     page_cache_bytes: the memory that is left for the pages of this file.
     """
@@ -73,6 +76,7 @@ class MemoryPlan:
     kv_groups: list[KvGroup]
     state_slots: int
     max_num_seqs: int
+    media_rows: int = 0
     on_disk: bool = False
     page_cache_bytes: int = 0
 
@@ -236,14 +240,14 @@ def plan_memory(
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     other += logit_bytes(facts, max_num_seqs) + 4 * threads * facts.selected_floats
-    other += _written_bytes(options, max(block, state))
+    media_rows, media_bytes = _media(ledger, facts)
+    other += _written_bytes(options, max(block, state)) + media_bytes
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK)
     why_not = why_not_mapped(options, facts, executor, weights)
     least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
     on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
-    if on_disk:
-        needs = mapped_needs(facts, needs)
+    needs = mapped_needs(facts, needs) if on_disk else needs
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
     # RoPE tables have all positions of the longest request, which must fit into the free memory.
@@ -258,8 +262,26 @@ def plan_memory(
     swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
     pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
     return MemoryPlan(
-        blocks, length, swap, groups, states.slots, states.max_num_seqs, on_disk, pages
+        blocks, length, swap, groups, states.slots, states.max_num_seqs, media_rows, on_disk, pages
     )
+
+
+def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
+    """Decide how many rows of encoded pictures the media buffer holds; 0 without a tower.
+
+    Returns (number of rows, bytes of the buffer and of a step of the tower).
+    """
+    tower = facts.tower
+    if tower is None:
+        return 0, 0
+    why = (
+        f"{format_bytes(MEDIA_ROWS * tower.row_bytes)} of encoded pictures; a page of 1275 x 1650 "
+        f"pixels becomes {tower.page_tiles * tower.rows} tokens: {tower.page_tiles} tiles of "
+        f"{tower.pixels} x {tower.pixels} pixels, each with {tower.operations / 1e9:.3g} billion "
+        "operations"
+    )
+    rows = ledger.decide("media_rows", MEDIA_ROWS, why)
+    return rows, rows * tower.row_bytes + tower.step_bytes
 
 
 def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:

@@ -114,6 +114,7 @@ def _memory(plan: MemoryPlan) -> dict[str, Any]:
         "swap_bytes": plan.swap_bytes,
         "kv_groups": plan.kv_groups,
         "state_slots": plan.state_slots,
+        "media_rows": plan.media_rows,
         "block_size": BLOCK,
         "kv_blocks": plan.kv_blocks,
         "weights_on_disk": plan.on_disk,

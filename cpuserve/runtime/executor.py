@@ -109,6 +109,19 @@ class StepOutputs:
     vectors: Float32 | None = None
 
 
+class PictureTower(Protocol):
+    """Encodes pictures in slices, between the steps of its executor (runtime/tower.py)."""
+
+    def start(self, patches: Bytes, tiles: Sequence[tuple[int, int]]) -> None:
+        """Begin to encode tiles of (rows, columns) patches; ValueError: it has no such tiles."""
+
+    def advance(self, budget_s: float) -> bool:
+        """Compute for about `budget_s` seconds; return whether all tiles are encoded."""
+
+    def rows(self) -> Float32:
+        """Return the rows of the encoded tiles, for `write_media`."""
+
+
 class Executor(Protocol):
     """Runs forward steps; owns weights, KV cache and sampler states.
 
@@ -117,6 +130,7 @@ class Executor(Protocol):
 
     max_tokens: int
     num_blocks: int
+    tower: PictureTower | None = None  # the tower of a model of images and text
 
     @property
     def kv_block_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.errors import TooLittleMemory
 from cpuserve.fault_points import fault
+from cpuserve.loader.packed_files import HEADER_BYTES
 from cpuserve.models import build_tower
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
@@ -26,8 +28,15 @@ from cpuserve.program.row_formats import DOT_OF_KIND, rows_of_token
 from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
-from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
-from cpuserve.runtime.packed_cache import PackedCache
+from cpuserve.runtime.executor import (
+    Bytes,
+    Float32,
+    Int32,
+    PictureTower,
+    StepArrays,
+    StepOutputs,
+)
+from cpuserve.runtime.packed_cache import PackedCache, PackedParts
 from cpuserve.runtime.threads import threads_on
 from cpuserve.runtime.tower import Tower, tower_config
 from cpuserve.sampling.slot import SlotRequest
@@ -61,66 +70,67 @@ class NativeExecutor:
         weights: Weights,
         team: _C.Team,
         progress: ProgressFn | None = None,
+        tower: TowerSpec | None = None,
     ) -> None:
+        """tower: the tower of the model, if it has one; its weights are loaded as well."""
         self.team = team
         self._cpus = config.thread_cpus
         self._activation_bits = config.activation_bits
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self._pooled = config.pooling != "none"
-        self.lowered = lower(config, program, weights)
-        size = _C.packed_file_bytes(team, self.lowered.native)
-        self._cache = PackedCache.of(config, self.lowered, size, Path(_C.__file__))
-        self.native = self._loaded(
-            config,
-            lambda native: pack_matrices(
-                native,
-                self.lowered,
-                weights,
-                progress,
-                threads=config.threads,
-                cpus=config.compute_cpus,
-            ),
+        parts = [ModelPart.of(config, program, weights, team)]
+        if tower is not None:
+            own = tower_config(config, tower)
+            parts.append(ModelPart.of(own, build_tower(tower), weights, team, parts[0].end))
+        self.lowered = parts[0].lowered
+        lowered = [part.lowered for part in parts]
+        self._cache = PackedCache.of(config, lowered, parts[-1].end, Path(_C.__file__))
+
+        def pack(natives: PackedParts[_C.Executor]) -> None:
+            report = progress  # of the text part, which has most of the bytes
+            threads, cpus = config.threads, config.compute_cpus
+            for part, native in zip(parts, natives.all, strict=True):
+                made = part.lowered
+                pack_matrices(native, made, weights, report, threads=threads, cpus=cpus)
+                report = None
+
+        natives = self._loaded(parts, pack)
+        for part, native in zip(parts, natives.all, strict=True):
+            load_tables(native, part.lowered, weights)
+            fill_vectors(native, part.lowered, weights)
+        self._natives = natives
+        self.native = natives.all[0]
+        self.tower: PictureTower | None = (
+            None if tower is None else NativeTower(tower, natives.all[1])
         )
-        load_tables(self.native, self.lowered, weights)
-        fill_vectors(self.native, self.lowered, weights)
         self._scales: dict[int, float] = {}  # the scale of each adapter, by adapter number
 
-    def _loaded(self, config: EngineConfig, pack: Callable[[_C.Executor], None]) -> _C.Executor:
-        """Return a native executor with matrices that were packed, read from a file, or mapped."""
+    def _loaded(
+        self, parts: list[ModelPart], pack: Callable[[PackedParts[_C.Executor]], None]
+    ) -> PackedParts[_C.Executor]:
+        """Return native executors with matrices that were packed, read from a file, or mapped."""
 
-        def create(fd: int = -1, writable: bool = False) -> _C.Executor:
+        def create(fd: int = -1, writable: bool = False) -> PackedParts[_C.Executor]:
             try:
                 fault("engine.map")
-                native = _C.Executor(
-                    self.team,
-                    self.lowered.native,
-                    config.kv_blocks,
-                    config.kv_dtype,
-                    config.max_num_seqs,
-                    num_states=config.state_slots,
-                    num_media=config.media_rows,
-                    packed_fd=fd,
-                    packed_writable=writable,
+                return PackedParts(
+                    [part.create(self.team, fd, writable) for part in parts],
+                    [part.offset for part in parts],
                 )
             except (OSError, RuntimeError, MemoryError) as error:  # the system has refused memory
                 msg = f"the memory of the engine cannot be mapped: {error}"
                 raise TooLittleMemory(msg) from error
-            if config.work_sizes:
-                native.work_sizes = config.work_sizes
-            if config.interleave_nodes:
-                native.interleave(config.interleave_nodes)
-            return native
 
         if self._cache is not None and self._cache.mapped:
             return self._cache.map(create, pack)
-        native = create()
+        natives = create()
         if self._cache is None:
-            native.skip_digest()
-            pack(native)
+            natives.skip_digest()
+            pack(natives)
         else:
-            self._cache.fill(native, pack)
-        return native
+            self._cache.fill(natives, pack)
+        return natives
 
     @property
     def unsaved(self) -> bool:
@@ -130,7 +140,7 @@ class NativeExecutor:
     def save(self) -> None:
         """Write the packed weights to a file for the next start; on any thread, during steps."""
         if self._cache is not None:
-            self._cache.save(self.native)
+            self._cache.save(self._natives)
 
     def admit(self, slot: int, request: SlotRequest) -> None:
         """Set or reset the sampler state of request slot `slot`."""
@@ -278,7 +288,7 @@ class NativeExecutor:
         seen = self.team.placement()
         wrong = misplaced(self._cpus, seen)
         return {
-            "memory": dict(self.native.memory),
+            "memory": self._natives.memory,
             "placement": seen,
             "misplaced": wrong,
             "numa_binding": self.native.binding,
@@ -290,32 +300,75 @@ class NativeExecutor:
         """Free weights and KV cache, when no other reference to the native executor is left."""
         if self._cache is not None:
             self._cache.close()
-        del self.native
+        del self.native, self._natives, self.tower
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A Program of the model, text or tower: its settings, and its place in the packed file.
+
+    The arenas of the part begin HEADER_BYTES after `offset`, and end at `end`.
+    """
+
+    config: EngineConfig
+    lowered: Lowered
+    offset: int
+    end: int
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        program: Program,
+        weights: Weights,
+        team: _C.Team,
+        before: int = HEADER_BYTES,
+    ) -> ModelPart:
+        """Return the lowered program; before: the end of the part before it in the file."""
+        lowered, offset = lower(config, program, weights), before - HEADER_BYTES
+        return cls(config, lowered, offset, offset + _C.packed_file_bytes(team, lowered.native))
+
+    def create(self, team: _C.Team, fd: int, writable: bool) -> _C.Executor:
+        config = self.config
+        native = _C.Executor(
+            team,
+            self.lowered.native,
+            config.kv_blocks,
+            config.kv_dtype,
+            config.max_num_seqs,
+            num_states=config.state_slots,
+            num_media=config.media_rows,
+            packed_fd=fd,
+            packed_writable=writable,
+            packed_offset=self.offset,
+        )
+        if config.work_sizes:
+            native.work_sizes = config.work_sizes
+        if config.interleave_nodes:
+            native.interleave(config.interleave_nodes)
+        return native
 
 
 class NativeTower(Tower):
     """A tower that a native executor runs, on the team of the text part."""
 
-    def __init__(
-        self, config: EngineConfig, spec: TowerSpec, weights: Weights, team: _C.Team
-    ) -> None:
+    def __init__(self, spec: TowerSpec, native: _C.Executor) -> None:
         super().__init__(spec)
-        own = tower_config(config, spec)
-        self.executor = NativeExecutor(own, build_tower(spec), weights, team)
+        self.native = native
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step, even inside an op."""
-        self.executor.cancel(on)
+        self.native.cancel(on)
 
     def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
-        self.executor.native.write_patches(np.ascontiguousarray(patches))
-        self.executor.native.start(arrays.words)
+        self.native.write_patches(np.ascontiguousarray(patches))
+        self.native.start(arrays.words)
 
     def _run(self, budget_s: float) -> bool:
-        return self.executor.native.advance(budget_s)
+        return self.native.advance(budget_s)
 
     def _results(self, count: int) -> Float32:
-        return self.executor.native.vectors[:count].copy()
+        return self.native.vectors[:count].copy()
 
 
 def make_team(config: EngineConfig) -> _C.Team:

@@ -14,12 +14,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from cpuserve.config.env import cache_dir
 from cpuserve.config.values import format_bytes
@@ -59,14 +59,71 @@ class Packed(Protocol):
     def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
         """Return the arena (the memory with packed matrices) of each rank."""
 
-    def read_packed(self, fd: int) -> None:
-        """Fill the arenas from a file; RuntimeError if the file cannot be read."""
+    def read_packed(self, fd: int, offset: int = 0) -> None:
+        """Fill the arenas from a file; RuntimeError if the file cannot be read.
+
+        offset: where the HEADER_BYTES before the arenas begin in the file.
+        """
 
     def seal_packed(self) -> None:
         """Make arenas that are mapped from a file read-only."""
 
 
+class Native(Packed, Protocol):
+    """A native executor, of a text model or of its tower."""
+
+    def skip_digest(self) -> None:
+        """Compute no digests of the matrices that are packed."""
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of memory for each use."""
+
+
 P = TypeVar("P", bound=Packed)
+N = TypeVar("N", bound=Native)
+
+
+class PackedParts(Generic[N]):
+    """Native executors whose packed matrices are in one file, one after the other.
+
+    offsets: where the HEADER_BYTES before the arenas of each begin; they hold what comes before.
+    """
+
+    def __init__(self, natives: list[N], offsets: list[int]) -> None:
+        self.all = natives
+        self._offsets = offsets
+
+    @property
+    def packed_digest(self) -> int:
+        """Return the digest of the matrices of all executors."""
+        return sum(native.packed_digest for native in self.all) % 2**64
+
+    @property
+    def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
+        """Return the arenas of all executors, in the order of the file."""
+        return [arena for native in self.all for arena in native.packed_arenas]
+
+    def read_packed(self, fd: int, offset: int = 0) -> None:
+        """Fill all arenas from a file; RuntimeError if the file cannot be read."""
+        for native, own in zip(self.all, self._offsets, strict=True):
+            native.read_packed(fd, offset + own)
+
+    def seal_packed(self) -> None:
+        """Make arenas that are mapped from a file read-only."""
+        for native in self.all:
+            native.seal_packed()
+
+    def skip_digest(self) -> None:
+        """Compute no digests of the matrices that are packed."""
+        for native in self.all:
+            native.skip_digest()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of memory of all executors for each use."""
+        found = [native.memory for native in self.all]
+        return {use: sum(part[use] for part in found) for use in found[0]}
 
 
 class PackedCache:
@@ -76,10 +133,13 @@ class PackedCache:
     config: the settings of the engine, without adapters, because these change packed matrices.
     """
 
-    def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
+    def __init__(
+        self, config: EngineConfig, lowered: Sequence[Lowered], size: int, extension: Path
+    ) -> None:
+        """lowered: the programs whose matrices are in the file, the text model first."""
         self.mapped = config.weights_on_disk
         self._config = config
-        self._lowered = lowered
+        self._lowered = lowered[0]
         self._folder = cache_dir() / FOLDER
         layout = layout_digest(config, lowered, extension)
         self._files = PackedFiles(self._folder, config.weight_cache_bytes, layout, size)
@@ -92,7 +152,7 @@ class PackedCache:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, lowered: Lowered, size: int, extension: Path
+        cls, config: EngineConfig, lowered: Sequence[Lowered], size: int, extension: Path
     ) -> PackedCache | None:
         """Return the cache of an engine with a file of `size` bytes; None if it needs no file.
 
@@ -277,14 +337,14 @@ class PackedCache:
         return False
 
 
-def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> str:
+def layout_digest(config: EngineConfig, lowered: Sequence[Lowered], extension: Path) -> str:
     """Return a digest of all facts that determine the packed bytes, except the tensors."""
     facts = {
         "version": version(),
         "code": _code_digest(extension),
         "config": read_config(Path(config.model_path)),
-        "matrices": lowered.native.packed_layout,
-        "names": [(m.names, str(m.part)) for m in lowered.matrices],
+        "matrices": [part.native.packed_layout for part in lowered],
+        "names": [(m.names, str(m.part)) for part in lowered for m in part.matrices],
         "scheme": config.quantize,
         "dtype": config.dtype,
         "isa": config.isa,

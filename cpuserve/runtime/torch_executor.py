@@ -26,6 +26,7 @@ from cpuserve.runtime.executor import (
     Executor,
     Float32,
     Int32,
+    PictureTower,
     StepArrays,
     StepOutputs,
     mask_words,
@@ -276,7 +277,9 @@ class TorchExecutor(TorchSampling, Executor):
         program: Program,
         weights: Weights,
         progress: ProgressFn | None = None,
+        tower: TowerSpec | None = None,
     ) -> None:
+        """tower: the tower of the model, if it has one; its weights are loaded as well."""
         import torch
 
         from cpuserve.program.interpret import Interpreter
@@ -300,6 +303,9 @@ class TorchExecutor(TorchSampling, Executor):
             long_rope=config.long_rope,
         )
         super().__init__(config, program.vocab, self._interpreter)
+        self.tower: PictureTower | None = (
+            None if tower is None else TorchTower(config, tower, weights)
+        )
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Run the ops up to and including `op_index`; return (its inputs, its output)."""

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from cpuserve.models.spec import TowerSpec
     from cpuserve.runtime.executor import Bytes, Float32, StepArrays
 
-# One step of a tower has whole tiles of about this many patches: with fewer rows,
-# reading the weights would take longer than multiplying them.
-STEP_PATCHES = 1024
 BLOCK = 32
 KV_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -36,7 +33,6 @@ class Tower:
 
     def __init__(self, spec: TowerSpec) -> None:
         self.spec = spec
-        self.tiles_a_step = tiles_a_step(spec)
         self._patches: Bytes = np.zeros((0, spec.patch_width), np.uint8)
         self._left: list[int] = []  # patches of each tile that is not encoded
         self._at = 0  # the first patch that is not encoded
@@ -75,14 +71,14 @@ class Tower:
         end = time.monotonic() + budget_s
         while self._left or self._running:
             if not self._running:
-                self._running = self._left[: self.tiles_a_step]
-                del self._left[: self.tiles_a_step]
+                self._running = self._left[: self.spec.tiles_a_step]
+                del self._left[: self.spec.tiles_a_step]
                 last = self._at + sum(self._running)
                 self._begin(self._patches[self._at : last], self._words(self._running))
                 self._at = last
             if not self._run(max(0.0, end - time.monotonic())):
                 return False
-            count = sum(self._running) // self.spec.merge**2
+            count = len(self._running) * self.spec.tile_rows
             self._rows.append(self._results(count))
             self._running = []
             if time.monotonic() >= end:
@@ -129,14 +125,9 @@ class Tower:
         raise NotImplementedError
 
 
-def tiles_a_step(spec: TowerSpec) -> int:
-    """Return how many tiles a step of a tower has at most."""
-    return max(1, STEP_PATCHES // spec.tile_patches)
-
-
 def tower_config(config: EngineConfig, spec: TowerSpec) -> EngineConfig:
     """Return the settings of the executor of a tower, beside an engine with settings `config`."""
-    tiles = tiles_a_step(spec)
+    tiles = spec.tiles_a_step
     return msgspec.structs.replace(
         config,
         max_num_batched_tokens=tiles * spec.tile_patches,

@@ -141,6 +141,7 @@ def write_tower_model(
         "do_normalize": True,
         "image_mean": MEAN,
         "image_std": DEVIATION,
+        "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+import cpuserve.runtime.native
 from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.quant import quantize_online
-from cpuserve.runtime.native import NativeTower
+from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
-from cpuserve.runtime.tower import tiles_a_step
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import patches_of, pixels_of, random_tiles, write_tower_model
 
@@ -54,6 +54,10 @@ def with_team(threads, ranks, use):
     return found[0]
 
 
+def tower_of(config, spec, weights, team):
+    return NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower).tower
+
+
 def native(path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="none", budget=None):
     """The rows of tiles; `budget`: seconds of each slice, None = all at once."""
     spec, weights = opened(path)
@@ -61,7 +65,7 @@ def native(path, tiles, merge, dtype="float32", threads=1, ranks=(), scheme="non
 
     def use(team):
         config = settings(dtype, threads=threads, quantize=scheme)
-        tower = NativeTower(config, spec.tower, quantize_online(weights, scheme), team)
+        tower = tower_of(config, spec, quantize_online(weights, scheme), team)
         tower.start(patches, [(side, side)] * len(tiles))
         slices = 1
         while not tower.advance(1e9 if budget is None else budget):
@@ -116,17 +120,17 @@ def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype):
 
 
 def test_more_tiles_than_a_step_has_are_several_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpuserve.runtime.tower.STEP_PATCHES", 40)
+    monkeypatch.setattr("cpuserve.models.spec.STEP_PATCHES", 40)
     path, _, side, merge = written(tmp_path, 4, 2, 4)
     spec, weights = opened(path)
-    assert tiles_a_step(spec.tower) == 2
+    assert spec.tower.tiles_a_step == 2
     tiles = random_tiles(5, side)
     patches, shapes = patches_of(tiles, merge), [(side, side)] * 5
     with_team(1, [], lambda team: check_steps(team, spec, weights, patches, shapes))
 
 
 def check_steps(team, spec, weights, patches, shapes):
-    tower = NativeTower(settings(), spec.tower, weights, team)
+    tower = tower_of(settings(), spec, weights, team)
     whole = tower.encode(patches, shapes)
     tower.start(patches, shapes)
     tower.advance(0)
@@ -201,3 +205,43 @@ def test_a_tensor_of_the_tower_that_is_missing_or_unused_is_named(tmp_path):
     spec, weights = opened(path)
     with pytest.raises(ModelError, match=r"post_layernorm\.bias.*unused.*vision_model\.strange"):
         check_weights(build_program(spec), weights, build_tower(spec.tower))
+
+
+def test_the_packed_file_has_the_tower_too(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CPUSERVE_CACHE", str(cache))
+    path, _, side, merge = written(tmp_path / "model", 4, 2, 4)
+    tiles = random_tiles(2, side)
+    want = native(path, tiles, merge)
+    spec, weights = opened(path)
+    mapped = settings(model_path=str(path), weights_on_disk=True, weight_cache_bytes=1 << 30)
+    found, packed = [], []
+    pack = cpuserve.runtime.native.pack_matrices
+
+    def count(native, lowered, *others, **more):
+        packed.append(lowered)
+        pack(native, lowered, *others, **more)
+
+    monkeypatch.setattr(cpuserve.runtime.native, "pack_matrices", count)
+
+    def use(team):
+        executor = NativeExecutor(mapped, build_program(spec), weights, team, tower=spec.tower)
+        encoded = executor.tower.encode(patches_of(tiles, merge), [(side, side)] * 2)
+        assert executor.report()["memory"]["weights_mapped"] > 0
+        (file,) = cache.rglob("*.weights")
+        found.append(encoded)
+        executor.close()
+        return file
+
+    file = with_team(1, [], use)
+    with_team(1, [], use)
+    assert np.array_equal(found[0], want)
+    assert np.array_equal(found[1], want)
+    assert len(packed) == 2  # text and tower, in the first start only
+    with file.open("r+b") as data:  # the last matrix is the tower's
+        content = file.read_bytes()
+        data.seek(len(content.rstrip(b"\0")) - 1)
+        data.write(b"\x55")
+    with_team(1, [], use)
+    assert np.array_equal(found[2], want)
+    assert len(packed) == 4

@@ -11,8 +11,8 @@ import torch
 from cpuserve import _C
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
-from cpuserve.runtime.native import NativeExecutor, NativeTower
-from cpuserve.runtime.torch_executor import TorchExecutor, TorchTower
+from cpuserve.runtime.native import NativeExecutor
+from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
@@ -84,19 +84,19 @@ class Ours:
             media_rows=80,
             threads=threads,
         )
-        if kind == "torch":
-            self.executor = TorchExecutor(config, self.program, checkpoint.weights)
-            self.tower = TorchTower(config, spec.tower, checkpoint.weights)
-        else:
-            self.executor = NativeExecutor(config, self.program, checkpoint.weights, team)
-            self.tower = NativeTower(config, spec.tower, checkpoint.weights, team)
+        made = TorchExecutor if kind == "torch" else NativeExecutor
+        arguments = (config, self.program, checkpoint.weights)
+        more = {} if kind == "torch" else {"team": team}
+        self.executor = made(*arguments, **more, tower=spec.tower)
 
     def run(self, prompt, tiles, chunk):
         """The greedy tokens after the prompt, which is computed in chunks, and their logprobs."""
         greedy = SamplingParams(temperature=0, max_tokens=None)
         self.executor.admit(0, SlotRequest(greedy, 0, prompt, [], []))
         if len(tiles):
-            encoded = self.tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * len(tiles))
+            encoded = self.executor.tower.encode(
+                patches_of(tiles, MERGE), [(SIDE, SIDE)] * len(tiles)
+            )
             self.executor.write_media(80 - len(encoded), encoded)
         count, media = ROWS * len(tiles), []
         for token in prompt:

@@ -1,0 +1,87 @@
+"""The settings of a model with a tower count its memory, and its engine has the tower."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+
+from cpuserve.config.load import Given, load_options
+from cpuserve.engine.build import build_engine
+from cpuserve.loader.load import read_config
+from cpuserve.models import build_tower, spec_from_config
+from cpuserve.platforms.memory import MEDIA_ROWS
+from cpuserve.prepare import prepare
+from cpuserve.program.operations.attention import Attention
+from cpuserve.program.operations.dense import Linear
+from cpuserve.runtime.native import make_team
+from tests.helpers.pictures import patches_of, random_tiles, write_tower_model
+from tests.helpers.tiny import tiny_model
+
+SIDE, MERGE = 4, 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vision")
+    write_tower_model("SmolVLMForConditionalGeneration", path, side=SIDE, merge=MERGE)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, path)
+    return path
+
+
+def prepared(path):
+    given = {"model": str(path), "max_model_len": "128"}
+    flags = {name: Given(f"--{name}", "flag", value) for name, value in given.items()}
+    return prepare(load_options(flags, environ={}))
+
+
+def test_the_settings_say_what_a_page_costs(model, tmp_path):
+    found = prepared(model)
+    assert found.resolved.config.media_rows == MEDIA_ROWS
+    (why,) = [d.why for d in found.resolved.decisions if d.field == "media_rows"]
+    tower = found.facts.tower
+    assert tower.rows == 4
+    assert f"becomes {tower.page_tiles * 4} tokens: {tower.page_tiles} tiles of 32 x 32" in why
+    texts = shutil.copytree(model, tmp_path / "texts")
+    (texts / "preprocessor_config.json").unlink()
+    plain = prepared(texts)
+    assert plain.resolved.config.media_rows == 0
+    assert plain.facts.tower is None
+
+
+def test_the_operations_of_a_tile_are_those_of_its_linears_and_attention(model):
+    tower = spec_from_config(read_config(model)).tower
+    program, total = build_tower(tower), 0
+    folds = {value.id: value.fold for value in program.values}
+    for op in program.ops:
+        rows = tower.tile_patches
+        if isinstance(op, Linear):
+            total += 2 * rows // folds[op.x] * sum(op.features) * op.in_features
+        elif isinstance(op, Attention):
+            total += 2 * 2 * rows * rows * op.q_heads * op.head_dim
+    assert prepared(model).facts.tower.operations == total
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_the_engine_encodes_pictures_for_its_media_buffer(model, executor):
+    config = msgspec.structs.replace(prepared(model).resolved.config, executor=executor)
+    tiles = random_tiles(2, SIDE)
+    found = []
+
+    def use(team):
+        made = build_engine(config, None, team).executor
+        made.tower.start(patches_of(tiles, MERGE), [(SIDE, SIDE)] * 2)
+        while not made.tower.advance(0.01):
+            pass
+        found.append(made.tower.rows())
+        made.write_media(MEDIA_ROWS - 8, found[0])
+        with pytest.raises(ValueError, match="media"):
+            made.write_media(MEDIA_ROWS - 7, found[0])
+
+    team = make_team(config)
+    team.run(lambda: use(team))
+    assert found[0].shape == (8, 64)
+    assert np.isfinite(found[0]).all()
