@@ -38,7 +38,7 @@ from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlot
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
 from cpuserve.engine.outputs import output_of
-from cpuserve.engine.pictures import PictureEncoder, PictureTower
+from cpuserve.engine.pictures import PictureEncoder
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
@@ -73,7 +73,6 @@ class EngineCore:
         adapters: AdapterSlots | None = None,
         head: Head | None = None,
         kv_events: KvEventPublisher | None = None,
-        tower: PictureTower | None = None,
     ) -> None:
         self.config = config
         self._kv_events = kv_events
@@ -85,7 +84,8 @@ class EngineCore:
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
         rows = config.max_num_batched_tokens
-        length, media = config.max_model_len, 0 if tower is None else config.media_rows
+        length, tower = config.max_model_len, executor.tower
+        media = 0 if tower is None else config.media_rows
         self.limits = Limits(
             length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,22 +12,9 @@ from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
-    from cpuserve.runtime.executor import Bytes, Executor, Float32
+    from cpuserve.runtime.executor import Bytes, Executor, Float32, PictureTower
 
 log = get_logger("engine")
-
-
-class PictureTower(Protocol):
-    """The part of runtime/tower.py that the encoder uses."""
-
-    def start(self, patches: Bytes, tiles: Sequence[tuple[int, int]]) -> None:
-        """Begin to encode tiles. ValueError: the tower has no such tiles."""
-
-    def advance(self, budget_s: float) -> bool:
-        """Compute for about `budget_s` seconds; return whether all tiles are encoded."""
-
-    def rows(self) -> Float32:
-        """Return the rows of the encoded tiles."""
 
 
 class PictureEncoder:

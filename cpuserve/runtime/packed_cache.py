@@ -87,7 +87,7 @@ N = TypeVar("N", bound=Native)
 class PackedParts(Generic[N]):
     """Native executors whose packed matrices are in one file, one after the other.
 
-    offsets: where the HEADER_BYTES before the arenas of each begin; they hold what comes before.
+    offsets: where the HEADER_BYTES before the arenas of each begin.
     """
 
     def __init__(self, natives: list[N], offsets: list[int]) -> None:

@@ -126,7 +126,7 @@ class Tower:
 
 
 def tower_config(config: EngineConfig, spec: TowerSpec) -> EngineConfig:
-    """Return the settings of the executor of a tower, beside an engine with settings `config`."""
+    """Return the settings of the executor of a tower in an engine with settings `config`."""
     tiles = spec.tiles_a_step
     return msgspec.structs.replace(
         config,

@@ -560,6 +560,5 @@ def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None
     if config.tokenizer_path:
         eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
-    return EngineCore(
-        config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters, tower=tower
-    )
+    executor.tower = tower
+    return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters)

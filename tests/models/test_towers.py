@@ -209,7 +209,7 @@ def test_a_tensor_of_the_tower_that_is_missing_or_unused_is_named(tmp_path):
 
 def test_the_packed_file_has_the_tower_too(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    monkeypatch.setenv("CPUSERVE_CACHE", str(cache))
+    monkeypatch.setattr("cpuserve.runtime.packed_cache.cache_dir", lambda: cache)
     path, _, side, merge = written(tmp_path / "model", 4, 2, 4)
     tiles = random_tiles(2, side)
     want = native(path, tiles, merge)
