@@ -225,7 +225,7 @@ class EncodedPictures:
             if count <= len(self._free):
                 break
             self._free += self._encoded.pop(key)
-        self._free.sort()  # rows beside each other are written at once
+        self._free.sort()  # neighbours are written at once
         wanted.rows, self._free = self._free[:count], self._free[count:]
         return True
 

@@ -23,6 +23,7 @@ from cpuserve.engine.ipc import (
     Inbound,
     Outbound,
     Output,
+    PicturePatches,
     Reply,
     Shutdown,
     StageProgress,
@@ -89,6 +90,10 @@ class InlineClient:
         self._router.add(message.id, sink)
         self._channel.post(message)
         return message.id
+
+    def send_patches(self, number: int, index: int, patches: bytes) -> None:
+        """Send the patches of a picture that an output of sequence `number` has asked for."""
+        self._channel.post(PicturePatches(number, index, patches))
 
     @contextmanager
     def together(self) -> Iterator[None]:

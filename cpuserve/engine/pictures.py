@@ -54,7 +54,7 @@ class PictureEncoder:
         return None
 
     def _keep(self, wanted: WantedPicture, encoded: Float32) -> None:
-        """Write the rows of a picture to the media buffer, rows beside each other at once."""
+        """Write the rows of a picture to the media buffer, neighbours at once."""
         if len(encoded) != len(wanted.rows):
             msg = f"the tower made {len(encoded)} rows for {len(wanted.rows)} tokens"
             raise ValueError(msg)

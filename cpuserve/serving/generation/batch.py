@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -101,11 +101,15 @@ def decision_items(
     return first, [BatchItem(own) for own in sequences]
 
 
-def _result(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, from code that has no event loop of its own."""
+def _result(work: Awaitable[T]) -> T:
+    """Return the result of asynchronous work, from code that has no event loop of its own."""
     # In a notebook the thread of the caller already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        return thread.submit(asyncio.run, _awaited(work)).result()
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
 
 
 async def _chat_item(
@@ -214,6 +218,9 @@ class _Batch:
         sequence = self.running.get(output.id)
         if sequence is None:
             return  # the engine sent this output before a stop string ended the sequence here
+        if output.wants:
+            self._send_patches(output.id, sequence.item.prompt, output.wants)
+            return
         item, run = sequence.item, sequence.run
         self._metrics.on_tokens(
             sequence.record, len(output.tokens), output.cached_tokens, output.scheduled
@@ -227,6 +234,16 @@ class _Batch:
         if output.finish is None:
             self._client.abort([output.id])
         self.go_on(sequence)
+
+    def _send_patches(self, number: int, prompt: Prompt, wants: Sequence[int]) -> None:
+        """Send the patches of pictures that the engine asks for.
+
+        Raises:
+            InvalidRequest: a picture cannot be decoded.
+        """
+        assert prompt.patches_of is not None, "nobody has the patches"
+        for index in wants:
+            self._client.send_patches(number, index, _result(prompt.patches_of(index)))
 
 
 def search_batch(

@@ -316,7 +316,7 @@ def _reason(before: RecentPrompt, now: RecentPrompt) -> str:
 
 
 def _common(before: RecentPrompt, now: RecentPrompt) -> int:
-    """Return how many tokens at the beginning are equal and stand for equal pictures."""
+    """Return how many tokens at the beginning are equal, and their pictures as well."""
     common = common_tokens(before.ids, now.ids)
     for one, other in zip(before.pictures, now.pictures, strict=False):
         if (one.digest, one.spans) != (other.digest, other.spans):

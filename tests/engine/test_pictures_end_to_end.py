@@ -1,0 +1,164 @@
+"""A model of images and text in an engine process: pictures asked for, encoded once, equal bits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from cpuserve import LLM
+from cpuserve.config.load import Given, load_options
+from cpuserve.core.pictures import Picture
+from cpuserve.engine.client import EngineRequest
+from cpuserve.engine.replicas import ReplicaClient
+from cpuserve.prepare import prepare
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.calls.call import Prompt
+from cpuserve.serving.generation.batch import BatchItem, run_batch
+from cpuserve.serving.generation.fan_out import sequences_of
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.pictures import (
+    IMAGE_ID,
+    patches_of,
+    pixels_of,
+    random_tiles,
+    write_tower_model,
+)
+from tests.helpers.tiny import tiny_model
+
+SIDE, MERGE = 8, 2
+ROWS = (SIDE // MERGE) ** 2
+BLOCK = 32
+TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vision")
+    theirs = write_tower_model("SmolVLMForConditionalGeneration", path, side=SIDE, merge=MERGE)
+    for file in tiny_model("llama").glob("tokenizer*"):
+        shutil.copy(file, path)
+    return path, theirs
+
+
+class Question:
+    """A prompt: text, a picture of `count` tiles in two runs of placeholders, and text again."""
+
+    def __init__(self, seed, count=4):
+        self.tiles = random_tiles(count, SIDE, seed=seed)
+        self.data = patches_of(self.tiles, MERGE).tobytes()
+        self.asked = []
+        before = np.random.default_rng(1).integers(10, 380, 40).tolist()
+        first, second = ROWS, ROWS * (count - 1)
+        self.ids = [*before, *[IMAGE_ID] * first, 77, *[IMAGE_ID] * second, *range(100, 150)]
+        spans = [(40, first), (41 + first, second)]
+        digest = hashlib.sha256(self.data).digest()
+        self.pictures = [Picture(digest, spans, [(SIDE, SIDE)] * count)]
+
+    async def patches_of(self, index):
+        self.asked.append(index)
+        return self.data
+
+    @property
+    def request(self):
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=2, ignore_eos=True)
+        return EngineRequest(self.ids, params, pictures=self.pictures, patches_of=self.patches_of)
+
+
+def answered_by_transformers(theirs, question):
+    ids = list(question.ids)
+    with torch.inference_mode():
+        for _ in range(TOKENS):
+            logits = theirs(
+                input_ids=torch.tensor([ids]), pixel_values=pixels_of(question.tiles)
+            ).logits[0, -1]
+            ids.append(int(logits.argmax()))
+    return ids[len(question.ids) :]
+
+
+def with_engine(path, body, **given):
+    """Run `body(client)` with a process that runs the model."""
+    given = {"model": str(path), "max_model_len": "512", "dtype": "float32", **given}
+    flags = {name: Given(f"--{name}", "flag", value) for name, value in given.items()}
+    config = prepare(load_options(flags, environ={})).resolved.config
+
+    async def main():
+        client = ReplicaClient.spawn([config])
+        try:
+            await client.wait_ready()
+            return await asyncio.wait_for(body(client), PATIENCE_S)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+async def answer(client, request):
+    """(tokens, logprobs, cached tokens) of a response."""
+    tokens, scores, cached = [], [], 0
+    async for output in client.generate(request):
+        assert not output.error, output.error
+        tokens += output.tokens
+        scores += [(row.logprob, row.top) for row in output.logprobs or ()]
+        cached = cached or output.cached_tokens
+    return tokens, scores, cached
+
+
+def test_a_picture_is_seen_once_and_never_taken_for_another(model):
+    path, theirs = model
+    one, other = Question(1), Question(2)
+    wanted = [answered_by_transformers(theirs, each) for each in (one, other)]
+    assert wanted[0] != wanted[1], "the case itself"
+
+    async def body(client):
+        first = await answer(client, one.request)
+        assert (first[0], first[2]) == (wanted[0], 0)
+        assert one.asked == [0]
+        again = await answer(client, one.request)
+        assert again[:2] == first[:2]
+        assert again[2] == (len(one.ids) - 1) // BLOCK * BLOCK, "0 tokens are recomputed"
+        assert one.asked == [0], "0 pictures are decoded"
+        assert client.stats.picture_queries == 1, "0 pictures are encoded"
+        second = await answer(client, other.request)
+        assert (second[0], second[2]) == (wanted[1], BLOCK), "only the text is shared"
+        assert await client.ask("check") == {"ok": True}
+
+    with_engine(path, body)
+
+
+@pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": "2"}])
+def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
+    path, _ = model
+    texts = [list(range(20 + n, 120 + n)) for n in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    async def alone(client):
+        return [await answer(client, Question(n).request) for n in range(3)]
+
+    async def among_others(client):
+        others = [asyncio.create_task(answer(client, EngineRequest(ids, params))) for ids in texts]
+        found = await asyncio.gather(*(answer(client, Question(n).request) for n in range(3)))
+        await asyncio.gather(*others)
+        return found
+
+    want = with_engine(path, alone, max_num_batched_tokens="512")
+    found = with_engine(path, among_others, max_num_batched_tokens="64", **given)
+    assert [each[:2] for each in found] == [each[:2] for each in want]
+
+
+def test_an_engine_on_a_thread_of_this_process_gets_the_patches_that_it_asks_for(model):
+    path, theirs = model
+    questions = [Question(1), Question(2), Question(1)]
+    llm = LLM(str(path), dtype="float32", max_model_len=512, max_num_batched_tokens=64)
+    items = []
+    for question in questions:
+        prompt = Prompt(question.ids, pictures=question.pictures, patches_of=question.patches_of)
+        items.append(BatchItem(sequences_of(prompt, question.request.params)))
+    run_batch(llm._client, llm._context, items, lambda *_: None)
+    for question, item in zip(questions, items, strict=True):
+        assert item.choices[0].token_ids == answered_by_transformers(theirs, question)
+    assert sum(len(question.asked) for question in questions) == 2, "one is there twice"
