@@ -1,8 +1,10 @@
 """Pictures in the engine: encoded once, in slices, evicted, asked for, and never in the way."""
 
 import itertools
+import random
 from array import array
 
+import msgspec
 import pytest
 
 from cpuserve.config.speculation import Speculation
@@ -296,3 +298,62 @@ def test_drafts_do_not_copy_placeholders():
     assert min(request.text_ids) < 0
     assert tokens(run(core)[0]) == wanted(ids, pictures, max_tokens=12)
     assert request.text_ids[len(ids) :] == request.token_ids[len(ids) :]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed):
+    """Few blocks and few media rows: prompts are preempted, and pictures evicted, all the time."""
+    rng = random.Random(seed)
+    tower = FakeTower(rows_a_slice=rng.choice((1, 5, 100)), broken=3)
+    core, _ = make(
+        tower,
+        media_rows=rng.choice((12, 20, 60)),
+        kv_blocks=rng.choice((20, 64)),
+        max_num_batched_tokens=rng.choice((8, 32)),
+        enable_prefix_caching=rng.random() < 0.7,
+    )
+    prompts, found, asked = {}, {}, []
+    for number in range(30):
+        parts = []
+        for _ in range(rng.randrange(1, 4)):
+            parts += [rng.randrange(20, 60) for _ in range(rng.randrange(6))]
+            if rng.random() < 0.8:
+                parts.append((rng.randrange(8), rng.choice((4, 12))))
+        ids, pictures = prompt_with(*parts, 7)
+        prompts[number] = ids, pictures
+        bare = [msgspec.structs.replace(each, patches=None) for each in pictures]
+        add(core, number, ids, bare if rng.random() < 0.5 else pictures)
+        for _ in range(rng.randrange(8)):
+            advance(core, rng, prompts, found, asked)
+        if rng.random() < 0.2:
+            gone = rng.randrange(number + 1)
+            core.handle(Abort([gone]))
+    for _ in range(5000):
+        if not core.scheduler.requests:
+            break
+        advance(core, rng, prompts, found, asked)
+    assert not core.scheduler.requests
+    run(core)
+    ended = 0
+    for number, outputs in found.items():
+        last = outputs[-1]
+        if last.error:
+            assert any(each.patches[0] == 3 for each in prompts[number][1]), last.error
+        elif last.finish:
+            assert tokens(outputs) == wanted(*prompts[number])
+            ended += 1
+    assert ended > 10
+    assert core.kv.num_free == core.kv.num_blocks
+    core.scheduler.check_invariants()
+
+
+def advance(core, rng, prompts, found, asked):
+    """Run one turn; sometimes send some of the patches that the engine has asked for."""
+    if core.has_work:
+        for output in turn(core):
+            asked += [(output.id, index) for index in output.wants]
+            if not output.wants:
+                found.setdefault(output.id, []).append(output)
+    if asked and (not core.has_work or rng.random() < 0.3):
+        number, index = asked.pop(rng.randrange(len(asked)))
+        core.handle(PicturePatches(number, index, prompts[number][1][index].patches))
