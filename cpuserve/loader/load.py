@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_CONFIG_BYTES = 10_000_000
 HEADS = ("lm_head.weight", "embed_out.weight")  # output matrices
+# The keys of config.json that say that the weights are quantized.
+QUANTIZED_BY = ("quantization_config", "compression_config", "quantization")
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
@@ -260,6 +262,11 @@ def _directory_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         raise no_model(path, str(path))
     config = read_json(path / "config.json", "config", hook=_special_float)
+    modelopt = path / "hf_quant_config.json"
+    if modelopt.exists() and not any(config.get(key) for key in QUANTIZED_BY):
+        found = read_json(modelopt, "quantization config").get("quantization")
+        settings = found if isinstance(found, dict) else {}
+        config["quantization_config"] = {**settings, "quant_method": "modelopt"}
     generation = path / "generation_config.json"
     if generation.exists():
         more = token_ids(read_json(generation, "generation config").get("eos_token_id"))
@@ -301,9 +308,17 @@ def _special_float(value: dict[str, Any]) -> Any:
 
 
 def quant_method(config: dict[str, Any]) -> str:
-    """Return the name of the weight format in a config; "dense" if it has none."""
-    quant = config.get("quantization_config")
-    if not quant:
+    """Return the name of the weight format in a config; "dense" if it has none.
+
+    A config with settings of an unknown form has a format that no reader has, and is refused:
+    its matrices are not plain weights.
+    """
+    quant = next((config[key] for key in QUANTIZED_BY if config.get(key)), None)
+    if quant is None:
         return "dense"
-    method = quant.get("quant_method") if isinstance(quant, dict) else quant
+    if not isinstance(quant, dict):
+        return str(quant)[:40]
+    method = quant.get("quant_method")
+    if method is None and {"bits", "group_size"} <= quant.keys():
+        return "mlx"
     return str(method)[:40]

@@ -43,6 +43,10 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     bits = settings.get("bits", 4)
     if bits not in BITS:
         expect(settings, "a GPTQ", bits="2, 3, 4 or 8")
+    if settings.get("is_marlin_format"):
+        expect(settings, "a GPTQ", is_marlin_format=False)
+    if (layout := settings.get("checkpoint_format")) not in (None, "gptq", "gptq_v2"):
+        expect({"checkpoint_format": layout}, "a GPTQ", checkpoint_format="gptq or gptq_v2")
     offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
     return GptqWeights(store, bits=bits, zero_offset=offset)
 

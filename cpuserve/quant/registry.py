@@ -21,6 +21,11 @@ BUILTIN = {
     "fp8": "cpuserve.quant.fp8:fp8_weights",
     "bitsandbytes": "cpuserve.quant.bitsandbytes:bitsandbytes_weights",
     "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
+    "modelopt": "cpuserve.quant.modelopt:modelopt_weights",
+    "modelopt_fp4": "cpuserve.quant.modelopt:modelopt_weights",
+    "auto-round": "cpuserve.quant.auto_round:auto_round_weights",
+    "fbgemm_fp8": "cpuserve.quant.fp8:fp8_weights",
+    "mlx": "cpuserve.quant.mlx:mlx_weights",
     "mxfp4": "cpuserve.quant.mxfp4:mxfp4_weights",
 }
 FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)

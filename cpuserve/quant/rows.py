@@ -173,6 +173,23 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
     return out.view(np.uint8).reshape(n, -1)
 
 
+def affine_rows(codes: Bytes, scale: Float32, least: Float32, source: SourceType) -> Bytes:
+    """Return rows of u4m_g128 or gguf_q4_1 from 4-bit codes; w = scale * code + least.
+
+    codes: [n, k / 2], the first code in the low half. scale, least: [n, groups]; a group has whole
+    blocks of the source type.
+    """
+    n, groups = scale.shape
+    weights, size = BLOCKS[source]
+    blocks = codes.reshape(n, -1, weights // 2)
+    fields: list[Any] = [("scale", "<f2"), ("least", "<f2"), ("codes", "u1", (size - 4,))]
+    out = np.empty(blocks.shape[:2], fields)
+    of_groups = out.reshape(n, groups, -1)
+    of_groups["scale"], of_groups["least"] = scale[..., None], least[..., None]
+    out["codes"] = _halves_apart(blocks) if source == "gguf_q4_1" else blocks
+    return out.view(np.uint8).reshape(n, -1)
+
+
 def _halves_apart(nibbles: Bytes) -> Bytes:
     """Return 32 nibbles [..., 16] in the order of GGUF: elements i and i + 16 share a byte."""
     first, second = nibbles[..., : SMALL // 4], nibbles[..., SMALL // 4 :]

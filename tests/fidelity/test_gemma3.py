@@ -1,7 +1,6 @@
 """A second real model, Gemma 3 270M from a Q4_K_M file, against transformers in fp32.
 
-Its sizes and tokenizer are those of larger models: windows, one KV head, 262,144 tokens, and a
-SentencePiece vocabulary.
+It has windows, one KV head, 262,144 tokens and a SentencePiece vocabulary, as larger models have.
 """
 
 import hashlib

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GROUP = 32
+HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 
 # The values of bitsandbytes' codes, as its functional.py has them.
@@ -98,6 +99,42 @@ def asymmetric(w, bits, group):
     }
 
 
+def mlx(w, bits=4, group=64):
+    """MLX's affine codes in groups of inputs."""
+    n, k = w.shape
+    parts = w.reshape(n, -1, group)
+    low, high = parts.amin(dim=2), parts.amax(dim=2)
+    most = (1 << bits) - 1
+    scale, bias = ((high - low) / most).bfloat16(), low.bfloat16()
+    codes = (parts - bias.float()[..., None]) / scale.float()[..., None]
+    codes = codes.round().clamp(0, most).reshape(n, k)
+    return {"weight": _words(codes, bits).view(torch.uint32), "scales": scale, "biases": bias}
+
+
+def modelopt_fp8(w):
+    """modelopt's FP8: one scale of the matrix, and one of its inputs, which is not used."""
+    scale = w.abs().amax() / 448
+    codes = (w / scale).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}
+
+
+def modelopt_nvfp4(w):
+    """modelopt's NVFP4: as of compressed-tensors, with the inverse of its scale of the matrix."""
+    found = nvfp4(w)
+    total = 1 / found.pop("weight_global_scale")
+    return {"weight": found.pop("weight_packed"), **found, "weight_scale_2": total.reshape(())}
+
+
+def plain_zeros(w, of):
+    """GPTQ's format with plain zero points, as AutoRound writes it."""
+    found = gptq(w, of)
+    zeros = found["qzeros"].numpy().view(np.uint32)
+    nibbles = zeros[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    added = (nibbles + 1) & 15  # gptq() has zero points from 1 to 15
+    words = (added << np.arange(0, 32, 4, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
+    return {**found, "qzeros": torch.from_numpy(words.view(np.int32))}
+
+
 def mxfp4(w):
     """compressed-tensors' MXFP4."""
     n, k = w.shape
@@ -177,6 +214,8 @@ ORDERED = {
     "gptq of 3 bits": inputs_of,
     "gptq of 3 bits in groups of 64": inputs_of,
     "gptq, each matrix in its own order": str,
+    "auto-round as gptq": inputs_of,
+    "auto-round with plain zero points": inputs_of,
 }
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
 FORMATS = {
@@ -244,7 +283,33 @@ FORMATS = {
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
     ),
     "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "mlx": (mlx, {"bits": 4, "group_size": 64}),
+    "mlx of 6 bits": (lambda w: mlx(w, 6, 32), {"bits": 6, "group_size": 32, "mode": "affine"}),
+    "modelopt fp8": (modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "modelopt nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "modelopt_fp4": (modelopt_nvfp4, {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"}),
+    "fbgemm_fp8": (
+        lambda w: {
+            "weight": (w / (s := w.abs().amax(dim=1, keepdim=True) / 448)).to(torch.float8_e4m3fn),
+            "weight_scale": s,
+        },
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    ),
+    "auto-round as gptq": (
+        gptq,
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"},
+    ),
+    "auto-round with plain zero points": (
+        plain_zeros,
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"},
+    ),
+    "auto-round as awq": (
+        awq,
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
+    ),
 }
+# Of these formats, embeddings and output heads are quantized as well.
+WHOLE = ("mlx",)
 
 
 def quantized_copy(model: Path, name: str, to: Path) -> Path:
@@ -253,7 +318,8 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
     tensors = {}
     for file in sorted(model.glob("*.safetensors")):
         for key, value in load_file(file).items():
-            if not key.endswith("_proj.weight"):
+            ends = ("_proj.weight", *(HEADS if name in WHOLE else ()))
+            if not key.endswith(ends):
                 tensors[key] = value
                 continue
             stem = key.removesuffix("weight")

@@ -23,6 +23,7 @@ FAMILIES = {
 # Formats that are converted to int8, which errs by 0.5 % of a weight, and what is said of them.
 CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
+    "mlx of 6 bits": "MLX's codes of 6 bits, with biases",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }
 # Formats of integers in groups, whose bytes are compared with the file. The other formats have a

@@ -13,6 +13,7 @@ DTYPES = {
     "uint8": "U8",
     "int32": "I32",
     "int64": "I64",
+    "uint32": "U32",
     "float16": "F16",
     "float32": "F32",
 }

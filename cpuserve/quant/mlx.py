@@ -1,0 +1,155 @@
+"""MLX directories (mlx-community): codes of 2 to 8 bits with scales and biases, MXFP4 and NVFP4.
+
+A matrix of n outputs and k inputs is stored as weight uint32 [n, k * bits / 32]
+(codes of consecutive inputs, lowest bits first), scales [n, groups] and biases [n, groups];
+w = scale * q + bias. In the modes mxfp4 and nvfp4 the codes are E2M1, there are no biases,
+and scales are uint8: 2^(scale - 127) for 32 inputs, or E4M3 for 16 inputs.
+config.json has the settings under "quantization", some for single matrices.
+Embeddings and output heads are quantized as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
+from cpuserve.quant.fp8 import matrix_shape
+from cpuserve.quant.packed import PackedWeights, rebuilt, some_floats
+from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import E2M1, affine_rows, mxfp4_rows, spread_bits
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.program.weight_kinds import SourceType
+    from cpuserve.quant.base import BuiltTensor, Weights
+    from cpuserve.quant.stored import TensorStore
+
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = {"affine": (32, 64, 128), "mxfp4": (32,), "nvfp4": (16,)}
+
+
+class MlxMode(NamedTuple):
+    """How a matrix is stored: a key of GROUPS, the bits of a code, and the inputs of a group."""
+
+    name: str
+    bits: int
+    group: int
+
+
+@weight_format("mlx")
+def mlx_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
+    """Return the weights of an MLX directory; ModelError for settings that are not supported."""
+    settings = config.get("quantization") or config.get("quantization_config") or {}
+    return MlxWeights(store, settings)
+
+
+def _read_mode(settings: Mapping[str, Any], default: Mapping[str, Any]) -> MlxMode:
+    """Return how a matrix with these settings is stored; ModelError if it is not supported."""
+    name = settings.get("mode", default.get("mode", "affine"))
+    bits, group = (settings.get(key, default.get(key)) for key in ("bits", "group_size"))
+    if name == "affine":
+        bits, group = bits or 4, group or 64
+    elif name in GROUPS:
+        bits, group = bits or 4, group or GROUPS[name][0]
+    known = BITS if name == "affine" else (4,)
+    if bits not in known or group not in GROUPS.get(name, ()):
+        msg = (
+            f"an MLX matrix of mode {name!s:.20} with {bits!s:.20} bits in groups of "
+            f"{group!s:.20} is not supported; supported are affine codes of 2 to 8 bits in groups "
+            "of 32, 64 or 128, mxfp4 and nvfp4"
+        )
+        raise ModelError(msg)
+    return MlxMode(name, bits, group)
+
+
+class MlxWeights(PackedWeights):
+    """Weights with matrices stored as weight, scales and perhaps biases."""
+
+    leaders = (("weight", "U32"),)
+    parts = ("weight", "scales", "biases")
+
+    def __init__(self, store: TensorStore, settings: Mapping[str, Any]) -> None:
+        """settings: "quantization" of config.json."""
+        super().__init__(store)
+        self._settings = settings
+        _read_mode(settings, {})
+
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
+        """Return the matrix; codes of 4 bits are kept, and others are converted to int8."""
+        own = self._settings.get(stem.removesuffix("."))
+        mode = _read_mode(own if isinstance(own, Mapping) else {}, self._settings)
+        shape = self._shape(stem, mode)
+        if mode.name == "affine":
+            return self._affine(name, stem, mode, shape)
+        n, k = shape
+
+        def scales(rows: slice) -> Bytes:
+            return self.part(stem, "scales").data.reshape(n, -1)[rows]
+
+        def build(rows: slice) -> Bytes:
+            pairs = self._codes(stem, rows)
+            if mode.name == "mxfp4":
+                return mxfp4_rows(pairs, scales(rows))
+            return nvfp4_rows(pairs, scales(rows), np.ones(1, np.float32))
+
+        def values(rows: slice) -> Float32:
+            found = E2M1[spread_bits(self._codes(stem, rows), 4)].reshape(-1, k // SMALL, SMALL)
+            return (found * e4m3(scales(rows))[..., None]).reshape(-1, k)
+
+        if mode.name == "nvfp4" and k % WHOLE:
+            why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"
+            return self.converted(name, stem, shape, values, why)
+        source: SourceType = "gguf_mxfp4" if mode.name == "mxfp4" else "nvfp4"
+        return rebuilt(name, shape, source, build, self.release(stem))
+
+    def _shape(self, stem: str, mode: MlxMode) -> tuple[int, int]:
+        """Return (n, k); ModelError if codes, scales and biases do not fit each other."""
+        n, words = matrix_shape(self.part(stem, "weight"))
+        scales = self.part(stem, "scales").shape
+        k = words * 32 // mode.bits
+        affine = mode.name == "affine"
+        fits = scales == (n, k // mode.group) and k % mode.group == 0
+        if not fits or (affine and self.part(stem, "biases").shape != scales):
+            msg = (
+                f"{stem}weight is {n} x {words} words of {mode.bits} bits in groups of "
+                f"{mode.group}, which does not fit its scales {list(scales)} or its biases"
+            )
+            raise ModelError(msg)
+        if not affine and self.part(stem, "scales").dtype != "U8":
+            msg = f"{stem}scales has type {self.part(stem, 'scales').dtype}, but it must be U8"
+            raise ModelError(msg)
+        return n, k
+
+    def _codes(self, stem: str, rows: slice) -> Bytes:
+        """Return the codes as bytes [rows, k * bits / 8]."""
+        weight = self.part(stem, "weight")
+        return weight.data.reshape(weight.shape[0], math.prod(weight.shape[1:]) * 4)[rows]
+
+    def _affine(self, name: str, stem: str, mode: MlxMode, shape: tuple[int, int]) -> BuiltTensor:
+        def factors(rows: slice) -> tuple[Float32, Float32]:
+            return some_floats(self.part(stem, "scales"), rows), some_floats(
+                self.part(stem, "biases"), rows
+            )
+
+        def build(rows: slice) -> Bytes:
+            return affine_rows(self._codes(stem, rows), *factors(rows), source)
+
+        def values(rows: slice) -> Float32:
+            scale, bias = (x[..., None] for x in factors(rows))
+            codes = spread_bits(self._codes(stem, rows), mode.bits)
+            return (codes.reshape(len(scale), -1, mode.group) * scale + bias).reshape(-1, shape[1])
+
+        if mode.bits != 4:
+            why = f"MLX's codes of {mode.bits} bits, with biases"
+            return self.converted(name, stem, shape, values, why)
+        source: SourceType = "u4m_g128" if mode.group == 128 else "gguf_q4_1"
+        return rebuilt(name, shape, source, build, self.release(stem))

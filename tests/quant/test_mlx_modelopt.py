@@ -1,0 +1,154 @@
+"""MLX directories, modelopt and AutoRound, packed by the formats' definitions, and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import quant_method, read_config
+from cpuserve.quant import open_weights
+from tests.quant.checkpoints import NORM, STREAM, Fp8, K, N, Store, check, opened, pack
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def mlx_store(bits, group, codes=None, **more):
+    """(values, store) of random codes with a scale and a bias for each group."""
+    codes = STREAM.integers(0, 1 << bits, (N, K), np.uint8) if codes is None else codes
+    scales, biases = STREAM.uniform(0.01, 0.02, (2, N, K // group)).astype(np.float16)
+    biases = -biases * 8
+    spread = [np.repeat(x.astype(np.float32), group, axis=1) for x in (scales, biases)]
+    parts = {"weight": pack(codes, bits=bits).view(np.uint32), "scales": scales, "biases": biases}
+    parts |= more
+    store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
+    return codes * spread[0] + spread[1], store
+
+
+def mlx_opened(store, **settings):
+    return open_weights("mlx", store, {"quantization": settings})
+
+
+@pytest.mark.parametrize(("group", "kind"), [(32, "w4m_g32"), (64, "w4m_g32"), (128, "w4m_g128")])
+def test_mlx_keeps_codes_of_four_bits(group, kind):
+    values, store = mlx_store(4, group)
+    check(mlx_opened(store, bits=4, group_size=group), values, kind, 0)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5, 6, 8])
+def test_mlx_converts_codes_of_other_bits(bits):
+    values, store = mlx_store(bits, 64)
+    weights = mlx_opened(store, bits=bits, group_size=64)
+    check(weights, values, "w8_g32", 1e-6, packed=1)
+
+
+def test_mlx_reads_the_settings_of_single_matrices():
+    values, store = mlx_store(8, 32)
+    weights = mlx_opened(store, bits=4, group_size=64, q={"bits": 8, "group_size": 32})
+    check(weights, values, "w8_g32", 1e-6, packed=1)
+
+
+def test_mlx_reads_mxfp4_and_nvfp4():
+    codes = STREAM.integers(0, 16, (N, K), np.uint8)
+    exponents = STREAM.integers(110, 130, (N, K // 32), np.uint8)
+    words = pack(codes).view(np.uint32)
+    store = Store(norm__weight=NORM, q__weight=words, q__scales=exponents)
+    values = E2M1[codes] * np.repeat(2.0 ** (exponents.astype(np.float32) - 127), 32, axis=1)
+    check(mlx_opened(store, bits=4, group_size=32, mode="mxfp4"), values, "mxfp4", 0)
+    small = Fp8(STREAM.uniform(0.5, 3, (N, K // 16)))
+    store = Store(norm__weight=NORM, q__weight=words, q__scales=small.bytes)
+    values = E2M1[codes] * np.repeat(small.values, 16, axis=1)
+    check(mlx_opened(store, bits=4, group_size=16, mode="nvfp4"), values, "nvfp4", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "message"),
+    [
+        ({"bits": 7, "group_size": 64}, {}, "with 7 bits in groups of 64 is not supported"),
+        ({"bits": 4, "group_size": 48}, {}, "in groups of 48 is not supported"),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, {}, "of mode mxfp8"),
+        ({"bits": 4, "group_size": 32}, {}, "does not fit its scales"),
+        ({"bits": 4, "group_size": 64}, {"biases": np.zeros((N, 1), np.float16)}, "or its biases"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"scales": NORM}, "does not fit its"),
+    ],
+)
+def test_mlx_matrices_that_do_not_fit_are_refused(settings, more, message):
+    with pytest.raises(ModelError, match=message):
+        mlx_opened(mlx_store(4, 64, **more)[1], **settings).get("q.weight")
+
+
+def test_modelopt_keeps_fp8_and_nvfp4():
+    weight = Fp8(STREAM.uniform(-300, 300, (N, K)))
+    scale = np.float32(0.01)
+    more = {"q__weight_scale": np.full((), scale), "q__input_scale": np.ones((), np.float32)}
+    store = Store(norm__weight=NORM, q__weight=weight, q__k_scale=np.ones(1, np.float32), **more)
+    weights = opened("modelopt", store, quant_algo="FP8")
+    check(weights, weight.values * scale, "e4m3_g128", 0)
+    codes, small = (
+        STREAM.integers(0, 16, (N, K), np.uint8),
+        Fp8(STREAM.uniform(0.5, 3, (N, K // 16))),
+    )
+    parts = {
+        "weight": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": small,
+        "weight_scale_2": np.full((), scale),
+    }
+    store = Store(norm__weight=NORM, **{f"q__{name}": part for name, part in parts.items()})
+    values = E2M1[codes] * np.repeat(small.values * scale, 16, axis=1)
+    check(opened("modelopt", store, quant_algo="NVFP4"), values, "nvfp4", 1e-6)
+    parts["pre_quant_scale"] = np.ones(K, np.float32)
+    store = Store(**{f"q__{name}": part for name, part in parts.items()})
+    with pytest.raises(ModelError, match="scaled activations of AWQ are not supported"):
+        opened("modelopt", store).get("q.weight")
+    parts = {**parts, "weight_scale": small.bytes}
+    del parts["pre_quant_scale"]
+    store = Store(**{f"q__{name}": part for name, part in parts.items()})
+    with pytest.raises(ModelError, match="NVFP4 needs F8_E4M3"):
+        opened("modelopt", store).get("q.weight")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("modelopt", {"quant_algo": "INT4_AWQ"}, "quant_algo INT4_AWQ is not supported"),
+        ("auto-round", {"bits": 5}, "bits = 5 is not supported"),
+        ("auto-round", {"data_type": "mx_fp"}, "data_type = mx_fp is not supported"),
+        ("auto-round", {"packing_format": "auto_round:llm"}, "auto_round:llm is not supported"),
+        ("auto-round", {"extra_config": {"a": {"bits": 8}}}, "4 bits and 8 bits in a is not"),
+        ("auto-round", {"packing_format": "auto_round:auto_awq", "bits": 8}, "bits = 8"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = marlin is not supported"),
+        ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not supported"),
+    ],
+)
+def test_other_layouts_are_refused_by_their_settings(method, settings, message):
+    with pytest.raises(ModelError, match=message):
+        opened(method, Store(norm__weight=NORM), **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({}, "dense"),
+        ({"quantization": None, "quantization_config": {}}, "dense"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "mlx"),
+        ({"quantization_config": {"bits": 4, "group_size": 64}}, "mlx"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 64}}, "gptq"),
+        ({"quantization_config": {"quant_type": "int4wo"}}, "None"),
+        ({"quantization": "something"}, "something"),
+        ({"compression_config": {"quant_method": "sparseml"}}, "sparseml"),
+    ],
+)
+def test_a_config_says_how_its_weights_are_quantized(config, method):
+    assert quant_method(config) == method
+    if method in ("None", "something", "sparseml"):
+        with pytest.raises(ModelError, match="is not supported; supported: "):
+            open_weights(method, Store(norm__weight=NORM), config)
+
+
+def test_older_directories_of_modelopt_have_a_file_of_their_own(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    about = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(about))
+    config = read_config(tmp_path)
+    assert quant_method(config) == "modelopt"
+    assert config["quantization_config"]["quant_algo"] == "NVFP4"
