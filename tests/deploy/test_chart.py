@@ -45,10 +45,14 @@ VALUES = {
         "affinity": {"podAntiAffinity": {}},
         "priorityClassName": "high",
         "apiKeySecret": "cpuserve",
+        "apiKeyFileSecret": "callers",
+        "tlsSecret": "certificate",
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
         "persistence": {"enabled": True, "storageClass": "nfs"},
         "autoscaling": {"enabled": True, "minReplicas": 2, "cpuUtilization": 90},
-        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "serviceMonitor": {
+            "enabled": True, "labels": {"release": "prometheus"}, "tlsConfig": {"serverName": "s"},
+        },
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
         "podAnnotations": {"c": "d"},
         "podLabels": {"e": "f"},
@@ -127,6 +131,33 @@ def test_values_become_arguments_of_the_server():
     assert keys == ["cpuserve", "hf"]
 
 
+def test_callers_and_certificates_are_files_of_secrets_that_only_the_server_reads():
+    documents = rendered({"apiKeyFileSecret": "callers", "tlsSecret": "certificate"})
+    pod, container = pod_of(documents), pod_of(documents)["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
+    paths = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    server = options(container["args"])
+    files = {server.api_key_file, server.ssl_certfile, server.ssl_keyfile}
+    assert {(str(Path(f).parent), Path(f).name) for f in files} == {
+        ("/run/secrets/callers", "api-keys"),
+        ("/run/secrets/tls", "tls.crt"),
+        ("/run/secrets/tls", "tls.key"),
+    }
+    assert paths["/run/secrets/callers"] == {"secretName": "callers", "defaultMode": 0o440}
+    assert paths["/run/secrets/tls"] == {"secretName": "certificate", "defaultMode": 0o440}
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+
+
+def test_a_scrape_uses_https_where_the_server_does():
+    (endpoint,) = rendered(VALUES["everything"])["ServiceMonitor"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "s"})
+    plain = rendered({"serviceMonitor": {"enabled": True}})
+    assert "scheme" not in plain["ServiceMonitor"]["spec"]["endpoints"][0]
+    assert "scheme" not in pod_of(plain)["containers"][0]["livenessProbe"]["httpGet"]
+
+
 def test_the_chart_makes_the_pod_of_the_file_without_helm():
     plain = next(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     ours, theirs = pod_of(rendered({})), plain["spec"]["template"]["spec"]
@@ -178,6 +209,8 @@ def test_events_have_the_topic_that_llm_d_expects():
         {"model": ""},
         {"replica": 2},
         {"options": {"port": 9000}},
+        {"options": {"ssl-certfile": "/tls.crt"}},
+        {"options": {"api-key-file": "/keys"}},
         {"options": {"Max-Len": 1}},
         {"service": {"type": "External"}},
         {"persistence": {"enabled": True, "accessMode": "ReadWriteOnce"}, "replicas": 2},

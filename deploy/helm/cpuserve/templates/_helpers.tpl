@@ -48,6 +48,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.kvEvents.enabled }}
 - {{ printf "--kv-events-config=%s" (include "cpuserve.kvEvents" .) | quote }}
 {{- end }}
+{{- if .Values.apiKeyFileSecret }}
+- "--api-key-file=/run/secrets/callers/api-keys"
+{{- end }}
+{{- if .Values.tlsSecret }}
+- "--ssl-certfile=/run/secrets/tls/tls.crt"
+- "--ssl-keyfile=/run/secrets/tls/tls.key"
+{{- end }}
 {{- range $name, $value := .Values.options }}
 {{- if kindIs "bool" $value }}
 - "--{{ if not $value }}no-{{ end }}{{ $name }}"
