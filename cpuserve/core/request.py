@@ -234,6 +234,7 @@ class Delta(msgspec.Struct):
     processed: number of prompt tokens computed so far, in a Delta that reports only progress.
     vector: the complete embedding, fp32 little-endian.
     fault: the request field that caused `error`.
+    unavailable: whether `error` is no fault of the request, which may succeed later.
     """
 
     request: Request
@@ -246,6 +247,7 @@ class Delta(msgspec.Struct):
     processed: int = 0
     vector: bytes | None = None
     fault: str | None = None
+    unavailable: bool = False
 
 
 class SlotHost(Protocol):

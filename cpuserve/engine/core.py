@@ -288,7 +288,9 @@ class EngineCore:
             if verdict.fault:
                 self._refuse_grammar(request.id, request.params, verdict.error)
             else:
-                self._refused.append(Output(request.id, [], "error", error=verdict.error))
+                error = f"the form of the response cannot be kept now: {verdict.error}"
+                refused = Output(request.id, [], "error", error=error, unavailable=True)
+                self._refused.append(refused)
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
         """Return the bitmasks for a step; None if it needs no bitmask, or if they are late."""

@@ -108,6 +108,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
       in an output that reports only progress; 0 in other outputs.
     vector: the embedding in fp32 little-endian, if the model computes one.
     fault: the field of the request that caused `error` (HTTP 400).
+    unavailable: whether `error` is no fault of the request, which may succeed later (HTTP 503).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
     wants: the indexes of pictures; the engine needs their patches (PicturePatches).
       Such an output has nothing else.
@@ -127,6 +128,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     fault: str | None = None
     queue_full: bool = False
     wants: list[int] = []
+    unavailable: bool = False
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

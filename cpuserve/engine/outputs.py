@@ -12,7 +12,7 @@ def output_of(delta: Delta) -> Output:
     request = delta.request
     output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
     output.processed, output.vector = delta.processed, delta.vector
-    output.fault = delta.fault
+    output.fault, output.unavailable = delta.fault, delta.unavailable
     if request.num_output == len(delta.tokens):
         output.scheduled = request.scheduled
         output.cached_tokens = request.cached_tokens

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from cpuserve.api.stored.disk import DiskError, disk_error, writing
+from cpuserve.api.webui import page
 from cpuserve.errors import ModelError
-from tests.api.fakes import speak
+from tests.api.fakes import Api, speak
 from tests.api.live import live
 from tests.clients.test_batches import CHAT, data_of, ended, line, results_of
 from tests.helpers.full_disk import full_disk
@@ -189,3 +190,16 @@ def test_other_errors_of_the_system_stay_what_they_are():
     with pytest.raises(FileNotFoundError), writing("--files-dir"):
         raise FileNotFoundError(errno.ENOENT, "No such file")
     assert disk_error(ValueError("x")) is None
+
+
+def test_the_page_of_a_disk_with_an_error_says_that_it_cannot_be_read_or_written(monkeypatch):
+    """An error of the disk may come from a read, and a full disk only from a write."""
+    for number, can in ((errno.EIO, "used"), (errno.ENOSPC, "written")):
+
+        def broken(*_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(page, "fault", broken)
+        answer = Api(webui=True).get("/")
+        assert answer.status_code == 507
+        assert f"cannot be {can}, because its disk" in answer.text

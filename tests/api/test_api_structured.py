@@ -11,7 +11,9 @@ import jsonschema
 import pytest
 
 from cpuserve.engine.grammars.grammar_queue import MAX_OF_CALLER
+from cpuserve.engine.ipc import Output
 from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.api.fakes import Api
 from tests.api.tools import TEMPLATE
 from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, until
@@ -490,3 +492,14 @@ def test_the_structures_of_other_servers_bind_every_endpoint(server, fields, exp
 def test_a_structure_is_never_ignored(server, form):
     error = chat(server, response_format=form).json()["error"]
     assert (error["param"], error["type"]) == ("response_format", "BadRequestError")
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_beam_search": True, "n": 2}], ids=["text", "beams"])
+def test_a_form_that_the_server_cannot_keep_now_is_503_and_no_fault_of_the_client(fields):
+    def lost(engine, number, prompt, params):
+        yield Output(number, [], "error", error="the process has ended", unavailable=True)
+
+    answer = Api(lost).complete(max_tokens=2, **fields)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert "the process has ended" in answer.json()["error"]["message"]

@@ -48,6 +48,7 @@ def families():
     SERVED.reset(token)
     http = HttpMetrics()
     http.count("/v1/chat/completions", "POST", 200)
+    http.refuse("key-1", "requests")
     return [
         *server_families(metrics),
         *http.collect(),

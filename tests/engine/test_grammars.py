@@ -246,7 +246,8 @@ def test_a_process_that_ends_while_it_compiles_is_an_error_and_is_replaced(engin
     monkeypatch.setattr(process, "MODULE", "tests.helpers.no_such_module")
     lost = engine.json()
     engine.run()
-    assert engine.last(lost).error == "the process for grammars has ended"
+    assert engine.last(lost).error.endswith("now: the process for grammars has ended")
+    assert engine.last(lost).unavailable
     assert engine.last(lost).fault is None
     monkeypatch.undo()
     again = engine.json()

@@ -53,7 +53,7 @@ class RequestRecord:
         self.error, self.failure = error, (shown.status, shown.code)
 
     def ended(self, method: str, route: str, caller: str) -> EndedRequest:
-        """Return what has been found out about the request; the report is made once for all."""
+        """Return the facts for the lines and the span, with one report for all of them."""
         return EndedRequest(method, route, caller, None if self.report is None else self.report())
 
     def end(self) -> None:

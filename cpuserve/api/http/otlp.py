@@ -1,8 +1,8 @@
-"""OTLP over HTTP: what OpenTelemetry's collectors get. Only the thread of traces.py uses it.
+"""OTLP over HTTP, for collectors of OpenTelemetry. Only the thread of traces.py uses it.
 
 The messages of OpenTelemetry's protocol are filled directly. Spans of its SDK, and their conversion
 to these messages, took twelve times as much CPU time. The SDK decides which traces are
-sampled, which ids they get and what describes this server, by its standard variables.
+sampled, their ids and the attributes of this server, by its standard variables.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _LIMITED = {
 
 
 class DiskError(RequestError, status=507):
-    """The server cannot write to a disk now (507); nothing of the request was stored."""
+    """The server cannot write to a disk, or read it (507); nothing of the request was stored."""
 
 
 def disk_error(error: BaseException, place: str = "a directory of the server") -> DiskError | None:
@@ -46,8 +46,10 @@ def disk_error(error: BaseException, place: str = "a directory of the server") -
     if number is None:
         return None
     repair = _REPAIRS.get(number, "free space on it")
-    why = _REASONS[number]
-    return DiskError(f"{place} cannot be written, because {why}: {repair}, and try again")
+    can = "used" if number == errno.EIO else "written"  # the others are errors of writes only
+    return DiskError(
+        f"{place} cannot be {can}, because {_REASONS[number]}: {repair}, and try again"
+    )
 
 
 def limit_error(error: BaseException) -> ServiceUnavailable | None:

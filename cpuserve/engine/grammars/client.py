@@ -402,7 +402,10 @@ class Grammars:
             entry.taken, entry.filled = -1, (-1, 0)
             entry.losses += 1
             if entry.losses > MAX_LOSSES:
-                self._errors[number] = Verdict(number, why, fault=False)
+                again = (
+                    f"{why}, as it did before in this response: send a simpler form, or try again"
+                )
+                self._errors[number] = Verdict(number, again, fault=False)
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the bitmasks [slots, words] for a step where these requests sample.
@@ -429,7 +432,8 @@ class Grammars:
         wanted = delta.request.params.structured_outputs
         if failed is None or wanted is None:
             return
-        delta.error, delta.fault = failed.error, None
+        delta.error, delta.fault = f"the form cannot be kept: {failed.error}", None
+        delta.unavailable = not failed.fault
         if failed.fault:
             delta.fault = wanted.role_of(failed.error)
             delta.error = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.errors import InvalidRequest, RequestError, ServiceUnavailable
 from cpuserve.serving.calls.events import (
     REPETITION_FOUND,
     Embedding,
@@ -131,8 +131,12 @@ def check_failed(output: Output) -> None:
 
     Raises:
       InvalidRequest: a field of the request was the cause.
+      ServiceUnavailable: the engine could not serve the request, and may do so later.
       RequestError: the engine ended the request with an error.
     """
+    if output.unavailable:
+        msg = output.error or "the engine cannot serve this request now"
+        raise ServiceUnavailable(msg)
     if output.fault is not None:
         raise InvalidRequest(output.error or "the request is invalid", role=output.fault)
     if output.finish == "error":
