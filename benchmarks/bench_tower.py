@@ -111,7 +111,7 @@ def write_bf16(tensors, to):
 def measure(args, path, team, prepared):
     """Return the records of all rounds."""
     config, spec = prepared.resolved.config, prepared.spec
-    weights = quantize_online(open_checkpoint(path).weights, config.quantize)
+    weights = quantize_online(open_checkpoint(path).weights, config.quantize, spec.tower.names)
     executor = NativeExecutor(config, build_program(spec), weights, team, tower=spec.tower)
     tower, side = executor.tower, spec.tower.side
     stream = np.random.default_rng(1)
@@ -164,7 +164,8 @@ def main(argv=None):
         path = Path(folder)
         write_model(SHAPES[args.shape], path)
         given = {"model": str(path), "dtype": "bfloat16", "quantization": args.quantization}
-        given["threads"] = args.threads
+        if args.threads:
+            given |= {"omp_threads_bind": "nobind", "omp_num_threads": args.threads}
         flags = {k: Given(f"--{k}", "flag", v) for k, v in given.items() if v is not None}
         prepared = prepare(load_options(flags, environ={}))
         team = make_team(prepared.resolved.config)

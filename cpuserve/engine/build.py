@@ -197,7 +197,8 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     check_weights(program, checkpoint.weights, build_tower(tower) if tower else None)
     tokenizer = Path(config.tokenizer_path)
     eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
-    weights = quantize_online(checkpoint.weights, config.quantize)
+    names = tower.names if tower else ()
+    weights = quantize_online(checkpoint.weights, config.quantize, names)
     adapted = None
     if config.adapters or config.adapter_slots:
         adapted = AdaptedModel(config, spec, program)

@@ -114,7 +114,7 @@ def checkpoint_to_hf(name: str) -> str:
 def is_ignored(name: str, tower: tuple[str, ...] = ()) -> bool:
     """Whether no Program reads the tensor: it is a buffer, or for a part that is not served.
 
-    tower: how the names of the served tower begin (TowerSpec.names).
+    tower: the beginnings of the tensor names of the served tower (TowerSpec.names).
     """
     if _IGNORED.fullmatch(name) is not None:
         return True

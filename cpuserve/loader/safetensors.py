@@ -114,7 +114,7 @@ class SafetensorsStore:
     """TensorStore of a checkpoint directory: one file, or shards with an index.
 
     only: the name of a single file to read instead of the model's files.
-    tower: how the names of the tensors of the served tower begin.
+    tower: the beginnings of the tensor names of the served tower.
     """
 
     def __init__(self, directory: Path, only: str = "", tower: tuple[str, ...] = ()) -> None:

@@ -23,7 +23,7 @@ class TowerSpec:
 
     `architecture`: the name in towers.BUILTIN; `tower_spec` sets it.
     `table`: the table of places has table x table rows.
-    `names`: how the names of its tensors begin.
+    `names`: the beginnings of its tensor names.
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
     The other fields have the same meaning as in ModelSpec.
     """

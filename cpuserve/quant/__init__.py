@@ -35,13 +35,16 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
     return PartWeights(found(store, config))
 
 
-def quantize_online(weights: Weights, scheme: str) -> Weights:
-    """Return `weights`; unless `scheme` is "none", packing quantizes its dense matrices."""
+def quantize_online(weights: Weights, scheme: str, tower: tuple[str, ...] = ()) -> Weights:
+    """Return `weights`; unless `scheme` is "none", packing quantizes its dense matrices.
+
+    tower: the beginnings of the tensor names of the tower, which has int8 with any scheme.
+    """
     if scheme == "none":
         return weights
     from cpuserve.quant.online import OnlineWeights
 
-    return OnlineWeights(weights, scheme)
+    return OnlineWeights(weights, scheme, tower)
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:

@@ -57,7 +57,7 @@ class Weights {
   void load_vector(Id id, Span<const float> data);
 
   // Reads the arenas from a packed file and computes their digest, on all threads.
-  // `offset` is that of PackedFile. If the arenas are mapped from the file, only computes the
+  // For `offset` see PackedFile. If the arenas are mapped from the file, only computes the
   // digest. Throws std::runtime_error if the file cannot be read.
   void read_packed(Team& team, int fd, size_t offset = 0);
   // Returns the digest of all packed matrices,
