@@ -83,7 +83,8 @@ class Placeholders:
     def runs(self, begin: int, end: int) -> Iterator[Stretch]:
         """Yield the parts of the runs that are in begin .. end - 1."""
         first = max(0, bisect_right(self._begins, begin) - 1)
-        for run in self._runs[first:]:
+        for at in range(first, len(self._runs)):
+            run = self._runs[at]
             if run.begin >= end:
                 return
             start, stop = max(run.begin, begin), min(run.end, end)

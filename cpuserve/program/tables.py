@@ -45,7 +45,7 @@ def bucketed_places(side: int, table: int, merge: int) -> npt.NDArray[np.int64]:
     The tile has side x side patches. Its patches are in merge order: blocks of merge x merge
     patches row by row, and within a block row by row.
 
-    Source: transformers modeling_idefics3, whose fractions in fp32 are exact here.
+    Source: modeling_idefics3 of transformers; its fractions in fp32 are exact here.
     """
     import numpy as np
 

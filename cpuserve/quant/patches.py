@@ -1,4 +1,4 @@
-"""Weights of a tower whose first matrix takes bytes of pixels.
+"""Weights of a tower: its first matrix takes bytes of pixels.
 
 The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b. It takes
 normalized pixels (scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x,

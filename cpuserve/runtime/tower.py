@@ -41,7 +41,7 @@ class Tower:
         self._packed: dict[tuple[int, ...], StepArrays] = {}
 
     def start(self, patches: Bytes, tiles: Sequence[Tile]) -> None:
-        """Begin to encode tiles of one or more pictures, instead of what was begun before.
+        """Begin to encode tiles of one or more pictures; tiles that were begun before are dropped.
 
         patches: uint8 [n, patch_width], tile after tile; a tile's patches are in merge order.
         tiles: (rows, columns) of each tile, in patches.
