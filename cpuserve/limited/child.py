@@ -27,7 +27,7 @@ def serve_forks(
 ) -> int:
     """Call `serve` in a fork for each connection that arrives, until the server has ended.
 
-    name: the name of the program. prepare: imports what all forks need.
+    name: the name of the program. prepare: imports the modules that all forks need.
     accepting, forking: call the fault points of these system calls; accepting: returns 1.
     """
     parser = argparse.ArgumentParser(prog=name)

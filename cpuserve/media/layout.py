@@ -19,7 +19,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
 
     tiles: (rows, columns) of each tile, in patches.
     text: the text in place of the marker; each marker in it stands for one row of the tower.
-    width, height: the size in pixels to which the picture is scaled, without tiles added to it.
+    width, height: the size of the scaled picture in pixels.
     rows: how many rows of the tower the picture has.
     """
 

@@ -204,7 +204,7 @@ class Decoder:
 
 
 def _received(sock: socket.socket, found: DecodedFile, patch_bytes: int) -> bytes:
-    """Return the patches in the file whose descriptor the process sends."""
+    """Return the patches, which the process sends as the descriptor of a file."""
     size = sum(each.layout.num_patches for each in found.pictures) * patch_bytes
     _, given, _, _ = socket.recv_fds(sock, 1, 1)
     if not given:

@@ -20,7 +20,7 @@ _MOST_16_BITS, _MOST_8_BITS = 65535, 255
 
 
 def opened(data: bytes, most_pixels: int) -> tuple[Image, tuple[int, int]]:
-    """Return a picture whose pixels are not decoded yet, and its size as it is shown.
+    """Return a picture before its pixels are decoded, and its size as it is shown.
 
     Raises InvalidRequest if the bytes are no picture, or one with too many pixels.
     """

@@ -18,7 +18,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """Decode one file.
 
     measures: only find the layouts, without patches.
-    document: whether the file may be a document, whose pages become pictures.
+    document: whether the file may be a document; its pages become pictures.
     most_pages, most_pixels: the limits of a document and of a picture.
     cpu_s, wall_s, memory_bytes: the limits of the job.
     """

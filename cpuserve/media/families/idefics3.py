@@ -201,7 +201,7 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
         return max(width, 1), max(height, 1)
 
     def _steps(self, width: int, height: int) -> list[tuple[int, int]]:
-        """Return the sizes to which the picture is scaled, one after another."""
+        """Return the sizes of all scalings, one after another."""
         first = [self._scaled(width, height)] if self.scales else []
         return [*first, self._tiled(width, height)]
 
