@@ -73,6 +73,8 @@ POINTS = {
     "picture_fork.map": _point("share the memory of patches", "EMFILE", "ENOMEM"),
     "picture_fork.write": _point("write the patches", SHORT, "ENOSPC", KILL),
     "picture_fork.send": _point("send the decoded picture", "EPIPE", DELAY, KILL),
+    "media_file.open": _point("open a picture on this server", "EMFILE", "EIO"),
+    "media.connect": _point("connect to the server of a picture", "EMFILE", "ECONNRESET"),
     "processor_file.read": _point("read the settings of a model for pictures", "EIO"),
     # The prefix cache on disk.
     "kv_folder.read": _point("read the mark of the folder", "EIO"),

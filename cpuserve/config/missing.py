@@ -56,9 +56,8 @@ _VLLM = (
         "the server does not load user code",
     ),
     Missing(
-        "--limit-mm-per-prompt --mm-processor-kwargs --media-io-kwargs "
-        "--allowed-local-media-path --allowed-media-domains --mmproj",
-        "only text input is supported",
+        "--media-io-kwargs --mmproj",
+        "pictures are read as the files of a model in safetensors say",
     ),
     Missing("--pooler-config", "--pooling chooses how embeddings are made, or scores"),
     Missing(
@@ -266,7 +265,10 @@ _LLAMA_CPP = (
         "clients run the tools",
     ),
     Missing("--spm-infill", "the model decides the order of fill-in tokens; leave it out"),
-    Missing("--image-min-tokens --image-max-tokens -mm", "only text input is supported"),
+    Missing(
+        "--image-min-tokens -mm",
+        "pictures are read as the files of a model in safetensors say",
+    ),
     # sampling
     _sampling("temperature", "--temp --temperature"),
     _sampling("top_k", "--top-k"),

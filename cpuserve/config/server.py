@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +25,7 @@ from cpuserve.config.field import (
 from cpuserve.config.values import parse_duration
 
 _option = partial(option, SERVER, server=True)
+MOST_PICTURES = 1000  # of a request
 MOST_PASSWORD = 1023  # the most bytes of the password of a key that Python passes to OpenSSL
 
 
@@ -64,6 +65,13 @@ def _url(value: str) -> None:
         is_url = False
     if not is_url:
         msg = "must be a URL, such as http://localhost:4318/v1/traces"
+        raise ValueError(msg)
+
+
+def _picture_limit(value: dict[str, Any]) -> None:
+    most = value.get("image", 0)
+    if set(value) - {"image"} or not isinstance(most, int) or not 0 <= most <= MOST_PICTURES:
+        msg = f'must be {{"image": N}} with N from 0 to {MOST_PICTURES}; nothing else is read'
         raise ValueError(msg)
 
 
@@ -525,6 +533,60 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="TEXT",
         ),
     ] = ""
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any] | None,
+        _option(
+            'Most pictures in a request, pages of documents included, as JSON: {"image": 8}.',
+            default='{"image": 64}',
+            check=_picture_limit,
+            metavar="JSON",
+        ),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None,
+        _option(
+            "Settings of the preprocessing of pictures as a JSON object, such as "
+            '{"size": {"longest_edge": 1024}}; a request may have its own.',
+            default="the model's",
+            metavar="JSON",
+        ),
+    ] = None
+    image_max_tokens: Annotated[
+        int,
+        _option(
+            "Most tokens of a picture, which is scaled down to have at most as many; 0 = as the "
+            "model says.",
+            check=at_least(0, 1 << 20),
+            metavar="TOKENS",
+        ),
+    ] = 0
+    allowed_media_domains: Annotated[
+        list[str],
+        _option(
+            "Hosts from which the server fetches pictures that requests name by URL, separated by "
+            "commas: names, *.example.com, or * for any. Private addresses are always refused.",
+            default="none",
+            check=_hosts,
+            metavar="HOSTS",
+        ),
+    ] = []
+    allowed_local_media_path: Annotated[
+        str | None,
+        _option(
+            "Folder whose pictures requests may name as file: URLs.",
+            default="none",
+            check=not_empty,
+            metavar="FOLDER",
+        ),
+    ] = None
+    image_fetch_timeout: Annotated[
+        float,
+        _option(
+            "Seconds that fetching a picture may take.",
+            check=at_least(0.1, 600),
+            metavar="SECONDS",
+        ),
+    ] = 1.5
     drain_timeout: Annotated[
         float,
         _option(

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpuserve.core.pictures import Picture
 from cpuserve.engine.client import EngineRequest, ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
 from cpuserve.errors import EngineDead
@@ -31,6 +32,8 @@ class ScriptedEngine:
     info: the content of the Ready message.
     asked: the prompt and the sampling parameters of each sequence.
     wishes: for each sequence, its timeout in seconds and whether it wants progress reports.
+    pictures: the pictures of each sequence.
+    encoded: the patches of each picture by its digest, which the engine asks for once.
     running: the number of sequences that are running now.
     aborted: the number of sequences that were closed before their last output.
     """
@@ -45,6 +48,8 @@ class ScriptedEngine:
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     continued: list[bool] = field(default_factory=list)
+    pictures: list[list[Picture]] = field(default_factory=list)
+    encoded: dict[bytes, bytes] = field(default_factory=dict)
     running: int = 0
     aborted: int = 0
 
@@ -64,9 +69,13 @@ class ScriptedEngine:
         self.priorities.append(request.priority)
         number = len(self.asked)
         self.asked.append((list(prompt_ids), params))
+        self.pictures.append(list(request.pictures))
         self.running += 1
         finished = False
         try:
+            for index, picture in enumerate(request.pictures):
+                if picture.digest not in self.encoded:
+                    self.encoded[picture.digest] = await request.patches(index)
             for step in self.script(self, number, prompt_ids, params):
                 if isinstance(step, Exception):
                     finished = True
@@ -85,7 +94,7 @@ class ScriptedEngine:
 
     def forget(self) -> None:
         """Clear the records of all requests so far."""
-        for kept in (self.asked, self.wishes, self.priorities, self.continued):
+        for kept in (self.asked, self.wishes, self.priorities, self.continued, self.pictures):
             kept.clear()
 
     async def ask(self, what: str, **_: Any) -> dict[str, object]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.call_ids import with_ids
-from cpuserve.tokenizer.conversation import Content, ConversationMessage, text_of
+from cpuserve.tokenizer.conversation import (
+    Content,
+    ContentPart,
+    ConversationMessage,
+    MediaPart,
+    join_texts,
+    text_of,
+)
 from cpuserve.tokenizer.described import (
     ASKS_FOR_CALLS,
     WriteCalls,
@@ -349,6 +356,7 @@ def arranged(messages: list[ConversationMessage], traits: Traits) -> list[Conver
     messages: the content of each is a text or a list of content parts.
     """
     placed = _systems(with_ids(messages, traits.call_ids), traits)
+    placed = _with_pictures_read(placed, traits)
     if traits.alternates:
         placed = _merged(placed, ("user", "assistant"))
     return [
@@ -394,6 +402,45 @@ def _systems(messages: list[ConversationMessage], traits: Traits) -> list[Conver
         else:
             placed.append(_as_user(message))
     return placed
+
+
+_BELOW = "[The picture follows.]"
+
+
+def _with_pictures_read(
+    messages: list[ConversationMessage], traits: Traits
+) -> list[ConversationMessage]:
+    """Return the messages with pictures only in roles that the template writes as parts.
+
+    The pictures of other roles, such as results of tools, go to the beginning of the user's
+    next message, or to a message of their own.
+    """
+    if not any(_pictures(message) for message in messages):
+        return messages
+    placed: list[ConversationMessage] = []
+    waiting: list[ContentPart] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if waiting and role == "user":
+            own = [content] if isinstance(content, str) else content
+            message = {**message, "content": [*waiting, *own]}
+            waiting = []
+        elif waiting and role != "tool":
+            placed.append({"role": "user", "content": waiting})
+            waiting = []
+        if role != "user" and role not in traits.parts and (found := _pictures(message)):
+            waiting += found
+            texts = [part for part in content if isinstance(part, str)]
+            message = {**message, "content": join_texts(texts or [_BELOW])}
+        placed.append(message)
+    return [*placed, {"role": "user", "content": waiting}] if waiting else placed
+
+
+def _pictures(message: ConversationMessage) -> list[MediaPart]:
+    content = message["content"]
+    if isinstance(content, str):
+        return []
+    return [part for part in content if isinstance(part, MediaPart)]
 
 
 def _as_user(message: ConversationMessage) -> ConversationMessage:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cpuserve.tokenizer.conversation import Content, ConversationMessage, text_of
+from cpuserve.tokenizer.conversation import Content, ConversationMessage, MediaPart, text_of
 from cpuserve.tokenizer.traits import Traits
 
 CALL_TAG = "<tool_call>"
@@ -25,6 +25,7 @@ _CALL = {
     "function": {"name": _NAME, "arguments": _ARGUMENTS},
 }
 _TEXT = "c2f1text"
+_BEFORE, _BEHIND = "<tool_response>\n", "\n</tool_response>"
 _DESCRIPTION = """You can call the functions between <tools> and </tools>, which are given in JSON:
 <tools>
 TOOLS
@@ -104,5 +105,9 @@ def _as_texts(
         return {**rest, "content": CALL_GAP.join([*([said] if said else []), text])}
     if message["role"] != "tool" or "tool" in traits.texts | traits.parts:
         return message
-    result = text_of(message["content"])
-    return {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
+    content = message["content"]
+    pictures = [part for part in content if isinstance(part, MediaPart)]
+    if not pictures or "user" not in traits.parts:
+        return {"role": "user", "content": f"{_BEFORE}{text_of(content)}{_BEHIND}"}
+    result = text_of([part for part in content if isinstance(part, str)])
+    return {"role": "user", "content": [f"{_BEFORE}{result}", *pictures, _BEHIND]}

@@ -18,6 +18,12 @@ from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 
 BAD = {
+    "limit_mm_per_prompt": ["8", '{"image": -1}', '{"image": 1.5}', '{"video": 1}'],
+    "mm_processor_kwargs": ["x", "[1]"],
+    "image_max_tokens": ["-1", "many"],
+    "allowed_media_domains": ["https://a.example/x", ""],
+    "allowed_local_media_path": [""],
+    "image_fetch_timeout": ["0", "soon"],
     "model": [""],
     "revision": [""],
     "tokenizer": [""],

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 (MODELS,) = ANTHROPIC.shared
 _ONE = f"{MODELS}/{{name:path}}"
-_NOT_HERE = ("citations", "code_execution", "image_input", "pdf_input")
+_NOT_HERE = ("citations", "code_execution")
+_PICTURES = ("image_input", "pdf_input")
 _EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
 _SERVER_TOOLS = ("code_execution", "web_search")
 
@@ -83,7 +84,8 @@ def _capabilities(context: ModelContext, runs_batches: bool) -> dict[str, Any]:
     chats = context.pooling == "none"
     thinks, effort = chats and context.learned_format.thinks, chats and context.reads_effort
     return {
-        **{name: _support(has=False) for name in _NOT_HERE},
+        **_each(_NOT_HERE, has=False),
+        **_each(_PICTURES, has=context.pictures is not None),
         "batch": _support(has=chats and runs_batches),
         "context_management": {**_support(has=False), **_each(_EDITS, has=False)},
         "effort": {**_support(has=effort), **_each(EFFORTS, has=effort)},

@@ -29,6 +29,7 @@ from cpuserve.config.env import cache_dir
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
+from cpuserve.media.decoding.client import DECODER
 from cpuserve.serving.models.load_progress import LoadProgress
 from cpuserve.serving.models.registry import Idleness, ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
@@ -279,6 +280,7 @@ class FrontEnd:
         self.state.draining = self.state.stopping = True
         self._server.should_exit = True
         await asyncio.gather(self._client.close(), self.models.close())
+        await asyncio.to_thread(DECODER.close)
         await asyncio.to_thread(RENDERER.close)  # its threads would delay the exit
         await asyncio.wait((http,), timeout=_FLUSH_S)
         if not http.done():

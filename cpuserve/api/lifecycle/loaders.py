@@ -13,6 +13,7 @@ from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.request.memory_trim import trim_asleep
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.loader.source_files import check_same
+from cpuserve.media.decoding.client import DECODER
 from cpuserve.prepare import check_fits, known_pooling, kv_cache_bytes
 from cpuserve.serving.models.limits import default_body_bytes
 from cpuserve.serving.models.preparation import in_background
@@ -127,6 +128,7 @@ class EngineSleeper:
     async def rest(self, context: ModelContext) -> None:
         """End template renderers and spare processes, and return free memory to the system."""
         self._spare.close()
+        await asyncio.to_thread(DECODER.close)
         await asyncio.to_thread(RENDERER.close)
         context.get_tokenizer().unload()
         gc.collect()

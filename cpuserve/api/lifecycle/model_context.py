@@ -11,12 +11,14 @@ import msgspec
 from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.log import get_logger
+from cpuserve.media.families.table import FAMILIES
 from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.generation.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.models.tasks import default_task, tasks_of
+from cpuserve.serving.prompts.pictures import PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 log = get_logger("serve")
+# The default limit on the body of a request, if it may have pictures in base64.
+PICTURE_BODY_BYTES = 64 << 20
 
 # Settings that can change a response, besides SETTINGS in engine/offload.py.
 _SETTINGS = (
@@ -65,6 +69,8 @@ def make_context(
     config, tasks = configs[0], tasks_of(configs[0])
     cpu = CpuView(platform, configs)
     most_body = options.max_body_size or default_body_bytes(config.max_model_len)
+    if not options.max_body_size and details is not None and details.family in FAMILIES:
+        most_body = max(most_body, PICTURE_BODY_BYTES)
     metrics = ServerMetrics(
         model_name=config.served_model_names[0],
         max_model_len=config.max_model_len,
@@ -102,6 +108,7 @@ def make_context(
         adapters_change=config.adapter_slots > 0,
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),
+        picture_rules=PictureRules.of(options),
         thoughts=ThoughtUse(
             budget=options.reasoning_budget if options.reasoning_budget >= 0 else None,
             last_words=options.reasoning_budget_message,

@@ -158,7 +158,8 @@ _RESULTS = {
 
 def _architecture(context: ModelContext) -> Architecture:
     result = _RESULTS.get(context.pooling, "embeddings")
-    return Architecture(["text"], [result])
+    reads = ["text"] if context.pictures is None else ["text", "image", "file"]
+    return Architecture(reads, [result])
 
 
 def _meta(context: ModelContext) -> ModelMeta:

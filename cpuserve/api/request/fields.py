@@ -261,9 +261,14 @@ NO_EFFECT = (
     NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
     NoEffect(("num_keep",), (OPTIONS,), _CONTEXT),
     NoEffect(
-        ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs"),
+        ("media_io_kwargs", "return_mm_kwargs"),
         OPENAI,
-        "the endpoint refuses the images themselves",
+        "pictures are read in one way only",
+    ),
+    NoEffect(
+        ("mm_processor_kwargs",),
+        (TEXT, RESPONSES),
+        "only chat completions change how pictures are read",
     ),
     NoEffect(
         ("return_token_offsets", "routed_experts_prompt_start"),

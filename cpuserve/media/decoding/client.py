@@ -84,22 +84,31 @@ class Decoder:
         return None if self._server is None else self._server.pid
 
     def decode(
-        self, data: bytes, family: AnyFamily, *, document: bool, most_pages: int, measures: bool
+        self,
+        data: bytes,
+        family: AnyFamily,
+        *,
+        document: bool,
+        most_pages: int,
+        measures: bool,
+        page: int = -1,
     ) -> Pictures:
         """Return the pictures of a file.
 
         document: whether the file may be a document with at most most_pages pages.
         measures: find only the layouts; there are no patches.
+        page: draw only this page of a document; -1 = all.
 
         Raises:
             InvalidRequest: the file cannot be decoded; the message has no subject.
             ServiceUnavailable: no process could be started.
         """
-        pages = most_pages if document else 0
+        pages = most_pages if document and page < 0 else 0
         job = DecodeJob(
             family,
             measures,
             document,
+            page,
             most_pages,
             self.max_pixels,
             self.cpu_s + PAGE_CPU_S * pages,

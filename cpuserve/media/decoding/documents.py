@@ -63,9 +63,9 @@ class PdfDocument:
                 raise self._damaged(error) from None
             yield self._pixels(*points)
 
-    def pages(self) -> Iterator[Image]:
-        """Yield each page as an RGB picture."""
-        for number in range(len(self._document)):
+    def pages(self, only: int = -1) -> Iterator[Image]:
+        """Yield each page as an RGB picture, or only the page with this index."""
+        for number in range(len(self._document)) if only < 0 else [only]:
             try:
                 with closing(self._document[number]) as page:
                     width, height = self._pixels(*page.get_size())

@@ -96,7 +96,7 @@ def _decoded(job: DecodeJob, data: bytes) -> tuple[DecodedFile, int]:
         document = PdfDocument(data, job.most_pages, job.family.page_side)
         if job.measures:
             return DecodedFile([_measured(job, size) for size in document.sizes()]), -1
-        return _written(job, document.pages())
+        return _written(job, document.pages(job.page))
     image, size = opened(data, job.most_pixels)
     if job.measures:
         return DecodedFile([_measured(job, size)]), -1

@@ -19,6 +19,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     measures: only find the layouts, without patches.
     document: whether the file may be a document; its pages become pictures.
+    page: the only page of a document that is drawn; -1 = all.
     most_pages, most_pixels: the limits of a document and of a picture.
     cpu_s, wall_s, memory_bytes: the limits of the job.
     """
@@ -26,6 +27,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     family: AnyFamily
     measures: bool
     document: bool
+    page: int
     most_pages: int
     most_pixels: int
     cpu_s: float

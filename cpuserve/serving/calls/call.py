@@ -151,6 +151,8 @@ class GenerateCall(CommonFields, kw_only=True):
     earlier: the tokens of an earlier prompt and its response, which the prompt continues.
     decisions: questions about the messages. Each question becomes a prompt (decision_prompts.py).
 
+    mm_processor_kwargs: settings of the preprocessing of pictures.
+
     Thoughts:
 
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads.
@@ -203,6 +205,7 @@ class GenerateCall(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     reasoning_budget: int | None = None
 

@@ -18,6 +18,7 @@ from cpuserve.serving.models.limits import Backlog, ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task
+from cpuserve.serving.prompts.pictures import PictureReader, PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.infill import InfillTokens
@@ -63,6 +64,8 @@ class ModelContext:
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.
     details: facts about the model's files.
+    pictures: reads the pictures of requests; None = the model reads no pictures.
+    picture_rules: the rules of the server for pictures.
     recent: the prompts of the last requests; None = prefixes are not cached.
     preset: the texts and parameters of a created model.
     files_fingerprint: differs if the model's files or settings differ; "" = not computed.
@@ -100,6 +103,8 @@ class ModelContext:
     any_name: bool = False
     details: ModelDetails = field(default_factory=ModelDetails)
     pairs: PairEncoder | None = None
+    pictures: PictureReader | None = None
+    picture_rules: PictureRules = field(default_factory=PictureRules)
     recent: RecentPrompts | None = None
     preset: Preset | None = None
     files_fingerprint: str = ""
@@ -147,9 +152,13 @@ class ModelContext:
             number("max_top", MAX_LOGPROBS),
             frozenset(ends if isinstance(ends, list) else ()),
             number("max_num_batched_tokens", ANY_ROWS),
+            number("picture_rows", 0),
         )
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
+        if self.bounds.picture_rows and self.pooling == "none":
+            folder, rules = self.details.path, self.picture_rules
+            self.pictures = PictureReader.of(folder, tokenizer, rules)
         self.vector_width = number("width", 0)
         self.ready = True
 
@@ -211,6 +220,7 @@ class ModelContext:
             "insert": self.fills_in,
             "tools": self.tool_format is not None,
             "thinking": self.learned_format.thinks,
+            "vision": self.pictures is not None,
         }
         return ["completion", *(word for word, can in able.items() if can)]
 

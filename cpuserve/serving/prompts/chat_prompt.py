@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
 from cpuserve.serving.prompts.continued import continued
+from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
+from cpuserve.serving.prompts.pictures import KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 from cpuserve.tokenizer.chat import checked_variables
@@ -28,7 +30,9 @@ from cpuserve.tokenizer.conversation import (
 from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
+    from cpuserve.core.pictures import Picture
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.serving.prompts.pictures import PictureReader, ReadPicture
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -41,6 +45,7 @@ async def chat_prompt(
     most: int | None = None,
     opening: str = "",
     waits: bool = False,
+    measures: bool = False,
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template.
 
@@ -48,30 +53,102 @@ async def chat_prompt(
     opening: the forced beginning of the response, such as the start of a tool call.
     waits: `opening` and the grammar of the response come after the thought,
       if the prompt allows a thought.
+    measures: the prompt is only counted, so damaged pixels of pictures are not noticed.
 
     num_bytes: the size of the request's body; small and large requests render on separate threads.
     """
-    text = await run_rendering(num_bytes, lambda: render_chat(context, call))
+    messages, pictures = await read_pictures(context, call, measures=measures)
+    text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening
-    if call.earlier is not None:
+    if pictures:
+        _check_uncut(call)
+    elif call.earlier is not None:
         ids = await continued(context, call.earlier, text + begun, masked=True)
         return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
-    ids, _ = await chat_tokens(context, call, text, begun, most)
+    digests = [each.digest for each in pictures]
+    ids, earlier = await chat_tokens(context, call, text, begun, most, digests)
+    shown_pictures: Sequence[Picture] = ()
+    if context.pictures is not None:
+        ids, shown_pictures = await _with_placeholders(
+            context, context.pictures, pictures, ids, earlier, text + begun
+        )
     # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
     shown = text if call.truncate_prompt_tokens is None else None
     return Prompt(
-        ids, thinks=thinks, continues=continues, waits=waits, rendered=shown, opening=begun
+        ids,
+        thinks=thinks,
+        continues=continues,
+        waits=waits,
+        rendered=shown,
+        opening=begun,
+        pictures=shown_pictures,
+        patches_of=patches_of(pictures) if pictures else None,
     )
+
+
+async def read_pictures(
+    context: ModelContext, call: GenerateCall, *, measures: bool
+) -> tuple[list[ConversationMessage], list[ReadPicture]]:
+    """Return the messages of a call, with a part for each picture, and the pictures in order.
+
+    Raises InvalidRequest if a picture is refused; see PictureReader.read.
+    """
+    messages = call.messages or []
+    if context.pictures is None or not any(_has_parts(message) for message in messages):
+        return messages, []
+    own = _own_turn([message.get("role") for message in messages])
+    settings = call.mm_processor_kwargs
+    return await context.pictures.read(messages, own, settings, measures=measures)
+
+
+def _has_parts(message: ConversationMessage) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(map(is_read, content))
+
+
+def _check_uncut(call: GenerateCall) -> None:
+    """Raise InvalidRequest if a call with pictures asks for a prompt that has no place for them."""
+    if call.truncate_prompt_tokens is not None:
+        msg = "truncate_prompt_tokens is not possible with pictures: omit it"
+        raise InvalidRequest(msg, role="truncate_prompt_tokens")
+    if call.earlier is not None:
+        msg = "messages with pictures cannot continue the tokens of an earlier response: omit them"
+        raise InvalidRequest(msg, role="messages")
+
+
+async def _with_placeholders(
+    context: ModelContext,
+    reader: PictureReader,
+    pictures: Sequence[ReadPicture],
+    ids: list[int],
+    earlier: Sequence[Picture],
+    text: str,
+) -> tuple[list[int], Sequence[Picture]]:
+    """Return the tokens with the placeholders of pictures; see PictureReader.expanded.
+
+    text: the text of all tokens, for an earlier response in `ids` that has a marker itself.
+    """
+    found = reader.expanded(ids, pictures, earlier)
+    if found is None:
+        (again,) = await encode(context, [text], add_special_tokens=False, masked=True)
+        found = reader.expanded(again, pictures, ())
+    if found is None:
+        refuse_markers(len(pictures))
+    return found
 
 
 def _tags(context: ModelContext) -> ThinkTags:
     return context.learned_format.tags or THINK
 
 
-def render_chat(context: ModelContext, call: GenerateCall) -> str:
+def render_chat(
+    context: ModelContext, call: GenerateCall, messages: list[ConversationMessage] | None = None
+) -> str:
     """Return the prompt text, with masks (see ChatTemplate.render).
+
+    messages: the messages after `read_pictures`; None = those of the call, without pictures.
 
     Raises:
       InvalidRequest: the messages or the template are invalid.
@@ -87,10 +164,11 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
         raise InvalidRequest(msg, role="continue_final_message")
     kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
     render = partial(context.get_chat_template().render, own_marks=context.own_marks)
-    given = call.messages or []
+    given = (call.messages or []) if messages is None else messages
     if context.preset is not None and call.earlier is None:
         given = context.preset.opened(given)
-    messages = with_time_last(readable(given))
+    reads: Collection[Kind] = () if context.pictures is None else KINDS
+    messages = with_time_last(readable(given, reads))
     tools = None if call.tool_choice == "none" else call.tools
     if not (continue_final and messages):
         return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)

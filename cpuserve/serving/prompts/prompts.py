@@ -107,7 +107,8 @@ async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) 
     """
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
-    return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
+    prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening, measures=True)
+    return prompt.ids
 
 
 async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:

@@ -64,6 +64,7 @@ class ChatFields(GenerationRequest, kw_only=True):
     length_penalty: float | None = None
     return_prompt_text: bool | None = None
     request_id: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 @with_refused("chat")

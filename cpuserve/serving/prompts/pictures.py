@@ -1,0 +1,375 @@
+"""Read the pictures of a conversation, and put their placeholders into the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from cpuserve.core.pictures import Picture
+from cpuserve.errors import InvalidRequest, ModelError, RequestError
+from cpuserve.log import get_logger
+from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
+from cpuserve.media.decoding.wire import Decoded, DecodedFile
+from cpuserve.media.families.table import AnyFamily, family_of
+from cpuserve.media.sources import SourceRules, read_source
+from cpuserve.serving.threads import TurnThreads
+from cpuserve.tokenizer.conversation import ConversationMessage, Kind, MediaPart, join_texts
+
+if TYPE_CHECKING:
+    from cpuserve.config.server import ServerOptions
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+# The kinds of parts that a model with a tower reads.
+KINDS: frozenset[Kind] = frozenset(("image", "file"))
+MOST_PICTURES = 64
+# The most bytes of patches that are kept, and the most files whose layouts are.
+_MOST_PATCH_BYTES = 128 << 20
+_MOST_FILES = 4096
+_PDF = "application/pdf"
+_DECODING = TurnThreads(2, "cpuserve-pictures")
+_FETCHING = TurnThreads(8, "cpuserve-fetch")
+log = get_logger("pictures")
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRules:
+    """What the options of the server say about pictures.
+
+    most: the most pictures of a request, pages of documents included.
+    settings: settings of the preprocessing, for all pictures.
+    """
+
+    most: int = MOST_PICTURES
+    sources: SourceRules = field(default_factory=SourceRules)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> PictureRules:
+        """Return the rules that options set."""
+        settings = dict(options.mm_processor_kwargs or {})
+        if options.image_max_tokens:
+            settings["max_tokens"] = options.image_max_tokens
+        return cls(
+            (options.limit_mm_per_prompt or {}).get("image", MOST_PICTURES),
+            SourceRules(
+                tuple(options.allowed_media_domains),
+                options.allowed_local_media_path,
+                timeout_s=options.image_fetch_timeout,
+            ),
+            settings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPicture:
+    """A picture of a request: what the engine gets of it, and where its patches come from.
+
+    ids: the tokens in place of its marker.
+    """
+
+    digest: bytes
+    shown: Decoded
+    ids: Sequence[int]
+    patches: Callable[[], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The bytes of one part, and the pictures in it."""
+
+    data: bytes
+    key: bytes
+    family: AnyFamily
+    is_document: bool
+    file: DecodedFile
+
+
+class PictureReader:
+    """Reads the pictures of requests for one model.
+
+    marker: the id of the token that stands for a row of the tower.
+    """
+
+    def __init__(self, family: AnyFamily, tokenizer: Tokenizer, rules: PictureRules) -> None:
+        """Raises ModelError if the tokenizer has no such marker."""
+        self._family = family
+        self._tokenizer = tokenizer
+        self._rules = rules
+        marker = tokenizer.token_id(family.marker)
+        if marker is None or tokenizer.encode(family.marker, add_special_tokens=False) != [marker]:
+            msg = f"the tokenizer has no token {family.marker!r}"
+            raise ModelError(msg)
+        self.marker = marker
+        self._known: OrderedDict[bytes, DecodedFile] = OrderedDict()
+        self._patches: OrderedDict[bytes, bytes] = OrderedDict()
+        self._expansions: dict[str, list[int]] = {}
+
+    @staticmethod
+    def of(folder: str, tokenizer: Tokenizer, rules: PictureRules) -> PictureReader | None:
+        """Return the reader for the model in a folder; None, with a warning, if there can be none.
+
+        Raises ModelError if the family cannot follow a setting of the server.
+        """
+        try:
+            family = family_of(Path(folder)) if Path(folder).is_dir() else None
+            if family is None:
+                return None
+            if not is_installed():
+                log.warning("pictures are refused: pip install 'cpuserve[images]' to read them")
+                return None
+            made = PictureReader(family, tokenizer, rules)
+        except ModelError as error:
+            log.warning("pictures are refused: %s", error)
+            return None
+        try:
+            made._family = family.changed(rules.settings)
+        except InvalidRequest as error:
+            msg = f"--mm-processor-kwargs and --image-max-tokens: {error.message}"
+            raise ModelError(msg) from None
+        return made
+
+    async def read(
+        self,
+        messages: list[ConversationMessage],
+        own: Collection[int],
+        settings: Mapping[str, Any] | None,
+        *,
+        measures: bool,
+    ) -> tuple[list[ConversationMessage], list[ReadPicture]]:
+        """Return messages with one image part for each picture, and the pictures in order.
+
+        own: the indices of the user's own last turn. A picture there that cannot be read is
+          refused; elsewhere, a line of text takes its place, so that the conversation can go on.
+        settings: settings of the preprocessing that the request has.
+        measures: only find the sizes; damaged pixels are not noticed.
+
+        Raises:
+          InvalidRequest: a picture is refused, or there are too many pictures.
+        """
+        family = self._family.changed(settings) if settings else self._family
+        _check_number(sum(1 for _ in _media(messages)), self._rules.most)
+        found, pictures = list(messages), list[ReadPicture]()
+        for index, message in enumerate(messages):
+            content = message.get("content")
+            if not isinstance(content, list) or not any(map(is_read, content)):
+                continue
+            parts: list[Any] = []
+            for part in content:
+                if not is_read(part):
+                    parts.append(part)
+                    continue
+                try:
+                    read = await self._file(part, family, measures=measures)
+                except InvalidRequest as error:
+                    if index in own:
+                        raise
+                    parts.append(_left_out(part, error))
+                    continue
+                parts += [replace(part, kind="image")] * len(read.file.pictures)
+                pictures += self._of_file(read, part)
+                _check_number(len(pictures), self._rules.most)
+            found[index] = {**message, "content": join_texts(parts)}
+        return found, pictures
+
+    def expanded(
+        self, ids: Sequence[int], pictures: Sequence[ReadPicture], earlier: Sequence[Picture]
+    ) -> tuple[list[int], list[Picture]] | None:
+        """Return the tokens with placeholders in place of markers, and the pictures with places.
+
+        earlier: the first pictures, if `ids` already has their placeholders.
+        The result is None if the number of markers is not the number of the other pictures.
+        """
+        done = max((begin + count for each in earlier for begin, count in each.spans), default=0)
+        places = [at for at in range(done, len(ids)) if ids[at] == self.marker]
+        rest = pictures[len(earlier) :]
+        if len(places) != len(rest):
+            return None
+        found, shown = list(ids[:done]), list(earlier)
+        for place, picture in zip(places, rest, strict=True):
+            found += ids[done:place]
+            shown.append(
+                Picture(
+                    picture.digest,
+                    _runs(picture.ids, self.marker, len(found)),
+                    list(picture.shown.layout.tiles),
+                )
+            )
+            found += picture.ids
+            done = place + 1
+        return [*found, *ids[done:]], shown
+
+    async def _file(self, part: MediaPart, family: AnyFamily, *, measures: bool) -> _File:
+        """Return the bytes and the pictures of a part; errors begin with the place of the part."""
+        rules = self._rules
+        try:
+            if part.detail and part.detail != "auto":
+                family = family.changed({"detail": part.detail})
+            size = len(part.data) + len(part.url)
+            if part.url and not part.url.startswith("data:") and ":" in part.url[:16]:
+                data = await _in_time(
+                    _FETCHING.run(1, lambda: read_source(part.url, rules.sources)), rules.sources
+                )
+            else:
+                most = rules.sources.most_bytes
+                data = (await _DECODING.run(size, lambda: _as_data(part).read(most))).data
+            document = part.kind == "file"
+            return await _DECODING.run(
+                len(data), lambda: self._decoded(data, family, document, measures)
+            )
+        except RequestError as error:
+            if error.message.startswith(part.where):
+                raise
+            error.message = f"{part.where} {error.message}"
+            error.param = error.role = "messages"
+            raise
+
+    def _decoded(self, data: bytes, family: AnyFamily, document: bool, measures: bool) -> _File:
+        """Decode a file, unless its layout is known; keep its patches for the engine."""
+        key = hashlib.sha256(
+            hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
+        ).digest()
+        is_document = document and b"%PDF-" in data[:1024]
+        known = self._known.get(key)
+        if known is None:
+            # The pages of a document are drawn when the engine asks for them.
+            found = self._decode(data, family, document, measures or is_document)
+            known = found.file
+            if not measures:
+                self._keep(key, found, is_document)
+        return _File(data, key, family, is_document, known)
+
+    def _decode(
+        self, data: bytes, family: AnyFamily, document: bool, measures: bool, page: int = -1
+    ) -> Pictures:
+        most = self._rules.most
+        return DECODER.decode(
+            data, family, document=document, most_pages=most, measures=measures, page=page
+        )
+
+    def _keep(self, key: bytes, found: Pictures, is_document: bool) -> None:
+        self._known[key] = found.file
+        while len(self._known) > _MOST_FILES:
+            self._known.popitem(last=False)
+        if not is_document:
+            self._keep_patches(_page_key(key, 0), found.patches)
+
+    def _keep_patches(self, key: bytes, patches: bytes) -> None:
+        self._patches[key] = patches
+        while len(self._patches) > 1 and sum(map(len, self._patches.values())) > _MOST_PATCH_BYTES:
+            self._patches.popitem(last=False)
+
+    def _of_file(self, read: _File, part: MediaPart) -> Iterator[ReadPicture]:
+        for page, shown in enumerate(read.file.pictures):
+            key = _page_key(read.key, page)
+
+            async def patches(key: bytes = key, page: int = page) -> bytes:
+                kept = self._patches.get(key)
+                if kept is not None:
+                    return kept
+                try:
+                    return await _DECODING.run(len(read.data), lambda: self._drawn(read, page, key))
+                except RequestError as error:
+                    error.message = f"{part.where} {error.message}"
+                    raise
+
+            yield ReadPicture(key, shown, self._expansion(shown.layout.text), patches)
+
+    def _drawn(self, read: _File, page: int, key: bytes) -> bytes:
+        number = page if read.is_document else -1
+        found = self._decode(read.data, read.family, read.is_document, False, number)
+        self._keep_patches(key, found.patches)
+        return found.patches
+
+    def _expansion(self, text: str) -> list[int]:
+        """Return the tokens of the text of a layout."""
+        ids = self._expansions.get(text)
+        if ids is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=False, unlocked=True)
+            if len(self._expansions) > _MOST_FILES:
+                self._expansions.clear()
+            self._expansions[text] = ids
+        return ids
+
+
+def is_read(part: object) -> bool:
+    """Return whether a part of a message may be a picture or a document for the model."""
+    return isinstance(part, MediaPart) and not part.why and part.kind in KINDS
+
+
+def patches_of(pictures: Sequence[ReadPicture]) -> Callable[[int], Awaitable[bytes]]:
+    """Return the function that gives the engine the patches of a picture (EngineRequest)."""
+
+    async def give(index: int) -> bytes:
+        return await pictures[index].patches()
+
+    return give
+
+
+async def _in_time(fetching: Awaitable[bytes], sources: SourceRules) -> bytes:
+    """Return the bytes, or refuse them: a resolver may take longer than sources.timeout_s."""
+    try:
+        return await asyncio.wait_for(fetching, sources.timeout_s + 0.25)
+    except asyncio.TimeoutError:
+        msg = f"was not fetched within {sources.timeout_s:g} s: send its bytes as a data: URL"
+        raise InvalidRequest(msg) from None
+
+
+def _as_data(part: MediaPart) -> MediaPart:
+    """Return a part with base64 in `data`; some clients send bare base64 as the URL."""
+    if part.url and not part.data and not part.url.startswith("data:"):
+        return replace(part, data=part.url, url="")
+    return part
+
+
+def _media(messages: Sequence[ConversationMessage]) -> Iterator[object]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from filter(is_read, content)
+
+
+def _check_number(count: int, most: int) -> None:
+    if count > most:
+        msg = (
+            f"messages have {count} pictures or more: at most {most} are accepted in a request. "
+            "Send fewer, or start the server with a larger --limit-mm-per-prompt"
+        )
+        raise InvalidRequest(msg, role="messages")
+
+
+def _left_out(part: MediaPart, error: InvalidRequest) -> str:
+    why = error.message.removeprefix(part.where).strip()
+    return f"[{part.noun[:1].upper()}{part.noun[1:]} was left out: it {why}.]"
+
+
+def _page_key(key: bytes, page: int) -> bytes:
+    return hashlib.sha256(key + page.to_bytes(4, "little")).digest()
+
+
+def _runs(ids: Sequence[int], marker: int, begin: int) -> list[tuple[int, int]]:
+    """Return (position, length) of each run of markers; begin: the position of ids[0]."""
+    found: list[tuple[int, int]] = []
+    for at, token in enumerate(ids):
+        if token != marker:
+            continue
+        if found and sum(found[-1]) == begin + at:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((begin + at, 1))
+    return found
+
+
+def refuse_markers(count: int) -> NoReturn:
+    """Raise the error for a prompt whose markers are not those of its `count` pictures."""
+    msg = (
+        f"messages have {count} pictures, but the chat template writes another number of markers: "
+        "use another --chat-template, or put the pictures into messages of the user"
+    )
+    raise InvalidRequest(msg, role="messages")

@@ -1,0 +1,77 @@
+"""An Api whose model reads pictures, in the way of SmolVLM, with a scripted engine."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Core
+
+from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.prompts.pictures import PictureRules
+from cpuserve.tokenizer.chat import ChatTemplate
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.api.fakes import Api
+from tests.api.tools import says
+from tests.helpers.drawn import write_processor
+from tests.helpers.tiny import copy_of, tiny_model
+
+# The template of SmolVLM, with ends of turns that the tokenizer has.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{message['role'] | capitalize}}"
+    "{% if message['content'] is string %}{{ ': ' + message['content'] }}"
+    "{% else %}{% if message['content'][0]['type'] == 'image' %}{{':'}}"
+    "{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+IMAGE = "<image>"
+LENGTH = 8192
+
+
+@functools.cache
+def folder(**processor: Any) -> Path:
+    """A tiny checkpoint with the tokens and the files of SmolVLM."""
+    path = copy_of(tiny_model("llama"), "sees")
+    core = Core.from_file(str(path / "tokenizer.json"))
+    names = [IMAGE, "<fake_token_around_image>", "<global-img>"]
+    names += [f"<row_{y}_col_{x}>" for y in range(1, 7) for x in range(1, 7)]
+    core.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    core.save(str(path / "tokenizer.json"))
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config.pop("added_tokens_decoder", None)
+    config["chat_template"] = TEMPLATE
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    write_processor(path, **processor)
+    return path
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """The tokenizer of `folder`."""
+    return Tokenizer.load(folder())
+
+
+def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:
+    """An Api whose model reads pictures. rules: the members of PictureRules."""
+    api = Api(says(answer))
+    api.engine.info.update(kv_tokens=LENGTH, max_model_len=LENGTH, picture_rows=1024)
+    context = api.context
+    context.max_model_len = LENGTH
+    context.details = ModelDetails(path=str(folder()))
+    context.picture_rules = PictureRules(**rules)
+    context.set_ready(tokenizer(), ChatTemplate(template, tokenizer()))
+    assert context.pictures is not None
+    return api
+
+
+def prompt_of(api: Api, which: int = -1) -> str:
+    """The text of a prompt that the engine got, with all special tokens."""
+    ids, _ = api.engine.asked[which]
+    return tokenizer().decode(ids, skip_special_tokens=False)
