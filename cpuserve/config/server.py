@@ -563,7 +563,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     allowed_media_domains: Annotated[
         list[str],
         _option(
-            "Hosts from which the server fetches pictures that requests name by URL, separated by "
+            "Hosts from which the server fetches pictures at URLs in requests, separated by "
             "commas: names, *.example.com, or * for any. Private addresses are always refused.",
             default="none",
             check=_hosts,
@@ -573,7 +573,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     allowed_local_media_path: Annotated[
         str | None,
         _option(
-            "Folder whose pictures requests may name as file: URLs.",
+            "Folder with pictures that requests may read with file: URLs.",
             default="none",
             check=not_empty,
             metavar="FOLDER",

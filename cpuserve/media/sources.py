@@ -1,7 +1,7 @@
 """Where the bytes of pictures come from besides the request: files, and servers of others.
 
-A client names a file or a URL, so both are refused unless the server allows the folder or the
-host. A host is resolved once; the connection uses the address that was checked.
+A client chooses the file or the URL, so both are refused unless the server allows the folder or
+the host. A host is resolved once; the connection uses the address that was checked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SourceRules:
 def read_source(url: str, rules: SourceRules) -> bytes:
     """Return the bytes at a file:, http: or https: URL; the call waits for them.
 
-    Raises InvalidRequest, whose message has no subject, if the rules or the other side refuse.
+    Raises InvalidRequest, with a message without a subject, if the rules or the other side refuse.
     """
     if len(url) > _MOST_URL_CHARS:
         _refuse(f"has a URL of {len(url)} characters: at most {_MOST_URL_CHARS} are accepted")

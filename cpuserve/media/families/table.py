@@ -13,7 +13,7 @@ from cpuserve.fault_points import fault
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
 
 AnyFamily: TypeAlias = Idefics3
-# Makes a family from config.json, the settings of the image processor, those of the whole
+# Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
     [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily

@@ -148,7 +148,7 @@ def render_chat(
 ) -> str:
     """Return the prompt text, with masks (see ChatTemplate.render).
 
-    messages: the messages after `read_pictures`; None = those of the call, without pictures.
+    messages: the messages after `read_pictures`; None = the call's, without pictures.
 
     Raises:
       InvalidRequest: the messages or the template are invalid.

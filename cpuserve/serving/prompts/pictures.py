@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The kinds of parts that a model with a tower reads.
 KINDS: frozenset[Kind] = frozenset(("image", "file"))
 MOST_PICTURES = 64
-# The most bytes of patches that are kept, and the most files whose layouts are.
+# The most bytes of patches that are kept, and the most layouts of files.
 _MOST_PATCH_BYTES = 128 << 20
 _MOST_FILES = 4096
 _PDF = "application/pdf"
@@ -367,7 +367,7 @@ def _runs(ids: Sequence[int], marker: int, begin: int) -> list[tuple[int, int]]:
 
 
 def refuse_markers(count: int) -> NoReturn:
-    """Raise the error for a prompt whose markers are not those of its `count` pictures."""
+    """Raise the error for a prompt with more or fewer markers than its `count` pictures."""
     msg = (
         f"messages have {count} pictures, but the chat template writes another number of markers: "
         "use another --chat-template, or put the pictures into messages of the user"
