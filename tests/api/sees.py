@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from cpuserve.serving.models.details import ModelDetails
-from cpuserve.serving.prompts.pictures import PictureRules
+from cpuserve.serving.pictures import PictureRules
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import Api

@@ -193,7 +193,7 @@ def test_two_pictures_with_one_text_are_two_pictures():
 
 
 def test_patches_that_were_dropped_are_decoded_again_when_the_engine_asks(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.prompts.pictures._MOST_PATCH_BYTES", 1)
+    monkeypatch.setattr("cpuserve.serving.pictures._MOST_PATCH_BYTES", 1)
     api = picture_api()
     said = [image(png(seed=1)), image(png(seed=2)), text("what?")]
     assert api.chat(said).status_code == 200
@@ -414,7 +414,7 @@ def test_other_streams_go_on_while_a_picture_is_fetched(monkeypatch):
         assert done.wait(60)
         return png()
 
-    monkeypatch.setattr("cpuserve.serving.prompts.pictures.read_source", slow)
+    monkeypatch.setattr("cpuserve.serving.pictures.read_source", slow)
     api = picture_api(sources=SourceRules(domains=("*",), timeout_s=60))
 
     async def both():

@@ -18,7 +18,7 @@ from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.models.tasks import default_task, tasks_of
-from cpuserve.serving.prompts.pictures import PictureRules
+from cpuserve.serving.pictures import PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
@@ -68,9 +68,7 @@ def make_context(
     """
     config, tasks = configs[0], tasks_of(configs[0])
     cpu = CpuView(platform, configs)
-    most_body = options.max_body_size or default_body_bytes(config.max_model_len)
-    if not options.max_body_size and details is not None and details.family in FAMILIES:
-        most_body = max(most_body, PICTURE_BODY_BYTES)
+    most_body = options.max_body_size or _body_bytes(config, details)
     metrics = ServerMetrics(
         model_name=config.served_model_names[0],
         max_model_len=config.max_model_len,
@@ -115,6 +113,13 @@ def make_context(
         ),
     )
     return context, cpu
+
+
+def _body_bytes(config: EngineConfig, details: ModelDetails | None) -> int:
+    """Return the default limit on the bytes of a request body."""
+    most = default_body_bytes(config.max_model_len)
+    reads = details is not None and details.family in FAMILIES
+    return max(most, PICTURE_BODY_BYTES) if reads else most
 
 
 def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:

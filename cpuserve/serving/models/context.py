@@ -18,7 +18,7 @@ from cpuserve.serving.models.limits import Backlog, ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
 from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task
-from cpuserve.serving.prompts.pictures import PictureReader, PictureRules
+from cpuserve.serving.pictures import PictureReader, PictureRules
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.infill import InfillTokens

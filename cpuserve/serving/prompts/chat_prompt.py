@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.calls.call import GenerateCall, Prompt
+from cpuserve.serving.pictures import KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.prompts.continued import continued
 from cpuserve.serving.prompts.encode import encode
 from cpuserve.serving.prompts.known_tokens import chat_tokens
-from cpuserve.serving.prompts.pictures import KINDS, is_read, patches_of, refuse_markers
 from cpuserve.serving.threads import run_rendering
 from cpuserve.serving.tools.thoughts import THINK, ThinkTags
 from cpuserve.tokenizer.chat import checked_variables
@@ -32,7 +32,7 @@ from cpuserve.tokenizer.messages import message_content
 if TYPE_CHECKING:
     from cpuserve.core.pictures import Picture
     from cpuserve.serving.models.context import ModelContext
-    from cpuserve.serving.prompts.pictures import PictureReader, ReadPicture
+    from cpuserve.serving.pictures import PictureReader, ReadPicture
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 

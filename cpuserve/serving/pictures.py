@@ -81,7 +81,7 @@ class ReadPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ReadFile:
     """The bytes of one part, and the pictures in it."""
 
     data: bytes
@@ -205,7 +205,7 @@ class PictureReader:
             done = place + 1
         return [*found, *ids[done:]], shown
 
-    async def _file(self, part: MediaPart, family: AnyFamily, *, measures: bool) -> _File:
+    async def _file(self, part: MediaPart, family: AnyFamily, *, measures: bool) -> _ReadFile:
         """Return the bytes and the pictures of a part; errors begin with the place of the part."""
         rules = self._rules
         try:
@@ -230,7 +230,7 @@ class PictureReader:
             error.param = error.role = "messages"
             raise
 
-    def _decoded(self, data: bytes, family: AnyFamily, document: bool, measures: bool) -> _File:
+    def _decoded(self, data: bytes, family: AnyFamily, document: bool, measures: bool) -> _ReadFile:
         """Decode a file, unless its layout is known; keep its patches for the engine."""
         key = hashlib.sha256(
             hashlib.sha256(data).digest() + msgspec.msgpack.encode((family, document))
@@ -243,7 +243,7 @@ class PictureReader:
             known = found.file
             if not measures:
                 self._keep(key, found, is_document)
-        return _File(data, key, family, is_document, known)
+        return _ReadFile(data, key, family, is_document, known)
 
     def _decode(
         self, data: bytes, family: AnyFamily, document: bool, measures: bool, page: int = -1
@@ -265,7 +265,7 @@ class PictureReader:
         while len(self._patches) > 1 and sum(map(len, self._patches.values())) > _MOST_PATCH_BYTES:
             self._patches.popitem(last=False)
 
-    def _of_file(self, read: _File, part: MediaPart) -> Iterator[ReadPicture]:
+    def _of_file(self, read: _ReadFile, part: MediaPart) -> Iterator[ReadPicture]:
         for page, shown in enumerate(read.file.pictures):
             key = _page_key(read.key, page)
 
@@ -281,7 +281,7 @@ class PictureReader:
 
             yield ReadPicture(key, shown, self._expansion(shown.layout.text), patches)
 
-    def _drawn(self, read: _File, page: int, key: bytes) -> bytes:
+    def _drawn(self, read: _ReadFile, page: int, key: bytes) -> bytes:
         number = page if read.is_document else -1
         found = self._decode(read.data, read.family, read.is_document, False, number)
         self._keep_patches(key, found.patches)
