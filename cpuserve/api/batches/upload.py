@@ -116,6 +116,7 @@ class _Parts:
         self._out: int | None = None
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._ended = False
+        self._in_preamble: bool | None = None  # None: nothing has arrived
         self._num_parts = 0
         self._name = b""
         self._value = b""
@@ -143,10 +144,23 @@ class _Parts:
         """Parse more bytes of the body."""
         from python_multipart.exceptions import FormParserError
 
+        data = self._without_preamble(data)
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise _malformed(error) from None
+
+    def _without_preamble(self, data: bytes) -> bytes:
+        """Return `data` from the first boundary on, if the body begins with a line break.
+
+        The parser skips text there as well, but it forgets that at the end of a piece.
+        """
+        if self._in_preamble is None and data:
+            self._in_preamble = data.startswith((b"\r", b"\n"))
+        if self._in_preamble:
+            data = data[data.find(b"-") :] if b"-" in data else b""
+            self._in_preamble = not data
+        return data
 
     def end(self) -> tuple[str, dict[str, str]]:
         """Return the file name and the other form fields, after the end of the body."""
