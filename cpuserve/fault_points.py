@@ -36,6 +36,7 @@ def _point(what: str, *actions: str) -> FaultPoint:
 POINTS = {
     # The engine and its messages.
     "children.start": _point("start an engine or the grammar process", "EAGAIN", DELAY),
+    "children.connect": _point("make the sockets to a new engine", "EMFILE"),
     "engine.configure": _point("send its settings to a new engine", "EPIPE"),
     "engine.receive": _point("receive messages in the engine", "EIO", "ECONNRESET", KILL),
     "engine.send": _point("send a message from the engine", "ENOBUFS", "EPIPE", DELAY, KILL),
@@ -50,6 +51,7 @@ POINTS = {
     "grammar_process.receive": _point("receive messages", "ECONNRESET", KILL),
     "grammar_process.send": _point("send a message", "ENOBUFS", "EPIPE", DELAY, KILL),
     "grammar_process.fork": _point("fork to try a grammar", "EAGAIN", "ENOMEM", KILL),
+    "grammar_process.thread": _point("make a pipe for the thread that compiles", "EMFILE"),
     "grammar_fork.write": _point("write the result in the fork", "EPIPE", SHORT, KILL),
     "grammar_process.read": _point("read the result of the fork", KILL),
     # Chat templates: the first four in the server, the others in the processes that render.
@@ -90,6 +92,8 @@ POINTS = {
     "audit.open": _point("open the audit file", "EIO"),
     "audit.write": _point("write a line of the audit file", "ENOSPC", "EIO", SHORT),
     "audit.sync": _point("flush the audit file to the disk", "EIO"),
+    "audit.rename": _point("rename a full audit file", "EACCES"),
+    "certificate.read": _point("read the certificate and its key", "EMFILE", "EIO"),
     "record.read": _point("read a record at the start", "EIO"),
     "record.write": _point("write a record", "ENOSPC", "EROFS", "EIO"),
     "record.sync": _point("flush a record to the disk", "EIO"),
@@ -98,15 +102,18 @@ POINTS = {
     "content.sync": _point("flush the content of a file to the disk", "EIO"),
     "content.cut": _point("remove an incomplete line of a file", "EIO"),
     "content.read": _point("open the results of a batch for a client", "EMFILE"),
+    "model_file.rename": _point("keep a file that a client has sent", "ENOSPC"),
     "model_file.link": _point("link the files of a created model", "EMLINK", "ENOSPC"),
     # Files of models, and of packed weights.
     "weights.map": _point("open and map a file of weights", "EMFILE", "ENOMEM"),
     "weights.read": _point("read a small file of a model", "EIO"),
     "adapter.read": _point("read a file of an adapter", "EIO", "EMFILE"),
     "source.read": _point("read weights for their digest", "EIO"),
+    "source.sample": _point("read samples of weights", "EIO"),
     "source.write": _point("record a digest", "ENOSPC"),
     "packed.open": _point("open packed weights", "EMFILE", "EIO"),
     "packed.read": _point("read the head of packed weights", "EIO"),
+    "packed.load": _point("read packed weights", "EIO"),
     "packed.allocate": _point("allocate a file of packed weights", "ENOSPC"),
     "packed.write": _point("write packed weights", "ENOSPC", "EIO", SHORT),
     "packed.sync": _point("flush packed weights to the disk", "EIO"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cpuserve.children import python_command, start_child
 from cpuserve.engine.affinity import on_cpus
 from cpuserve.errors import TooLittleMemory
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger, level
 
 log = get_logger("engine")
@@ -51,6 +52,7 @@ def start_process(module: str = CHILD_MODULE) -> EngineProcess:
     """
     code = BOOTSTRAP.format(module=module)
     with ExitStack() as undo:
+        fault("children.connect")
         ours, theirs = map(undo.enter_context, socket.socketpair())
         fd = theirs.fileno()
         process = start_child(

@@ -44,6 +44,7 @@ def sampled(file: Path, size: int) -> str:
     Each layer has some samples, because a fine-tune may leave most layers unchanged.
     """
     hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
+    fault("source.sample")
     with file.open("rb", buffering=0) as stream:
         for index in range(SAMPLES + 1):
             stream.seek(last * index // SAMPLES)

@@ -323,10 +323,11 @@ class PackedCache:
         """Read the matrices (check them if they are mapped); False if the file is damaged."""
         started = time.perf_counter()
         try:
+            fault("packed.load")
             native.read_packed(file.fd)
             intact = native.packed_digest == file.digest
             why = "its content is damaged"
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             intact, why = False, str(error)
         if intact:
             seconds = time.perf_counter() - started

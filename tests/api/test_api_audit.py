@@ -12,6 +12,7 @@ import msgspec
 import openai
 import pytest
 
+from cpuserve import fault_points
 from cpuserve.api.http import audit_file
 from cpuserve.api.http.audit import Audit
 from cpuserve.api.http.audit_file import AuditFile
@@ -418,10 +419,12 @@ def test_a_full_file_gets_another_name_and_no_line_is_lost(tmp_path):
 
 
 def test_a_file_that_cannot_be_renamed_goes_on_growing(tmp_path, monkeypatch, caplog):
-    def refuse(self, target):
-        raise PermissionError(13, "Permission denied")
+    def refuse(point, size):
+        if point == "audit.rename":
+            raise PermissionError(13, "Permission denied")
+        return size
 
-    monkeypatch.setattr(type(tmp_path), "rename", refuse)
+    monkeypatch.setattr(fault_points, "_hook", refuse)
     file = tmp_path / "audit"
     with audited(file, most=1000) as records:
         for _ in range(4):

@@ -225,6 +225,7 @@ class Case:
 
 CASES = (
     Case("children.start", restart, ENGINE_GONE),
+    Case("children.connect", restart, ENGINE_GONE),
     Case("engine.configure", restart, ENGINE_GONE),
     Case("engine.receive", stream, ENGINE_GONE),
     Case("engine.send", stream, ENGINE_GONE),
@@ -238,6 +239,7 @@ CASES = (
     Case("grammar_process.receive", grammar, GRAMMARS_GONE),
     Case("grammar_process.send", grammar, GRAMMARS_GONE),
     Case("grammar_process.fork", grammar, GRAMMARS_GONE),
+    Case("grammar_process.thread", grammar, GRAMMARS_GONE),
     Case("grammar_process.read", grammar, GRAMMARS_GONE),
     Case("grammar_fork.write", grammar, GRAMMARS_GONE),
     Case("templates.start", end(TEMPLATES)),
@@ -257,6 +259,7 @@ CASES = (
     Case("content.sync", batch, BATCHES),
     Case("content.cut", batch, BATCHES, also="content.write:2:ENOSPC"),
     Case("content.read", claude_batch),
+    Case("model_file.rename", sent),
     Case("model_file.link", sent),
     Case("audit.write", text, AUDIT),
     Case("audit.sync", text, AUDIT),
@@ -331,13 +334,14 @@ WITHOUT = {
     "record.read": "EIO",
     "packed.open": "EIO",
     "packed.read": "EIO",
+    "source.sample": "EIO",
     "manager.send": "ECONNREFUSED",
     "page.read": "EIO",
 }
 KNOWN_WITHOUT = (
     "is damaged and left out",
     "tuned.* is ignored, because",
-    "packed weights is made anew",
+    "packed weights.* (is|are) made anew",
     "the service manager cannot be told",
     "GET /: 507 ",
 )
@@ -378,6 +382,12 @@ def test_a_start_goes_on_without_what_cannot_be_read(tmp_path):
         lines = [line for line in server.log().splitlines() if "WARNING" in line or "ERROR" in line]
         known = re.compile("|".join(KNOWN_WITHOUT))
         assert [line for line in lines if not known.search(line)] == []
+    fired = arm(plans, ":".join(("packed.load", "1", "EIO")))
+    with watched_server(tmp_path, tiny_model("llama"), *options, **faults, **cache) as server:
+        assert {status for status, _ in text(server)} == {200}
+        assert fired.exists()
+        server.stop()
+        assert "made anew" in server.log()
 
 
 @pytest.mark.parametrize(
@@ -407,6 +417,7 @@ REFUSED = (
     ("packed.allocate", "ENOSPC", ON_DISK),
     ("packed.sync", "EIO", ON_DISK),
     ("source.read", "EIO", ON_DISK),
+    ("source.sample", "EIO", ("--prefix-cache-dir", "FOLDER/prefixes")),
 )
 
 

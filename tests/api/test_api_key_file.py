@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve import fault_points
 from cpuserve.api.callers.key_file import MOST_BYTES, MOST_KEYS, owner_of, read_key_file
 from cpuserve.api.callers.known_callers import KeyFileWatch, KnownCallers
 from cpuserve.api.lifecycle.serve import serve
@@ -306,6 +308,32 @@ def test_a_file_that_is_incomplete_at_one_look_is_not_loaded(path, monkeypatch):
         assert len(loads) == 1
 
     asyncio.run(main())
+
+
+def test_a_file_that_the_system_cannot_read_now_is_read_later(path, caplog, monkeypatch):
+    callers = KnownCallers(file=write(path, f"alice {KEY}\n"))
+    watch = KeyFileWatch(callers)
+    fails = ["keys.read"] * 3
+
+    def hook(point, size):
+        if point in fails:
+            fails.remove(point)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return size
+
+    async def main():
+        write(path, f"bob {THIRD}\n")
+        monkeypatch.setattr(fault_points, "_hook", hook)
+        for _ in range(4):  # it sees the change, and fails three times
+            await watch._look()
+        assert not fails
+        assert callers.find(KEY.encode()).name == "alice"
+        await watch._look()
+        assert callers.find(THIRD.encode()).name == "bob"
+
+    asyncio.run(main())
+    said = [text for text in caplog.messages if "The callers of the earlier file remain" in text]
+    assert len(said) == 1
 
 
 def test_a_signal_loads_the_file_at_once(path, caplog):

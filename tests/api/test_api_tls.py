@@ -1,6 +1,7 @@
 """HTTPS: certificates that are replaced, refused and checked, and clients that speak plain HTTP."""
 
 import asyncio
+import errno
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ import httpx
 import openai
 import pytest
 
+from cpuserve import fault_points
 from cpuserve.api.http.listener import open_listener, url_of
 from cpuserve.api.http.startup_server import StartupServer
 from cpuserve.api.http.tls import certificate_of
@@ -164,6 +166,34 @@ async def test_a_bad_pair_leaves_the_certificate_that_is_there(tmp_path, caplog,
         for _ in range(2):
             server.state.certificate.look()
         assert await certificate(server) == der("second.crt")
+
+
+@in_loop
+async def test_a_certificate_that_the_system_cannot_read_now_is_read_later(
+    tmp_path, caplog, monkeypatch
+):
+    pair = [tmp_path / "tls.crt", tmp_path / "tls.key"]
+    replace(pair, "first")
+    fails = ["certificate.read"] * 3
+
+    def hook(point, size):
+        if point in fails:
+            fails.remove(point)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return size
+
+    files = {"ssl_certfile": str(pair[0]), "ssl_keyfile": str(pair[1])}
+    async with live(**files) as server:
+        replace(pair, "second")
+        monkeypatch.setattr(fault_points, "_hook", hook)
+        for _ in range(4):  # it sees the change, and fails three times
+            server.state.certificate.look()
+        assert not fails
+        assert await certificate(server) == der("first.crt")
+        server.state.certificate.look()
+        assert await certificate(server) == der("second.crt")
+    said = [text for text in caplog.messages if "The server keeps the certificate" in text]
+    assert len(said) == 1
 
 
 @in_loop

@@ -19,11 +19,12 @@ ROOT = TESTS.parent / "cpuserve"
 OTHER_PROGRAMS = ("bench/", "cli/", "integrations/", "testing/", "webui/")
 OTHER_PROGRAMS += ("loader/builtin.py", "loader/hub.py", "loader/quantized.py")
 OF_OS = {
-    *("fdopen", "fork", "fsync", "ftruncate", "link", "memfd_create", "open", "posix_fallocate"),
-    *("pread", "preadv", "pwrite", "read", "write"),
+    *("fdatasync", "fdopen", "fork", "fsync", "ftruncate", "link", "memfd_create", "open", "pipe"),
+    *("posix_fallocate", "pread", "preadv", "pwrite", "read", "rename", "replace", "write"),
 }
 METHODS = {
-    *("Popen", "read_bytes", "read_text", "recv", "recv_fds", "send_fds", "sendall", "sendto"),
+    *("Popen", "read_bytes", "read_packed", "read_text", "readinto", "recv", "recv_fds"),
+    *("recv_into", "recvmsg", "send_fds", "sendall", "sendmsg", "sendto", "socketpair"),
     *("write_bytes", "write_text"),
 }
 FUNCTIONS = {"mmap", "mmap.mmap", "open", "super().accept", "self._listener.accept"}
@@ -63,11 +64,13 @@ ELSEWHERE = {
     "loader/source_digest.py:known": "after an error the digest is computed again",
     "models/generic.py:_decoders": "reads the code of transformers",
     "models/generic.py:_keeps_states": "reads the code of transformers",
+    "platforms/cpu.py:_machine": "for the text of an error",
     "platforms/tuned.py:store_tuned": "a command stores these sizes",
     "program/lower.py:step_bytes": "a method of weights has the name read_bytes",
     "runtime/native.py:_parts": "a method of weights has the name read_bytes",
     "runtime/packed_cache.py:_code_digest": "reads the code of this package",
     "runtime/packed_cache.py:disk_rate": "a measurement for a line of the log",
+    "runtime/packed_cache.py:read_packed": "its caller has the point",
     "runtime/packed_cache.py:read": "a measurement for a line of the log",
 }
 
@@ -90,6 +93,12 @@ def is_call_of_the_system(node):
         return False
     name = ast.unparse(node.func)
     of, _, last = name.rpartition(".")
+    # Of paths, and not of texts or structures: path.open("rb"), path.replace(other).
+    first = node.args[0] if node.args else None
+    opens = last == "open" and isinstance(first, ast.Constant) and set(first.value) <= set("rwxab+")
+    moves = last in ("rename", "replace") and len(node.args) == 1 and not node.keywords
+    if of and of != "msgspec.structs" and (opens or moves):
+        return True
     return (of == "os" and last in OF_OS) or (bool(of) and last in METHODS) or name in FUNCTIONS
 
 

@@ -2,10 +2,12 @@
 """Templates render in processes with limits: what is hostile ends there, and harms nobody else."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -328,6 +330,23 @@ def test_requests_survive_the_death_of_the_process_that_forks(renderer):
     assert found == ["done"]
     assert renderer.pid != first
     os.kill(renderer.pid, signal.SIGKILL)  # with a fork that is idle
+    assert renderer.render("{{ x }}", {"x": 1}) == "1"
+
+
+@linux
+def test_a_job_whose_process_died_while_no_socket_can_be_made_is_503(renderer, monkeypatch):
+    def dies(_self, _job):
+        monkeypatch.setattr(socket, "socketpair", refuse)
+        raise client.RenderProcessLost
+
+    def refuse():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    renderer.check("x")
+    monkeypatch.setattr(client.Fork, "ask", dies)
+    with pytest.raises(ServiceUnavailable, match=r"cannot be started: .*Too many open files"):
+        renderer.render("x", {})
+    monkeypatch.undo()
     assert renderer.render("{{ x }}", {"x": 1}) == "1"
 
 

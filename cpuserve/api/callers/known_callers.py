@@ -188,6 +188,7 @@ class KeyFileWatch:
         self._period_s = period_s
         self._settled: tuple[int, ...] | None = callers.loaded.state
         self._seen: tuple[int, ...] | None = self._settled
+        self._refused: object = None
         self._asked = asyncio.Event()
         self.looks = 0
 
@@ -202,6 +203,7 @@ class KeyFileWatch:
                 await asyncio.wait_for(self._asked.wait(), self._period_s)
             if self._asked.is_set():
                 self._asked.clear()
+                self._refused = None
                 await self._load(await asyncio.to_thread(self._state))
             else:
                 await self._look()
@@ -224,15 +226,22 @@ class KeyFileWatch:
             return None
 
     async def _load(self, found: tuple[int, ...] | None) -> None:
-        """Load the file; if it cannot be used, log the error once and keep the earlier keys."""
-        self._settled = self._seen = found
+        """Load the file; if it cannot be used, log the error once and keep the earlier keys.
+
+        Later looks try again: the reason may be the system's, such as too many open files.
+        """
+        self._seen = found
         before = self._named()
         try:
             read = await asyncio.to_thread(read_key_file, self._path)
             self._callers.load(read)
         except ConfigError as error:
-            log.error("%s. The callers of the earlier file remain", error)
+            refused = found, str(error)
+            if refused != self._refused:
+                log.error("%s. The callers of the earlier file remain", error)
+            self._refused = refused
             return
+        self._refused = None
         self._settled = self._seen = read.state
         now = self._named()
         log.info(

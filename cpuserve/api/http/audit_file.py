@@ -248,6 +248,7 @@ class AuditFile:
         while os.path.lexists(target):
             target, number = self._path.with_name(f"{name}-{number}"), number + 1
         try:
+            fault("audit.rename")
             self._path.rename(target)
             try:
                 self._open()

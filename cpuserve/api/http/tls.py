@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError
+from cpuserve.fault_points import fault
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Certificate:
         self._requirement = requirement
         self._loaded = self._seen = self._stamp()
         self._told = ""
+        self._refused: object = None
         self.context, self.valid = self._read()
         self._newest = self.context
         self.context.sni_callback = self._choose
@@ -108,17 +110,21 @@ class Certificate:
     def look(self) -> None:
         """Read the files if they have changed since the last reading but not since the last look.
 
-        If they cannot be used, the server keeps the certificate that it has.
+        If they cannot be used, the server keeps the certificate that it has, and tries again at the
+        next look: the reason may be the system's, such as too many open files.
         """
         stamp = self._stamp()
         settled, self._seen = stamp == self._seen, stamp
         if settled and stamp != self._loaded:
-            self._loaded = stamp
             try:
                 self._newest, self.valid = self._read()
             except ConfigError as error:
-                log.error("%s. The server keeps the certificate that it has", error)
+                refused = stamp, str(error)
+                if refused != self._refused:
+                    log.error("%s. The server keeps the certificate that it has", error)
+                self._refused = refused
             else:
+                self._loaded = stamp
                 log.info("the certificate was replaced: new connections use the new one")
         self._warn()
 
@@ -184,6 +190,7 @@ def _check_readable(flag: str, file: Path) -> None:
     """Raise ConfigError if `file` is no file, such as a pipe that waits, or may not be read."""
     why = "there is no such file"
     try:
+        fault("certificate.read")
         if file.is_file():
             with file.open("rb"):
                 return

@@ -214,11 +214,7 @@ class Worker:
             if outcome.error:
                 self._reply(job.number, outcome.error, fault=outcome.fault)
             else:
-                self._watch(
-                    _Compilation(
-                        self._compiler, job.number, outcome.prepared, self._background_cpus
-                    )
-                )
+                self._compile(job.number, outcome.prepared)
         elif isinstance(job, _Compilation) and job.is_over():
             self._unwatch(job.pipe)
             self._job = None
@@ -238,6 +234,14 @@ class Worker:
                 except OSError as refused:
                     error = f"no process can be forked to compile it: {refused} ({LIMITS})"
                     self._reply(wanted.number, error, fault=False)
+
+    def _compile(self, number: int, prepared: str) -> None:
+        """Begin the second compilation of a grammar, on a thread."""
+        try:
+            self._watch(_Compilation(self._compiler, number, prepared, self._background_cpus))
+        except (OSError, RuntimeError) as refused:
+            error = f"no thread can be started to compile it: {refused} ({LIMITS})"
+            self._reply(number, error, fault=False)
 
     def _watch(self, job: _Trial | _Compilation) -> None:
         self._job = job
@@ -453,8 +457,14 @@ class _Compilation:
         self.matcher: Any = None
         self.error = "the compiler failed"
         self._cancelled = False
+        fault("grammar_process.thread")
         self.pipe, self._theirs = os.pipe()
-        self._thread = deep_thread(lambda: self._run(compiler, prepared, cpus), STACK_BYTES)
+        try:
+            self._thread = deep_thread(lambda: self._run(compiler, prepared, cpus), STACK_BYTES)
+        except RuntimeError:
+            os.close(self.pipe)
+            os.close(self._theirs)
+            raise
 
     def _run(self, compiler: Compiler, prepared: str, cpus: list[int] | None) -> None:
         try:

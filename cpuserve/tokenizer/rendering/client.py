@@ -292,6 +292,8 @@ class Renderer:
             except RenderProcessLost:
                 self._end()
                 return True
+            except OSError:  # no sockets to ask it: the next try tells whether it runs
+                return True
         self._put_back(fork, keep=True)
         return False
 

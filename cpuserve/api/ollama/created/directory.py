@@ -171,6 +171,7 @@ class ModelDirectory:
     def keep_blob(self, part: Path, digest: str, owner: str, room: Room) -> None:
         """Move a completely received file to its final path, which contains its SHA-256."""
         with writing(_PLACE):
+            fault("model_file.rename")
             part.replace(self._blob(digest))
         self._forget(digest)
         self._count(digest, owner, room.bytes)
