@@ -116,7 +116,15 @@ async def _malformed(client: Client) -> list[int]:
             response = await client.http.request(case["method"], url, content=body, headers=headers)
     except TimeoutError:  # some requests are for long texts
         return [0]
+    if case["method"] == "POST" and case["path"] == "/v1/files":
+        await _deleted(client, response)
     return [response.status_code]
+
+
+async def _deleted(client: Client, uploaded: httpx.Response) -> None:
+    """Delete the file of an upload, so that there is room for those of batches."""
+    if uploaded.status_code == 200:
+        await client.http.delete(f"/v1/files/{uploaded.json()['id']}")
 
 
 async def _bad_upload(client: Client) -> list[int]:
@@ -125,8 +133,7 @@ async def _bad_upload(client: Client) -> list[int]:
     data = bytes.fromhex(bench.draw(client.rng)["data"])
     bench.close()
     response = await client.http.post("/v1/files", content=data, headers=UPLOAD)
-    if response.status_code == 200:
-        await client.http.delete(f"/v1/files/{response.json()['id']}")
+    await _deleted(client, response)
     return [response.status_code]
 
 
