@@ -67,7 +67,7 @@ def render(prepared: Prepared) -> str:
         seen["head"] = f"the file's own ({why['output_head']})"
     if "long_rope" in why:
         factors = "long" if config.long_rope else "short"
-        seen["LongRoPE"] = f"{factors} factors ({why['long_rope']})"
+        seen["RoPE"] = f"{factors} factors ({why['long_rope']})"
     if config.default_sampling:
         by = "override_generation_config"
         reason = why[by] if by in why else why["generation_config"]

@@ -94,7 +94,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
     sources: the files of the model, its tokenizer and its adapters;
       an engine that starts later refuses to read other files at these paths.
-    long_rope: whether LongRoPE uses its factors for long sequences; false without LongRoPE.
+    long_rope: whether a LongRoPE or dynamic NTK has its factors for long sequences; else false.
     """
 
     model: str

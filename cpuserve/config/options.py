@@ -235,8 +235,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         _model(
             "Maximum tokens of one request, prompt and response together (8k = 8000, 8K = 8192).",
             default=(
-                "the model's maximum (with LongRoPE, its original context), or what the KV cache "
-                "holds"
+                "the model's maximum (with LongRoPE or dynamic NTK, its original context), or what "
+                "the KV cache holds"
             ),
             aliases=(
                 Alias("--ctx-size", zero_as_own),

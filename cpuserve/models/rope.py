@@ -141,14 +141,20 @@ def _proportional(params: Params, base: list[float], max_position: int) -> tuple
 
 
 def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Return a RoPE with dynamic NTK scaling, which has no effect up to max_position.
+    """Return a RoPE with dynamic NTK scaling, which has no effect up to max_position tokens.
 
-    max_position is the limit of this server.
-    Beyond it the frequencies would change with the length of the sequence,
-    but the KV cache has keys that are already rotated.
+    In the source the base grows with the length of a longer sequence. But the KV cache has keys
+    that are already rotated, so a server needs one base for all sequences, as for LongRoPE:
+    if requests may be longer, the base is that for max_position x factor tokens, as in vLLM.
     """
-    read_float(params, "factor")
-    return _rope(base), max_position
+    factor, rotary = read_float(params, "factor"), 2 * len(base)
+    longest = int(min(max_position * factor, MAX_INT32))
+    if longest <= max_position or rotary <= 2:
+        return _rope(base), max_position
+    grown = (factor * longest / max_position - (factor - 1)) ** (rotary / (rotary - 2))
+    theta = read_float(params, "rope_theta", 10000.0) * grown
+    long = tuple(theta ** (-2.0 * i / rotary) for i in range(len(base)))
+    return Rope(rotary, tuple(base), 1.0, max_position, long), longest
 
 
 def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:

@@ -73,7 +73,7 @@ class ModelFacts:
     usual_length: the number of tokens that sentence-transformers truncates texts to;
       None = the number of positions.
     own_head: whether the output matrix differs from the embeddings, although the config ties them.
-    rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
+    rope_original: the longest sequence for the short factors of a LongRoPE or dynamic NTK; else 0.
     rope_columns: number of rotated columns of all RoPE tables together.
     vocab: the number of logits; 0 = no logits.
     barriers: number of thread barriers in a step of one token (0 without a Program).

@@ -549,6 +549,6 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
         return "as in the model"
     if length == facts.rope_original:
         return (
-            f"the original context of LongRoPE; --max-model-len may be up to {facts.max_position}"
+            f"the original context of the RoPE; --max-model-len may be up to {facts.max_position}"
         )
     return "one sliding window"

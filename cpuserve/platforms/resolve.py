@@ -140,7 +140,7 @@ def _threads(host: Host, layout: Layout, placement: Placement) -> dict[str, Any]
 
 
 def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
-    """Decide which LongRoPE factors all requests use; they must be equal to share cached keys."""
+    """Decide which factors of a RoPE all requests use; they must be equal to share cached keys."""
     original = facts.rope_original
     if not original:
         return False

@@ -77,8 +77,8 @@ class Rope(msgspec.Struct, frozen=True):
 
     `inv_freq` has the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN),
     and `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
-    `long_freq` has the frequencies of a LongRoPE for sequences of more than `original` tokens;
-    it is () for other kinds of RoPE.
+    `long_freq` has the frequencies of a LongRoPE or of dynamic NTK scaling for requests of more
+    than `original` tokens; it is () for other kinds of RoPE.
     """
 
     rotary: int

@@ -11,6 +11,7 @@ import torch
 from cpuserve import LLM, SamplingParams
 from cpuserve.cli import banner
 from cpuserve.config.load import from_arguments
+from cpuserve.errors import ConfigError
 from cpuserve.prepare import prepare
 from tests.helpers import gguf_convert
 from tests.helpers.oracle import transformers_logits
@@ -131,7 +132,7 @@ def test_the_banner_and_the_decisions_say_which_factors(asked, length, factors_,
     config = prepared.resolved.config
     assert (config.max_model_len, config.long_rope) == (length, factors_ == "long")
     shown = " ".join(banner.render(prepared).split())
-    assert f"LongRoPE {factors_} factors (" in shown
+    assert f"RoPE {factors_} factors (" in shown
     assert why in shown
     assert "long_rope" in {d.field for d in prepared.resolved.decisions}
     if not asked:
@@ -141,8 +142,41 @@ def test_the_banner_and_the_decisions_say_which_factors(asked, length, factors_,
 def test_a_model_without_longrope_has_no_such_decision():
     prepared = prepare(from_arguments({"model": str(tiny_model("llama3"))}, environ={}))
     assert not prepared.resolved.config.long_rope
-    assert "LongRoPE" not in banner.render(prepared)
+    assert "factors (" not in banner.render(prepared)
     assert "long_rope" not in {d.field for d in prepared.resolved.decisions}
+
+
+def dynamic(factor):
+    scaling = {"rope_type": "dynamic", "factor": factor}
+    return tiny_model("llama", rope_scaling=scaling, max_position_embeddings=ORIGINAL)
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_dynamic_ntk_has_the_base_of_its_longest_requests(executor):
+    """transformers has the base of the length at hand, so both agree on the longest texts."""
+    path, tokens = dynamic(3.0), TOKENS[: 3 * ORIGINAL]
+    got = prompt_logprobs(path, tokens[:-1], max_model_len=3 * ORIGINAL, executor=executor)
+    assert (got - expected(path, tokens)[:-1]).abs().max() < 1e-3
+    short = TOKENS[: ORIGINAL - 1]  # after a longer text, transformers keeps its base for 64
+    want = expected(path, short)
+    got = prompt_logprobs(path, short[:-1], max_model_len=None, executor=executor)
+    assert (got - want[:-1]).abs().max() < 1e-3
+    got = prompt_logprobs(path, short[:-1], max_model_len=ORIGINAL + 1, executor=executor)
+    assert (got - want[:-1]).abs().max() > 1e-2
+
+
+def test_dynamic_ntk_is_plain_unless_longer_requests_are_asked_for():
+    for asked, length, factors_ in (
+        ({}, ORIGINAL, "short"),
+        ({"max_model_len": 3 * ORIGINAL}, 3 * ORIGINAL, "long"),
+    ):
+        arguments = {"model": str(dynamic(3.0)), **asked}
+        prepared = prepare(from_arguments(arguments, environ={}))
+        config = prepared.resolved.config
+        assert (config.max_model_len, config.long_rope) == (length, factors_ == "long")
+        assert f"RoPE {factors_} factors (" in " ".join(banner.render(prepared).split())
+    with pytest.raises(ConfigError, match="give at most 192"):
+        prepare(from_arguments({"model": str(dynamic(3.0)), "max_model_len": 193}, environ={}))
 
 
 @pytest.mark.deep
