@@ -138,11 +138,13 @@ class Executor:
         packed_writable: bool = False,
         packed_offset: int = 0,
         num_media: int = 0,
+        rows_per_seq: int = 1,
     ) -> None:
         """packed_fd: a file of packed_file_bytes() from which the matrices are mapped.
 
         packed_offset: where these bytes begin in the file.
-        """
+        rows_per_seq: the most rows that a step samples for a sequence of one token: 1, and 1 for
+        each draft token."""
     def read_packed(self, fd: int, offset: int = 0) -> None:
         """Fill the matrices from a file, on all threads; if they are mapped, read them."""
     def seal_packed(self) -> None:
@@ -182,6 +184,8 @@ class Executor:
         """Read the fields of SlotRequest in csrc/runtime/sampler.h from `request`; None = its default.
 
         TypeError for a value of another type, ValueError for token ids outside the vocabulary."""
+    def append(self, slot: int, tokens: Sequence[int]) -> None:
+        """Add tokens that no step has sampled to the text of the request in `slot`."""
     def mirostat_mu(self, slot: int) -> float: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:
@@ -273,6 +277,24 @@ class Executor:
     def memory(self) -> dict[str, int]:
         """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") the bytes
         that are reserved, resident and, for "weights" and "kv", in huge pages."""
+
+class NgramChances:
+    """The chances of new texts, which all texts of an engine update (core/ngram.py)."""
+
+    def __init__(self) -> None: ...
+
+class NgramIndex:
+    """The index of core/ngram.py, with the same results."""
+
+    def __init__(self, least: int, most: int, shared: NgramChances, tokens: int) -> None:
+        """tokens: the number of tokens that memory is allocated for; the text may become longer."""
+    def add(self, tokens: Sequence[int]) -> None: ...
+    def advance(self, tokens: Sequence[int]) -> None: ...
+    def guess(self, count: int) -> list[int]: ...
+    def chances(self, count: int) -> list[float]: ...
+    @property
+    def bytes(self) -> int:
+        """Bytes of the text and of the tables, whether or not they are resident."""
 
 # single kernels for tests and probes, without a team
 def kernel_linear(

@@ -176,8 +176,8 @@ def eager(monkeypatch):
     """
     from cpuserve.core.drafts import DraftBudget
 
-    def take(budget, _index, most):
-        count = min(most, budget.tokens)
+    def take(budget, chances):
+        count = min(len(chances), budget.tokens)
         budget.tokens -= count
         budget.spent += count
         return count

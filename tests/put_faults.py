@@ -208,8 +208,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/drafts.py",
-        "        if request.masked:\n            return",
-        "        if request.masked and not request:\n            return",
+        " or request.masked:",
+        ":",
         f"{GRAMMARS} -k speculated",
     ),
     Fault(
@@ -276,8 +276,8 @@ FAULTS = [
     # --- drafts -------------------------------------------------------------------------------
     Fault(
         "cpuserve/core/drafts.py",
-        "if not request.stop_ids.isdisjoint(drafts):",
-        "if False:",
+        "    if stop_ids.isdisjoint(drafts):",
+        "    if True:",
         f"{DRAFTS} -k stop_token",
     ),
     Fault(
@@ -293,10 +293,10 @@ FAULTS = [
         f"{DRAFTS} -k raise_the_tokens",
     ),
     Fault(
-        "cpuserve/core/scheduler.py",
-        " and self.work.rows and not self.work.tokens:",
-        " and self.work.rows:",
-        f"{DRAFTS} -k beside_a_prompt",
+        "cpuserve/core/drafts.py",
+        "            budget.share_with_prompts()\n",
+        "            pass\n",
+        f"{DRAFTS} -k beside_prompts",
     ),
     Fault(
         "cpuserve/core/results.py",

@@ -9,6 +9,9 @@ import msgspec
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
 MOST_LOOKUP = 32
+# The indexes of n-grams of all running requests take at most this memory: with the default sizes
+# of n-grams, it is enough for ten texts of 128k tokens.
+MOST_INDEX_BYTES = 64 << 20
 
 
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
@@ -22,6 +25,32 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     num_speculative_tokens: int
     prompt_lookup_max: int
     prompt_lookup_min: int
+
+    @property
+    def rows_of_sequence(self) -> int:
+        """The most rows that a step samples for a sequence: one more than draft tokens."""
+        return 1 + self.num_speculative_tokens
+
+    def indexed_tokens(self, requests: int, longest: int) -> int:
+        """Return how many tokens all indexes of n-grams may have together.
+
+        longest: number of tokens of the longest request.
+        """
+        return min(requests * longest, MOST_INDEX_BYTES // self._token_bytes)
+
+    def index_bytes(self, requests: int, longest: int) -> int:
+        """Return the bytes of all indexes of n-grams (csrc/runtime/ngram_index.h)."""
+        return self.indexed_tokens(requests, longest) * self._token_bytes
+
+    @property
+    def _token_bytes(self) -> int:
+        """The most bytes of an index for a token of its text.
+
+        There is an entry of 4 bytes for each size of n-grams, 5 of 8 entries of a full table
+        are in use, and the tables and the text have space for as many tokens again.
+        """
+        sizes = self.prompt_lookup_max - self.prompt_lookup_min + 1
+        return 2 * (4 + -(-4 * 8 * sizes // 5))
 
 
 def read_speculation(values: Mapping[str, object]) -> Speculation:

@@ -96,7 +96,8 @@ class PromptBudget:
     ) -> PromptBudget:
         """Return the budget of a step for `prompts`, with a time limit if streams wait for it.
 
-        tokens: the tokens that the step has left besides the decode rows, which `work` describes.
+        tokens: the tokens that the step has left besides decode rows and draft tokens, which `work`
+          describes.
         target: the longest time of a step with decode rows in seconds, 0 = no limit.
         """
         if target and not work.rows:
@@ -105,7 +106,7 @@ class PromptBudget:
             return cls(tokens, math.inf, 0, SHORT, long, alone=alone, ends_early=True)
         seconds, least = math.inf, 0
         if target:
-            seconds = cost.allowance(work.rows, work.keys, target)
+            seconds = cost.allowance(work.rows, work.keys, target) - cost.draft_seconds(work.drafts)
             other = cost.other_chunk
             tokens, least = min(tokens, other or tokens), other or LEAST_CHUNK
         return cls(tokens, seconds, least, tokens, tokens, alone=False)

@@ -123,9 +123,10 @@ class CostModel:
         self._draft_share = _Agreed(_SHARE_GAIN)
         self._prompt_error = _Agreed()
 
-    def decode_seconds(self, rows: int, keys: int) -> float:
+    def decode_seconds(self, rows: int, keys: int, drafts: int = 0) -> float:
         """Return the predicted seconds of a step without prompt tokens."""
-        return self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
+        decode = self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
+        return decode + self.draft_seconds(drafts)
 
     def draft_seconds(self, drafts: int) -> float:
         """Return the predicted seconds that drafts add to a step."""
@@ -138,12 +139,12 @@ class CostModel:
 
     def step_seconds(self, work: StepWork) -> float:
         """Return the predicted seconds of a step with this work, without its drafts."""
-        decode = self.decode_seconds(work.rows, work.keys)
+        decode = self.decode_seconds(work.rows, work.keys, work.drafts)
         return decode + self.prompt_seconds(work.tokens, work.pairs, work.scores)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Correct the weights after a step with this work took `seconds`."""
-        decode = self.decode_seconds(work.rows, work.keys)
+        decode = self.decode_seconds(work.rows, work.keys, work.drafts)
         prompt = self.prompt_seconds(work.tokens, work.pairs, work.scores)
         if not work.tokens:
             if work.rows:
@@ -177,7 +178,7 @@ class CostModel:
         # with the last step with drafts, as other steps often run between them.
         agreed = self._decode_error
         if work.drafts:
-            agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
+            agreed = self._draft_error
         if self._equal_steps >= self._equal_limit and work.drafts < self._usual_drafts:
             self._fit_draft_share(work, seconds - decode)
         elif work.drafts and self._forgiven:  # steps without drafts have taught the other weights

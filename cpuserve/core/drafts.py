@@ -9,17 +9,20 @@ Arithmetic limits a step of many sequences, so only drafts that are almost certa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cpuserve.core.cost import CostModel, StepWork
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram import NgramIndex, first_chances
+from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
 
 # A draft that is right this often is likely: it would pay if it took a quarter of the step.
 _LIKELY = 0.25
+# Beside prompts, drafts take at most a fourth of the tokens and of the time that prompts may take.
+BESIDE_PROMPTS = 4
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class DraftBudget:
     draft_s: seconds that one more draft token adds to the step.
     spent: number of draft tokens in the step so far.
     refused: whether a likely draft was left out because of its time.
+    grows: whether a sequence may take new blocks for draft tokens.
     """
 
     tokens: int
@@ -40,17 +44,30 @@ class DraftBudget:
     draft_s: float
     spent: int = 0
     refused: bool = False
+    grows: bool = True
 
     @classmethod
-    def after(cls, work: StepWork, cost: CostModel, tokens: int, target_s: float) -> DraftBudget:
-        """Return the budget that the decode rows of `work` leave; target_s = 0: no time limit."""
+    def after(
+        cls, work: StepWork, cost: CostModel, tokens: int = sys.maxsize, target_s: float = 0.0
+    ) -> DraftBudget:
+        """Return the budget that the decode rows of `work` leave.
+
+        tokens: the most tokens of the step.
+        target_s: the longest time of the step in seconds, 0 = no limit.
+        """
         return cls(
-            min(tokens, cost.most_drafts),
+            min(tokens - work.rows, cost.most_drafts),
             seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
             given=work.rows,
             took_s=cost.decode_seconds(work.rows, work.keys),
             draft_s=cost.draft_seconds(1),
         )
+
+    def share_with_prompts(self) -> None:
+        """Leave most of the step to its prompts, which may also need the free blocks."""
+        self.tokens //= BESIDE_PROMPTS
+        self.seconds /= BESIDE_PROMPTS
+        self.grows = False
 
     def pays(self, chance: float) -> bool:
         """Whether a draft token that is right with this probability is worth its time."""
@@ -68,12 +85,12 @@ class DraftBudget:
             cost.forgive_drafts()
         return self.spent
 
-    def take(self, index: NgramIndex, most: int) -> int:
-        """Take draft tokens of `index` that are worth their time; return how many of `most`."""
+    def take(self, chances: Sequence[float]) -> int:
+        """Take draft tokens with these chances that are worth their time; return how many."""
         count, chance = 0, 1.0
-        while count < min(most, self.tokens) and self.draft_s <= self.seconds:
-            chance *= index.chance(count)
-            if not self.pays(chance):
+        for right in chances[: max(self.tokens, 0)]:
+            chance *= right
+            if self.draft_s > self.seconds or not self.pays(chance):
                 break
             count += 1
             self.given += chance
@@ -85,42 +102,61 @@ class DraftBudget:
 
 
 class Drafter:
-    """Proposes up to `num_tokens` draft tokens, found by n-grams of `least` to `most` tokens.
+    """Proposes up to `num_tokens` draft tokens after a step, and adds them to the next one.
 
-    num_drafts: how often a sequence got draft tokens.
+    num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified.
     num_accepted_tokens: the number of draft tokens that were sampled.
     """
 
-    def __init__(self, kv: KvManager, num_tokens: int, least: int, most: int) -> None:
+    def __init__(self, kv: KvManager, num_tokens: int, source: NgramDrafts) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.source = source
         self._kv = kv
         self._num_tokens = num_tokens
-        self._sizes = least, most
-        self._chances = first_chances()
 
-    def extend_all(
-        self, requests: Iterable[Request], chunks: Iterable[SeqChunk], budget: DraftBudget
+    def propose(self, requests: Iterable[Request], budget: DraftBudget) -> None:
+        """Set the draft tokens of requests that have got a token in the last step.
+
+        budget: the time of the next step, if it has the same requests.
+        """
+        self.source.begin()
+        worth = budget.pays(1.0)
+        for request in requests:
+            request.drafts, request.chances = [], []
+            if not request.is_running or request.computes_prompt or request.masked:
+                continue  # the bitmask of a grammar is known for the next token, not for drafts
+            if not worth:  # no draft pays, however likely it is
+                self.source.rest(request)
+            elif (most := self._most(request)) > 0:
+                drafts, chances = self.source.propose(request, most)
+                count = _before_stop(drafts, request.stop_ids)
+                request.drafts, request.chances = drafts[:count], chances[:count]
+
+    def extend(
+        self,
+        requests: Iterable[Request],
+        chunks: Iterable[SeqChunk],
+        budget: DraftBudget,
+        *,
+        prompts: bool,
     ) -> None:
-        """Add draft tokens to the decode rows of a step, as far as `budget` and blocks suffice."""
-        for request, chunk in zip(requests, chunks, strict=True):
-            self.extend(request, chunk, budget)
+        """Add draft tokens to the decode rows of a step, as far as `budget` and blocks suffice.
 
-    def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
+        prompts: whether prompts follow in the step.
+        """
+        if prompts:
+            budget.share_with_prompts()
+        for request, chunk in zip(requests, chunks, strict=True):
+            if request.drafts and budget.begins(request.chances[0]):
+                self._extend(request, chunk, budget)
+
+    def _extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""
-        if request.masked:
-            return  # the bitmask of a grammar is known for the next token, not for drafts
         ids, tables = request.token_ids, request.tables
-        if request.ngrams is None:
-            request.ngrams = NgramIndex(*self._sizes, self._chances)
-        request.ngrams.advance(request.text_ids)
-        if not budget.begins(request.ngrams.chance(0)):
-            return
-        drafts = self._guess(request, request.ngrams)
-        if not drafts:
-            return
-        del drafts[budget.take(request.ngrams, len(drafts)) :]
-        self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
+        drafts = request.drafts[: budget.take(request.chances)]
+        if budget.grows:
+            self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
         del drafts[min(map(len, tables)) * self._kv.block_size - len(ids) :]
         if not drafts:
             return
@@ -128,22 +164,29 @@ class Drafter:
         chunk.token_ids += drafts
         top = request.num_top
         chunk.rows = [LogitRow(i, -1, top, draft) for i, draft in enumerate([*drafts, -1])]
+
+    def count(self, verified: int, accepted: int) -> None:
+        """Count the draft tokens of a sequence after the step that verified them."""
         self.num_drafts += 1
-        self.num_draft_tokens += len(drafts)
+        self.num_draft_tokens += verified
+        self.num_accepted_tokens += accepted
 
-    def _guess(self, request: Request, index: NgramIndex) -> list[int]:
-        """Return draft tokens; none of them can be the last token of the response.
+    def _most(self, request: Request) -> int:
+        """Return the most draft tokens of a request.
 
-        The row after the last draft token samples one more token, which may end the response.
+        None of them can be the last token of the response, because the row after the last draft
+        token samples one more token, which may end the response.
         """
         left = request.max_tokens - request.num_output
         most = min(self._num_tokens, left - 1)
         if self._kv.has_states:  # a state cannot be undone, so drafts must not fill a state chunk
             chunk = self._kv.state_chunk
             most = min(most, chunk - 2 - request.num_computed % chunk)
-        drafts = index.guess(request.text_ids, most) if most > 0 else []
-        if drafts and min(drafts) < 0:  # a picture follows there
-            del drafts[next(i for i, draft in enumerate(drafts) if draft < 0) :]
-        if not request.stop_ids.isdisjoint(drafts):
-            del drafts[next(i for i, d in enumerate(drafts) if d in request.stop_ids) :]
-        return drafts
+        return most
+
+
+def _before_stop(drafts: Sequence[int], stop_ids: frozenset[int]) -> int:
+    """Return how many of `drafts` come before the first one that ends the response."""
+    if stop_ids.isdisjoint(drafts):
+        return len(drafts)
+    return next(i for i, draft in enumerate(drafts) if draft in stop_ids)

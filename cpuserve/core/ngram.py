@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 # The chance of a guessed token is its probability to be right. It is the share of right guesses in
 # this text after matches of the same length. Longer matches count as matches of LONGEST tokens.
@@ -14,6 +16,41 @@ GAIN = 0.1
 SHARED_GAIN = 0.01
 
 
+class TextIndex(Protocol):
+    """The n-grams of one growing text, and the tokens after the last match of its end."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text, without a guess, and forget the last match."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text, learn which were guessed, and look for the next match."""
+
+    def guess(self, count: int) -> list[int]:
+        """Return `count` tokens that may follow the text; [] if nothing was found."""
+
+    def chances(self, count: int) -> list[float]:
+        """Return for each of `count` guesses its chance if all guesses before it are right."""
+
+
+# A function that makes the index of a text; it takes the number of tokens of the text so far.
+MakeIndex = Callable[[int], TextIndex]
+
+
+@dataclass(slots=True)
+class IndexedText:
+    """The index of a request's text.
+
+    reserved: the number of tokens that the index may have in the end.
+    tokens: the number of tokens of the request that the index has got so far.
+    rests: the number of steps in a row that did not need the index.
+    """
+
+    index: TextIndex
+    reserved: int
+    tokens: int = 0
+    rests: int = 0
+
+
 def first_chances() -> list[float]:
     """Return the chance of a guess for each length of the match, before anything is learned."""
     return [length / (length + 4) for length in range(LONGEST + 1)]
@@ -22,83 +59,85 @@ def first_chances() -> list[float]:
 class NgramIndex:
     """The positions of all n-grams of one growing text, and the best position to copy from.
 
+    This is the reference for the index in C++, and the index of executors that have no C++.
+
     least, most: number of tokens of the shortest and the longest n-gram that is looked up.
-      A token of the text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams.
     shared: the chances of a new text by length of the match, which all texts update.
     """
 
-    __slots__ = ("_after", "_chances", "_length", "_num_tokens", "_shared", "_sizes", "_source")
+    __slots__ = ("_after", "_chances", "_length", "_shared", "_sizes", "_source", "_text")
 
     def __init__(self, least: int, most: int, shared: list[float] | None = None) -> None:
         self._sizes = range(most, least - 1, -1)
         # Maps an n-gram to the position after its latest occurrence.
         self._after: dict[tuple[int, ...], int] = {}
-        self._num_tokens = 0
+        self._text: list[int] = []
         # The token at position `_source` is the guess for the next token (0: no guess),
         # because the `_length` tokens before it equal the last `_length` tokens of the text.
         self._source = self._length = 0
         self._shared = first_chances() if shared is None else shared
         self._chances = list(self._shared)
 
-    def advance(self, ids: Sequence[int]) -> None:
-        """Add the new tokens of the text `ids`, and look for a match of its last tokens."""
-        start, end = self._num_tokens, len(ids)
-        self._num_tokens = end
-        if start == 0:
-            self._add_all(ids)
-        else:
-            for at in range(start, end):
-                self._check(ids, at)
-                self._add(ids, at)
-        self._look_up(ids)
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text, without a guess, and forget the last match."""
+        self._source = self._length = 0
+        for token in tokens:
+            self._append(token)
 
-    def guess(self, ids: Sequence[int], count: int) -> list[int]:
-        """Return `count` tokens that may follow the text `ids` of `advance`; [] if none."""
-        source = self._source
-        if not source:
-            return []
-        found = list(ids[source : source + count])
-        if len(found) < count:  # the text ends before `count` tokens: repeat the found ones
-            found = (found * (count // len(found) + 1))[:count]
-        return found
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text, learn which were guessed, and look for the next match."""
+        for token in tokens:
+            self._check(token)
+            self._append(token)
+        self._look_up()
 
-    def chance(self, place: int) -> float:
-        """Return the probability that guess `place` is right if all guesses before it are."""
-        return self._chances[min(self._length + place, LONGEST)]
+    def guess(self, count: int) -> list[int]:
+        """Return `count` tokens that may follow the text; [] if nothing was found.
 
-    def _check(self, ids: Sequence[int], at: int) -> None:
-        """Learn whether the guess for token `at` was right, and move the source by one token.
+        Where the text ends before `count` tokens, the found tokens are repeated.
+        """
+        found = self._text[self._source : self._source + count] if self._source else []
+        return (found * (count // len(found) + 1))[:count] if found else []
+
+    def chances(self, count: int) -> list[float]:
+        """Return for each of `count` guesses its chance if all guesses before it are right."""
+        return [self._chances[min(self._length + place, LONGEST)] for place in range(count)]
+
+    def _check(self, token: int) -> None:
+        """Learn whether the guess for the next token was right, and move the source by one token.
 
         The index goes on copying after a wrong guess,
         because a text is often repeated with one token changed. The length of the match is then 0.
         """
         if not self._source:
             return
-        right = ids[self._source] == ids[at]
+        right = self._text[self._source] == token
         length = min(self._length, LONGEST)
         self._chances[length] += GAIN * (right - self._chances[length])
         self._shared[length] += SHARED_GAIN * (right - self._shared[length])
         self._source += 1
         self._length = self._length + 1 if right else 0
 
-    def _add(self, ids: Sequence[int], at: int) -> None:
-        """Record the n-grams that end just before token `at`."""
+    def _append(self, token: int) -> None:
+        """Append a token, after recording the n-grams that end just before it."""
+        text, end = self._text, len(self._text)
         for size in self._sizes:
-            if size <= at:
-                self._after[tuple(ids[at - size : at])] = at
+            if size <= end:
+                self._after[tuple(text[end - size :])] = end
+        text.append(token)
 
-    def _add_all(self, ids: Sequence[int]) -> None:
-        """Record the n-grams of all tokens, as `_add` does for one token, but with loops in C."""
-        for size in self._sizes:
-            grams = zip(*(ids[first:-1] for first in range(size)), strict=False)
-            self._after.update(zip(grams, range(size, len(ids)), strict=False))
-
-    def _look_up(self, ids: Sequence[int]) -> None:
-        """Look for a match of the last tokens of `ids` that is longer than the current match."""
+    def _look_up(self) -> None:
+        """Look for a match of the last tokens that is longer than the current match."""
         for size in self._sizes:
             if size <= self._length:
                 return
-            source = self._after.get(tuple(ids[-size:]))
-            if source is not None:
+            source = self._after.get(tuple(self._text[-size:]))
+            if source is not None and len(self._text) >= size:
                 self._source, self._length = source, size
                 return
+
+
+def in_python(least: int, most: int) -> MakeIndex:
+    """Return a function that makes indexes in Python with common chances."""
+    shared = first_chances()
+    return lambda _tokens: NgramIndex(least, most, shared)

@@ -11,7 +11,7 @@ import msgspec
 from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
-from cpuserve.core.ngram import NgramIndex
+from cpuserve.core.ngram import IndexedText
 from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
@@ -42,8 +42,9 @@ class Request:
       and the caller had had no more work than others (CallerShares.came).
     rank: sort key of the queue (queue.rank_of).
     num_lost: number of prompt tokens that were computed in steps that were ended early.
-    masked_ids: the result of text_ids, [] before it is needed.
-    ngrams: the index that proposes draft tokens, None before it is needed.
+    text: the index that proposes draft tokens, None if it is not needed.
+    drafts: the tokens that may follow, and may be verified by the next step.
+    chances: for each of `drafts` its probability to be right if all drafts before it are.
     pooler: computes an embedding or a score from the vectors of the prompt;
       the request then generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
@@ -87,8 +88,9 @@ class Request:
     num_lost: float = 0.0
     decode_rows: list[LogitRow] = field(default_factory=list)
     chain: PrefixChain = field(default_factory=PrefixChain)
-    ngrams: NgramIndex | None = None
-    masked_ids: list[int] = field(default_factory=list)
+    text: IndexedText | None = None
+    drafts: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         params = self.params
@@ -159,16 +161,6 @@ class Request:
         """The tokens of the prompt that a sampler counts: not the placeholders of pictures."""
         prompt, found = self.token_ids[: self.num_prompt], self.chain.placeholders
         return prompt if found is None else found.without(prompt)
-
-    @property
-    def text_ids(self) -> list[int]:
-        """The tokens, with negative numbers in place of the placeholders of pictures."""
-        if self.chain.placeholders is None:
-            return self.token_ids
-        if not self.masked_ids:
-            self.masked_ids = self.chain.placeholders.masked(self.token_ids)
-        self.masked_ids += self.token_ids[len(self.masked_ids) :]
-        return self.masked_ids
 
     def rows(self, end: int) -> list[LogitRow]:
         """Return a LogitRow for each token from num_computed to end - 1 that needs a result."""

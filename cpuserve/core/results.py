@@ -75,7 +75,7 @@ class ResultProcessor:
             finish = request.append(row.token)
         count = len(delta.tokens)
         if self.drafter is not None:
-            self.drafter.num_accepted_tokens += count - 1
+            self.drafter.count(chunk.num_drafts, count - 1)
         computed = request.num_computed = chunk.start + count
         self.kv.truncate(request.tables, computed)
         if computed // self.kv.block_size > chunk.start // self.kv.block_size:

@@ -189,21 +189,20 @@ class Scheduler:
         self.encodes = self.pictures.takes_turn(prompts=bool(prompts))
         if self.encodes:
             prompts = []
+        most, target = self.max_num_batched_tokens, self._itl_target_s
+        if self.drafter is not None and self.work.rows:
+            left = DraftBudget.after(self.work, self.cost, most, target)
+            self.drafter.extend(self.batch_requests, self._batch, left, prompts=bool(prompts))
+            self.work.drafts = left.close(self.cost)
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
-            most, target = self.max_num_batched_tokens - self.work.rows, self._itl_target_s
+            most -= self.work.rows + self.work.drafts
             budget = PromptBudget.of_step(prompts, most, self.work, self.cost, target)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
-        # A step with prompt tokens has no drafts: its remaining time belongs to the prompts.
-        if self.drafter is not None and self.work.rows and not self.work.tokens:
-            tokens = self.max_num_batched_tokens - self.work.rows
-            left = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
-            self.drafter.extend_all(self.batch_requests, self._batch, left)
-            self.work.drafts = left.close(self.cost)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
@@ -215,12 +214,10 @@ class Scheduler:
         next_row = 0
         block_size, append = self.kv.block_size, self._results.append
         for request, chunk in zip(requests, batch, strict=True):
+            first_row, next_row = next_row, next_row + len(chunk.rows)
             if chunk.num_drafts:
-                first_row = next_row
-                next_row += len(chunk.rows)
-                deltas.append(
-                    self._results.append_drafts(request, chunk, results[first_row:next_row])
-                )
+                rows = results[first_row:next_row]
+                deltas.append(self._results.append_drafts(request, chunk, rows))
                 continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
             if computed % block_size == 0 or computed - chunk.start >= block_size:
@@ -228,14 +225,15 @@ class Scheduler:
                     request.tables, request.chain, request.token_ids, computed, computed=True
                 )
                 self.kv.reach(request.tables, computed, len(request.token_ids))
-            first_row = next_row
-            next_row += len(chunk.rows)
             if next_row > first_row or computed == request.num_prompt:
                 delta = append(request, chunk, results[first_row:next_row])
                 if delta is not None:
                     deltas.append(delta)
             if request.progress and computed < request.num_prompt and not request.num_output:
                 deltas.append(Delta(request, [], processed=computed))
+        if self.drafter is not None:
+            work = StepWork(len(self.running), self.work.keys)
+            self.drafter.propose(requests, DraftBudget.after(work, self.cost))
         return deltas
 
     def fail(self, message: str) -> list[Delta]:
@@ -565,6 +563,8 @@ class Scheduler:
         if request.is_running:
             self.running.remove(request)
         self._free(request)
+        if self.drafter is not None:
+            self.drafter.source.forget(request)
         self.callers.ended(request)
 
     def _free(self, request: Request) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
-from cpuserve.core.drafts import Drafter
 from cpuserve.core.encoding import EncodedPictures
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import StepBatch
+from cpuserve.engine.drafting import make_drafter
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -101,7 +101,7 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
             whole_prompts=config.whole_prompts,
-            drafter=_drafter(config, self.kv),
+            drafter=make_drafter(config, self.kv, executor),
             pictures=pictures,
         )
         self.interrupt = Interrupt(executor.cancel)
@@ -586,14 +586,6 @@ def _kv_manager(
         num_states=config.state_slots,
         events=None if kv_events is None else kv_events.changes,
     )
-
-
-def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
-    asked = config.speculation
-    if asked is None:
-        return None
-    least, most = asked.prompt_lookup_min, asked.prompt_lookup_max
-    return Drafter(kv, asked.num_speculative_tokens, least, most)
 
 
 def _no_one() -> None:

@@ -16,6 +16,7 @@ from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, KvGroup
 from cpuserve.config.options import EngineOptions
+from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
@@ -56,8 +57,9 @@ LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not us
 PLACE_BYTES, COUNT_BYTES = 4, 12
 # The rows of encoded pictures in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
 MEDIA_ROWS = 16384
-# Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests,
-# but not fewer or more rows than these (csrc/runtime/executor.h: kLeastLogitRows).
+# Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests
+# and for each of their draft tokens, but not fewer or more rows than these
+# (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
@@ -180,9 +182,24 @@ def count_bytes(facts: ModelFacts, requests: int, tokens: int) -> int:
     return requests * (PLACE_BYTES * facts.vocab + COUNT_BYTES * min(facts.vocab, tokens))
 
 
-def logit_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
-    """Return the bytes of the fp32 logits that a step has in memory at a time."""
-    return max(LEAST_LOGIT_ROWS, min(max_num_seqs, MOST_LOGIT_ROWS)) * facts.vocab * 4
+def logit_bytes(facts: ModelFacts, rows: int) -> int:
+    """Return the bytes of the fp32 logits that a step has in memory at a time.
+
+    rows: the most logit rows of a step without prompts.
+    """
+    return max(LEAST_LOGIT_ROWS, min(rows, MOST_LOGIT_ROWS)) * facts.vocab * 4
+
+
+def _decode_bytes(
+    options: EngineOptions, facts: ModelFacts, requests: int, longest: int, threads: int
+) -> int:
+    """Return the bytes of logits, selected keys and indexes for draft tokens of a step."""
+    selected = 4 * threads * facts.selected_floats
+    if options.speculative_config is None:
+        return selected + logit_bytes(facts, requests)
+    asked = read_speculation(options.speculative_config)
+    rows = requests * asked.rows_of_sequence
+    return selected + logit_bytes(facts, rows) + asked.index_bytes(requests, longest)
 
 
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
@@ -239,7 +256,7 @@ def plan_memory(
     block = block_bytes(groups, sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    other += logit_bytes(facts, max_num_seqs) + 4 * threads * facts.selected_floats
+    other += _decode_bytes(options, facts, max_num_seqs, wanted, threads)
     media_rows, media_bytes = _media(ledger, facts)
     other += _written_bytes(options, max(block, state)) + media_bytes
     needs = Needs(weights, other, facts.weight_bytes, threads)

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.core.ngram import MakeIndex, in_python
 from cpuserve.quant.base import QuantTensor
 from cpuserve.sampling.slot import SlotRequest
 
@@ -216,6 +217,10 @@ class Executor(Protocol):
         """
         msg = "this executor has no adapters"
         raise NotImplementedError(msg)
+
+    def text_indexes(self, least: int, most: int) -> MakeIndex:
+        """Return a function that makes indexes of n-grams of `least` to `most` tokens."""
+        return in_python(least, most)
 
     @property
     def bytes_per_step(self) -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
+from cpuserve.core.ngram import MakeIndex
 from cpuserve.errors import TooLittleMemory
 from cpuserve.fault_points import fault
 from cpuserve.loader.packed_files import HEADER_BYTES
@@ -278,6 +279,11 @@ class NativeExecutor:
             if weights is not None
         ]
 
+    def text_indexes(self, least: int, most: int) -> MakeIndex:
+        """Return a function that makes indexes of n-grams with common chances."""
+        shared = _C.NgramChances()
+        return lambda tokens: _C.NgramIndex(least, most, shared, tokens)
+
     @property
     def bytes_per_step(self) -> int:
         """Return the bytes of packed weights that a step reads."""
@@ -330,6 +336,8 @@ class ModelPart:
 
     def create(self, team: _C.Team, fd: int, writable: bool) -> _C.Executor:
         config = self.config
+        asked = config.speculation
+        drafts = {} if asked is None else {"rows_per_seq": asked.rows_of_sequence}
         native = _C.Executor(
             team,
             self.lowered.native,
@@ -341,6 +349,7 @@ class ModelPart:
             packed_fd=fd,
             packed_writable=writable,
             packed_offset=self.offset,
+            **drafts,
         )
         if config.work_sizes:
             native.work_sizes = config.work_sizes

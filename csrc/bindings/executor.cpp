@@ -324,15 +324,16 @@ void register_executor(py::module_& m) {
       py::init([](Team& team, const Program& program, int64_t num_blocks,
                   const std::string& kv_type, int64_t num_slots, int64_t max_top,
                   int64_t num_states, int packed_fd, bool packed_writable, int64_t packed_offset,
-                  int64_t num_media) {
+                  int64_t num_media, int64_t rows_per_seq) {
         return std::make_unique<Executor>(
             team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top, num_states,
-            PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset)}, num_media);
+            PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset)}, num_media,
+            rows_per_seq);
       }),
       py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
       py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
       py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
-      py::arg("packed_offset") = 0, py::arg("num_media") = 0);
+      py::arg("packed_offset") = 0, py::arg("num_media") = 0, py::arg("rows_per_seq") = 1);
   define_sampler(executor);
   define_loads(executor);
   define_steps(executor);

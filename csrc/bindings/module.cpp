@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m) {
   cpuserve::register_program(m);
   cpuserve::register_executor(m);
   cpuserve::register_kernels(m);
+  cpuserve::register_ngrams(m);
 }

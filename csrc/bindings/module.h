@@ -19,6 +19,7 @@ void register_cpu(py::module_& m);
 void register_program(py::module_& m);
 void register_executor(py::module_& m);
 void register_kernels(py::module_& m);
+void register_ngrams(py::module_& m);
 
 // Returns the kernels of an ISA level.
 // If this CPU cannot run the level, throws a ValueError that lists the levels that it can run.

@@ -67,7 +67,7 @@ int64_t checked(const char* what, int64_t value, int64_t least) {
 
 Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
                    int64_t num_slots, int64_t max_top, int64_t num_states, PackedFile packed,
-                   int64_t num_media)
+                   int64_t num_media, int64_t rows_per_seq)
     : team_(&team),
       program_(&program),
       table_(&program.table()),
@@ -90,7 +90,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   check_kernels();
   bind_memory();
   plan_attention();
-  carve_work_memory();
+  carve_work_memory(checked("rows_per_seq", rows_per_seq, 1));
   const auto rows = static_cast<size_t>(program.max_tokens());
   const auto tops = rows * static_cast<size_t>(max_top);
   results_.tokens.resize(rows);
@@ -175,7 +175,7 @@ void Executor::plan_attention() {
   }
 }
 
-void Executor::carve_work_memory() {
+void Executor::carve_work_memory(int64_t rows_per_seq) {
   const auto scratch = static_cast<int64_t>(most_scratch_bytes(*program_, kv_.type()));
   for (const Op& op : program_->ops()) {
     const auto* l = std::get_if<LogitsOp>(&op);
@@ -186,7 +186,7 @@ void Executor::carve_work_memory() {
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   index_floats_ = index_score_floats(*program_, kv_.num_blocks());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
-  logit_rows_ = std::clamp(program_->max_seqs(), kLeastLogitRows, kMostLogitRows);
+  logit_rows_ = std::clamp(program_->max_seqs() * rows_per_seq, kLeastLogitRows, kMostLogitRows);
 
   const auto carve = [&](Carver& c) {
     scratch_.clear();

@@ -30,9 +30,10 @@
 namespace cpuserve {
 
 // lm_head and sampling process the result rows of a step in batches.
-// A batch has as many rows as a step can have sequences, but at least 32 and at most 128,
-// so a decode step reads the lm_head matrix once. platforms/memory.py counts the fp32 logits
-// of a batch as memory: 78 MB for 128 rows and a vocabulary of 152k.
+// A batch has `rows_per_seq` rows (1, and 1 for each draft token) for every sequence that a step
+// can have, but at least 32 and at most 128, so a decode step reads the lm_head matrix once.
+// platforms/memory.py counts the fp32 logits of a batch as memory: 78 MB for 128 rows and a
+// vocabulary of 152k.
 constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
 // The results of a step, one entry for each result row. tokens, ranks and logprobs
@@ -75,7 +76,7 @@ class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
            int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {},
-           int64_t num_media = 0);
+           int64_t num_media = 0, int64_t rows_per_seq = 1);
 
   // The block sizes of the kernels. The caller may set them only between steps.
   const WorkSizes& work_sizes() const { return work_sizes_; }
@@ -196,7 +197,7 @@ class Executor {
   float* media_row(int64_t row) noexcept { return media_ + row * program_->media_width(); }
   void bind_memory();
   void plan_attention();
-  void carve_work_memory();
+  void carve_work_memory(int64_t rows_per_seq);
   void begin_step(const StepInput& in);
   void find_state_slots();
   const int32_t* table(int64_t seq, int64_t group) const noexcept {

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from cpuserve.config.cache_groups import STATES_OF_ONE, CacheUse
 from cpuserve.core.admission import Limits
-from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.block_file import SEED_BYTES
 from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
@@ -20,6 +19,7 @@ from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.tier import SwapSpace, TierNeeds
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
+from tests.helpers.drafting import make_drafter
 from tests.helpers.fake_executor import VOCAB, FakeModel, ModelBlocks, stored, widest
 
 EOS = frozenset(range(0, VOCAB, 40))
@@ -138,7 +138,7 @@ class SchedulerUnderTest(RuleBasedStateMachine):
             long_prefill_token_threshold=options["threshold"],
             policy=options["policy"],
             moving_s=options["moving_s"],
-            drafter=Drafter(self.kv, *options["drafts"]) if options["drafts"] else None,
+            drafter=make_drafter(self.kv, *options["drafts"]) if options["drafts"] else None,
         )
         for where in ("swap", "disk"):
             self.scheduler.cost.restore_s[where] = options["restore_s"]

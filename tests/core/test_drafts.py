@@ -1,107 +1,19 @@
-"""Drafts: what is guessed, which guesses are worth a row, and what becomes of them."""
+"""Drafts: which guesses are worth a row, and what becomes of them."""
 
 import random
 
 import pytest
 
+from cpuserve.core.budget import PromptBudget
 from cpuserve.core.cost import CostModel, StepWork
-from cpuserve.core.drafts import DraftBudget, Drafter
+from cpuserve.core.drafts import DraftBudget
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.ngram import GAIN, LONGEST, NgramIndex, first_chances
+from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.drafting import make_drafter
 from tests.helpers.fake_executor import REPEATS, FakeModel, reference
-
-# --- what is guessed ---------------------------------------------------------------------------
-
-
-def guess_by_scan(ids, count, least, most):
-    """What follows the latest place of the longest n-gram with which `ids` ends."""
-    for size in range(most, least - 1, -1):
-        for at in range(len(ids) - 1, size - 1, -1):
-            if ids[at - size : at] == ids[-size:]:
-                found = list(ids)
-                for i in range(count):
-                    found.append(found[at + i])
-                return found[len(ids) :]
-    return []
-
-
-@pytest.mark.parametrize(("least", "most"), [(1, 1), (2, 4), (3, 3)])
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_a_guess_is_what_followed_the_longest_match_last(least, most, at_once):
-    choose = random.Random(3)
-    ids = [choose.randrange(4) for _ in range(9)]
-    index = NgramIndex(least, most)
-    checked, right = 0, False
-    for _ in range(400):
-        index.advance(ids)
-        found = index.guess(ids, 6)
-        # A guess that was right is kept: its match is longer than any n-gram.
-        if not right and (want := guess_by_scan(ids, 6, least, most)):
-            assert found == want
-            checked += 1
-        more = [choose.randrange(4) for _ in range(at_once)]
-        right = found[at_once - 1 : at_once] == more[-1:]
-        ids += more
-    assert checked > 200
-
-
-def test_a_guess_that_was_right_is_continued_at_its_place():
-    # "1 2 3" stands twice; the last place is followed by 9, but the answer copies the first one.
-    text = [7, 8, 1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 7, 8]
-    index = NgramIndex(2, 3)
-    index.advance(text)
-    assert index.guess(text, 4) == [1, 2, 3, 4]
-    text += [1, 2, 3]
-    index.advance(text)
-    assert index.guess(text, 2) == [4, 5]
-    text += [9]  # it leaves that place
-    index.advance(text)
-    assert index.guess(text, 2) == [7, 8]
-
-
-def test_a_copy_with_one_token_changed_goes_on_behind_it():
-    text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
-    index = NgramIndex(2, 3)
-    index.advance(text)
-    text += [9]  # instead of 3
-    index.advance(text)
-    assert index.guess(text, 3) == [4, 5, 6]
-    assert index.chance(0) == first_chances()[0]
-    text += [4]
-    index.advance(text)
-    assert index.guess(text, 3) == [5, 6, 7]
-    assert index.chance(0) == first_chances()[1]
-    text += [9, 1, 2]  # an n-gram is a better match
-    index.advance(text)
-    assert index.guess(text, 3) == [9, 4, 9]
-
-
-def test_a_text_that_repeats_its_end_is_continued_beyond_it():
-    text = [5, 1, 2, 3, 1, 2, 3]
-    index = NgramIndex(2, 4)
-    index.advance(text)
-    assert index.guess(text, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-    assert index.guess(text, 0) == []
-
-
-def test_chances_follow_the_guesses_of_their_length_whether_verified_or_not():
-    shared = first_chances()
-    index = NgramIndex(2, 2, shared)
-    text = [1, 2, 3, 9, 1, 2]
-    index.advance(text)
-    before = index.chance(0)
-    assert before == first_chances()[2]
-    text += [4, 1, 2]
-    index.advance(text)
-    assert index.chance(0) == pytest.approx(before * (1 - GAIN))
-    assert index.chance(1) == first_chances()[3]
-    assert index.chance(99) == first_chances()[LONGEST]
-    assert first_chances()[2] > shared[2] > index.chance(0)
-    assert NgramIndex(2, 2, shared).chance(0) == shared[0]
-
 
 # --- what is worth a row -----------------------------------------------------------------------
 
@@ -109,12 +21,8 @@ def test_chances_follow_the_guesses_of_their_length_whether_verified_or_not():
 def taken(chances, *, rows=1, step_s=0.01, draft_s=0.002, tokens=100, seconds=1.0):
     """How many of the guesses with these chances a step takes."""
 
-    class Index:
-        def chance(self, place):
-            return chances[place]
-
     budget = DraftBudget(tokens, seconds, rows, step_s, draft_s)
-    count = budget.take(Index(), len(chances))
+    count = budget.take(chances)
     assert budget.spent == count
     assert budget.tokens == tokens - count
     return count
@@ -154,17 +62,13 @@ def test_cost_model_learns_what_a_draft_takes():
 def speculate(cost, steps, seconds, *, rows=4, chance=0.9, most=3):
     """Run steps whose rows all have drafts of this chance; return the drafts of each step."""
 
-    class Index:
-        def chance(self, _place):
-            return chance
-
     drafts = []
     for _ in range(steps):
         work = StepWork(rows=rows, keys=300 * rows)
-        budget = DraftBudget.after(work, cost, 64, 0.0)
+        budget = DraftBudget.after(work, cost, 64 + rows)
         for _ in range(rows):
             if budget.begins(chance):
-                budget.take(Index(), most)
+                budget.take([chance] * most)
         work.drafts = budget.close(cost)
         drafts.append(work.drafts)
         cost.observe(work, seconds(work))
@@ -201,7 +105,7 @@ def test_drafts_that_do_not_pay_are_hardly_ever_tried():
 def test_unlikely_drafts_do_not_change_the_price():
     cost = CostModel()
     before = cost.draft
-    budget = DraftBudget.after(StepWork(rows=4, keys=300), cost, 64, 0.0)
+    budget = DraftBudget.after(StepWork(rows=4, keys=300), cost, 68)
     assert not budget.begins(0.01)
     assert budget.close(cost) == 0
     assert cost.draft == before
@@ -226,13 +130,13 @@ class Engine:
                  max_num_seqs=8, budget=64, **options):  # fmt: skip
         self.model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
         self.kv = KvManager(num_blocks, block_size)
-        self.drafter = Drafter(self.kv, *drafts) if drafts else None
+        self.drafter = make_drafter(self.kv, *drafts) if drafts else None
         self.scheduler = Scheduler(
             self.kv, self.model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
             drafter=self.drafter, **options,
         )  # fmt: skip
         if pays is None:
-            monkeypatch.setattr(NgramIndex, "chance", lambda _self, _place: 1.0)
+            monkeypatch.setattr(NgramIndex, "chances", lambda _self, count: [1.0] * count)
         self.batches = []
         self.outputs = {}
         self.finished = {}
@@ -338,25 +242,56 @@ def test_only_committed_tokens_are_published(monkeypatch):
     assert request.num_preemptions == 0
 
 
-def test_decode_rows_come_first_and_no_draft_stands_beside_a_prompt(monkeypatch):
-    engine = Engine(monkeypatch, budget=9, max_num_seqs=4, drafts=(7, 1, 2))
+def test_decode_rows_come_first_and_drafts_beside_prompts_take_a_share(monkeypatch):
+    engine = Engine(monkeypatch, budget=15, max_num_seqs=4, drafts=(7, 1, 2))
     for number in range(3):
-        engine.add(number, PROMPT[number:], max_tokens=40, seed=REPEATS + 7 + number)
-    sizes = []
+        engine.add(number, PROMPT[number:] * (1 + number), max_tokens=60, seed=REPEATS + 7 + number)
+    sizes, beside = [], 0
     while engine.scheduler.has_work:
         before = {r.slot for r in engine.scheduler.running if r.num_output}
         batch = engine.step()
         sizes.append(batch.num_tokens)
         assert before <= {c.slot for c in batch.chunks}
-        if any(len(c.token_ids) > 1 + c.num_drafts for c in batch.chunks):
-            assert not any(c.num_drafts for c in batch.chunks)
-    assert max(sizes) == 9
+        decodes = [c for c in batch.chunks if c.slot in before]
+        if len(decodes) < len(batch.chunks):
+            drafts = sum(c.num_drafts for c in decodes)
+            assert drafts <= (15 - len(decodes)) // 4
+            beside += drafts
+    assert max(sizes) == 15
+    assert beside > 0
     assert engine.drafter.num_accepted_tokens > 20
     for number in range(3):
-        prompt = PROMPT[number:]
+        prompt = PROMPT[number:] * (1 + number)
         assert engine.outputs[number] == reference(
-            prompt, SamplingParams(), REPEATS + 7 + number, 40
+            prompt, SamplingParams(), REPEATS + 7 + number, 60
         )
+
+
+def test_drafts_beside_prompts_take_no_blocks(monkeypatch):
+    engine = Engine(monkeypatch, budget=20, block_size=2, num_blocks=90, drafts=(7, 1, 2))
+    engine.add(0, PROMPT, max_tokens=60, seed=REPEATS + 7)
+    beside = 0
+    for number in range(1, 40):
+        engine.add(number, range(number, number + 25), max_tokens=1)
+        decodes = {r.slot for r in engine.scheduler.running if r.num_output}
+        batch = engine.scheduler.schedule()
+        if len(batch.chunks) > 1:
+            for chunk in (c for c in batch.chunks if c.slot in decodes):
+                assert len(chunk.tables[0]) == engine.kv.blocks_for(chunk.start + 1)
+                beside += chunk.num_drafts
+        engine.scheduler.update(engine.model.run(batch))
+    assert beside > 0
+
+
+def test_drafts_take_their_time_from_the_prompts_of_the_step():
+    cost = CostModel()
+    prompt = Request(0, PROMPT, SamplingParams(), 1, 0)
+    seconds = [
+        PromptBudget.of_step([prompt], 64, StepWork(2, 30, drafts=n), cost, 0.5).seconds
+        for n in (0, 3)
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(cost.draft_seconds(3))
+    assert cost.draft_seconds(3) > 0
 
 
 def test_a_row_that_cannot_be_sampled_ends_the_answer_behind_the_tokens_before_it(monkeypatch):

@@ -131,6 +131,28 @@ def test_logits_of_a_step_are_paid_for_before_the_cache(seqs, rows):
     assert taken == pytest.approx((counts + rows * 4 * 1_000_000) / GIB, abs=0.015)
 
 
+@pytest.mark.parametrize("seqs", [4, 512])
+def test_indexes_of_draft_tokens_are_paid_for_before_the_cache(seqs):
+    asked = {"max_num_seqs": seqs, "max_model_len": 65536}
+    drafting = {**asked, "speculative_config": {"method": "ngram"}}
+    taken = free_for_cache(LLAMA_1B, **asked) - free_for_cache(LLAMA_1B, **drafting)
+    rows = max(32, min(seqs, 128)), max(32, min(6 * seqs, 128))  # 5 draft tokens
+    taken -= (rows[1] - rows[0]) * LLAMA_1B.vocab * 4 / GIB
+    # three sizes of n-grams: entries of 4 bytes, of which 5 in 8 are in use, and 4 bytes of text
+    assert taken == pytest.approx(min(seqs * 65536 * 48, 64 * MIB) / GIB, abs=0.015)
+    assert taken > 0.005
+
+
+@pytest.mark.parametrize(("seqs", "rows"), [(1, 32), (8, 48), (64, 128)])
+def test_logits_of_draft_tokens_are_paid_for_before_the_cache(seqs, rows):
+    facts = dataclasses.replace(LLAMA_1B, vocab=1_000_000)
+    config = {"method": "ngram", "num_speculative_tokens": 5}
+    asked = {"max_num_seqs": seqs, "max_model_len": 256, "speculative_config": config}
+    taken = free_for_cache(LLAMA_1B, **asked) - free_for_cache(facts, **asked)
+    counts = seqs * (4 * 1_000_000 + 12 * 256)
+    assert taken == pytest.approx((counts + rows * 4 * 1_000_000) / GIB, abs=0.015)
+
+
 def test_counts_of_penalties_leave_the_smallest_cache_on_a_small_machine():
     """They take at most a quarter of what the smallest cache leaves."""
     facts = dataclasses.replace(SMOLLM2, vocab=200_000)

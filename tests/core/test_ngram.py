@@ -1,0 +1,213 @@
+"""The index of n-grams: what it guesses, in Python and in C++, and how its memory is limited."""
+
+import random
+
+import pytest
+
+from cpuserve import _C
+from cpuserve.config.speculation import read_speculation
+from cpuserve.core.ngram import GAIN, LONGEST, first_chances, in_python
+from cpuserve.core.ngram_drafts import LATE, RESTS, SLICE, NgramDrafts, indexed_tokens
+from cpuserve.core.pictures import Picture, Placeholders
+from cpuserve.core.request import Request
+from cpuserve.sampling.params import SamplingParams
+
+
+def in_cpp(least, most):
+    shared = _C.NgramChances()
+    return lambda tokens: _C.NgramIndex(least, most, shared, tokens)
+
+
+@pytest.fixture(params=[in_python, in_cpp])
+def make(request):
+    return lambda least, most: request.param(least, most)(9)
+
+
+def guess_by_scan(ids, count, least, most):
+    """What follows the latest place of the longest n-gram with which `ids` ends."""
+    for size in range(most, least - 1, -1):
+        for at in range(len(ids) - 1, size - 1, -1):
+            if ids[at - size : at] == ids[-size:]:
+                found = list(ids)
+                for i in range(count):
+                    found.append(found[at + i])
+                return found[len(ids) :]
+    return []
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 1), (2, 4), (3, 3)])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_guess_is_what_followed_the_longest_match_last(make, least, most, at_once):
+    choose = random.Random(3)
+    more = ids = [choose.randrange(4) for _ in range(9)]
+    index = make(least, most)
+    checked, right = 0, False
+    for _ in range(400):
+        index.advance(more)
+        found = index.guess(6)
+        # A guess that was right is kept: its match is longer than any n-gram.
+        if not right and (want := guess_by_scan(ids, 6, least, most)):
+            assert found == want
+            checked += 1
+        more = [choose.randrange(4) for _ in range(at_once)]
+        right = found[at_once - 1 : at_once] == more[-1:]
+        ids = ids + more
+    assert checked > 200
+
+
+def test_a_guess_that_was_right_is_continued_at_its_place(make):
+    # "1 2 3" stands twice; the last place is followed by 9, but the answer copies the first one.
+    index = make(2, 3)
+    index.advance([7, 8, 1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 7, 8])
+    assert index.guess(4) == [1, 2, 3, 4]
+    index.advance([1, 2, 3])
+    assert index.guess(2) == [4, 5]
+    index.advance([9])  # it leaves that place
+    assert index.guess(2) == [7, 8]
+
+
+def test_a_copy_with_one_token_changed_goes_on_behind_it(make):
+    index = make(2, 3)
+    index.advance([1, 2, 3, 4, 5, 6, 7, 1, 2])
+    index.advance([9])  # instead of 3
+    assert index.guess(3) == [4, 5, 6]
+    assert index.chances(1) == first_chances()[:1]
+    index.advance([4])
+    assert index.guess(3) == [5, 6, 7]
+    assert index.chances(1) == first_chances()[1:2]
+    index.advance([9, 1, 2])  # an n-gram is a better match
+    assert index.guess(3) == [9, 4, 9]
+
+
+def test_a_text_that_repeats_its_end_is_continued_beyond_it(make):
+    index = make(2, 4)
+    index.advance([5, 1, 2, 3, 1, 2, 3])
+    assert index.guess(8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert index.guess(0) == []
+
+
+@pytest.mark.parametrize("maker", [in_python, in_cpp])
+def test_chances_follow_the_guesses_of_their_length_whether_verified_or_not(maker):
+    make_index = maker(2, 2)
+    index = make_index(6)
+    index.advance([1, 2, 3, 9, 1, 2])
+    (before,) = index.chances(1)
+    assert before == first_chances()[2]
+    index.advance([4, 1, 2])
+    chances = index.chances(99)
+    assert chances[0] == pytest.approx(before * (1 - GAIN))
+    assert chances[1] == first_chances()[3]
+    assert chances[98] == first_chances()[LONGEST]
+    later = make_index(2)
+    later.advance([1, 2, 3, 1, 2])
+    assert first_chances()[2] > later.chances(1)[0] > chances[0]
+
+
+def test_the_index_in_cpp_equals_the_one_in_python_on_long_texts():
+    choose = random.Random(11)
+    for least, most, letters in ((2, 4, 6), (1, 3, 300), (4, 9, 2), (1, 32, 3)):
+        indexes = [make(least, most)(0) for make in (in_python, in_cpp)]
+        for _ in range(300):
+            more = [choose.randrange(letters) for _ in range(choose.choice([0, 1, 1, 2, 40]))]
+            adds = choose.random() < 0.1
+            for index in indexes:
+                index.add(more) if adds else index.advance(more)
+            found = [(index.guess(7), index.chances(7)) for index in indexes]
+            assert found[0] == found[1]
+
+
+def test_tokens_that_are_added_without_guesses_are_found_later():
+    for make in (in_python, in_cpp):
+        index = make(2, 3)(4)
+        index.add(range(100, 2000))
+        assert index.guess(3) == []
+        index.advance([500, 501])
+        assert index.guess(3) == [502, 503, 504]
+        index.add([7])
+        assert index.guess(3) == []
+
+
+def test_an_index_takes_at_most_the_planned_bytes_for_a_token():
+    for least, most in ((2, 4), (1, 1), (3, 12)):
+        tokens = 100_000
+        index = in_cpp(least, most)(tokens // 3)
+        index.add([(i * 7919 + i // 1000) % 50_000 for i in range(tokens)])
+        sizes = {"prompt_lookup_min": least, "prompt_lookup_max": most}
+        asked = read_speculation({"method": "ngram", **sizes})
+        assert index.bytes <= asked.index_bytes(1, tokens)
+        assert index.bytes * 5 > asked.index_bytes(1, tokens)
+
+
+def test_an_index_refuses_sizes_that_it_cannot_have():
+    for least, most, tokens in ((0, 2, 1), (3, 2, 1), (1, 33, 1), (2, 4, -1), (2, 4, 1 << 27)):
+        with pytest.raises(ValueError, match=r"an index has"):
+            _C.NgramIndex(least, most, _C.NgramChances(), tokens)
+
+
+# --- indexes of requests -----------------------------------------------------------------------
+
+
+def request_of(length, max_tokens=100):
+    ids = [i % 251 + 300 * (i // 251 % 7) for i in range(length)]
+    return Request(0, ids, SamplingParams(), max_tokens, 0)
+
+
+def drafts_of(most_tokens=10**6):
+    return NgramDrafts(in_cpp(2, 4), most_tokens)
+
+
+def propose(source, *requests, count=3):
+    source.begin()
+    return [source.propose(request, count)[0] for request in requests]
+
+
+def test_a_long_text_is_indexed_in_slices_of_a_step():
+    source = drafts_of()
+    first, second, short = request_of(2 * SLICE + 200), request_of(SLICE), request_of(LATE)
+    fed = []
+    for _ in range(4):
+        found = propose(source, first, second, short)
+        fed.append((first.text.tokens, second.text.tokens, [bool(f) for f in found]))
+    assert fed[0] == (SLICE, 0, [False, False, False])
+    assert fed[1] == (2 * SLICE, 0, [False, False, False])
+    assert fed[2] == (2 * SLICE + 200, SLICE - 200, [True, False, False])
+    assert fed[3] == (2 * SLICE + 200, SLICE, [True, True, False])
+    first.token_ids += first.token_ids[10:13]
+    assert propose(source, first, count=2) == [first.token_ids[13:15]]
+
+
+def test_texts_that_do_not_fit_into_the_memory_get_no_index():
+    source = drafts_of(most_tokens=1000)
+    first, second, third = request_of(600), request_of(300), request_of(200)
+    propose(source, first, second, third)
+    assert [r.text is None for r in (first, second, third)] == [False, True, False]
+    assert source.reserved == 600 + 100 + 200 + 100
+    source.forget(first)
+    propose(source, second)
+    assert second.text is not None
+    for request in (first, second, third):
+        source.forget(request)
+    assert source.reserved == 0
+
+
+def test_an_index_is_dropped_while_no_draft_pays_and_built_again():
+    source, request = drafts_of(), request_of(800)
+    propose(source, request)
+    for _ in range(RESTS):
+        source.rest(request)
+    assert request.text is not None
+    propose(source, request)
+    for _ in range(RESTS + 1):
+        source.rest(request)
+    assert request.text is None
+    assert source.reserved == 0
+    request.token_ids += request.token_ids[10:13]
+    assert propose(source, request) == [request.token_ids[13:16]]
+
+
+def test_placeholders_of_pictures_are_hidden_from_the_index():
+    request = Request(0, [9, 9, 1, 2, 3, 9, 9, 4, 1, 2], SamplingParams(), 50, 0)
+    picture = Picture(bytes(32), [(0, 2), (5, 2)], [])
+    request.chain.placeholders = Placeholders([picture])
+    assert propose(drafts_of(), request, count=2) == [[3, 4]]
+    assert indexed_tokens(request, 1, 7) == [1, 2, 3]

@@ -1,0 +1,12 @@
+"""Drafters for tests of the scheduler."""
+
+from __future__ import annotations
+
+from cpuserve.core.drafts import Drafter
+from cpuserve.core.ngram import in_python
+from cpuserve.core.ngram_drafts import NgramDrafts
+
+
+def make_drafter(kv, num_tokens, least, most, *, most_tokens=10_000):
+    """A drafter with indexes in Python."""
+    return Drafter(kv, num_tokens, NgramDrafts(in_python(least, most), most_tokens))
