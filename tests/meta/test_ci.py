@@ -99,3 +99,10 @@ def test_another_compiler_is_a_change(checkout, tmp_path):
     other.write_text("#!/bin/sh\necho another\n")
     other.chmod(0o755)
     assert steps_run(checkout, CXX=str(other)) == CPP | PYTHON
+
+
+def test_the_minimums_are_tested_with_the_installed_package():
+    """`python -m pytest` in the checkout would import the package there, which has no kernels."""
+    step = (ROOT / ".ci/run").read_text().partition("step_minimums() {")[2].partition("\n}")[0]
+    assert '"$bin/pytest" -m quick' in step
+    assert "-m pytest" not in step

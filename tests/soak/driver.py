@@ -211,11 +211,11 @@ async def load(server: Server, model: str, clients: int, seconds: float, seed: i
 async def fill_pools(server: Server, model: str) -> int:
     """Send requests at the same time until no new thread comes; return how many there are."""
     front_end = psutil.Process(server.process.pid)
-    long, longer = "word " * 3000, "word " * 14_000
+    long, longer = "word " * 1000, "word " * 14_000
     posts = [
-        *[("/tokenize", {"prompt": long})] * 12,
+        *[("/tokenize", {"prompt": long})] * 24,
         *[("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})] * 8,
-        *[("/v1/chat/completions", {"messages": [{"role": "user", "content": longer}]})] * 4,
+        *[("/v1/chat/completions", {"messages": [{"role": "user", "content": longer}]})] * 3,
     ]
     most, steady = 0, 0
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
