@@ -1,8 +1,9 @@
-"""DeepSeek V2 and V3, GLM-4.7-Flash: latent attention (MLA), and mixtures with shared experts."""
+"""DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3: latent attention (MLA)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.config import (
@@ -126,6 +127,54 @@ class Glm4MoeLite:
         build_latent(b, s, score="sigmoid")
 
 
+class MiniCpm3:
+    """MiniCPM 3 4B: DeepSeek V2 without experts, with constants that multiply its parts.
+
+    Source: transformers modeling_minicpm3.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a MiniCPM 3 config; for the residuals see Granite."""
+        heads = read_int(config, "num_attention_heads", high=65536)
+        width = read_int(config, "hidden_size", high=1 << 20)
+        defaults = {
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+        }
+        values = read_int(config, "v_head_dim", max(width // heads, 1), high=1 << 16)
+        config = {**defaults, **config, "v_head_dim": values}
+        spec = read_latent(
+            config,
+            positions=32768,
+            dense=None,
+            groups=None,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            interleaved=False,
+        )
+        residual = 1.0
+        if config.get("scale_depth", 1.4) is not None:
+            residual = read_float(config, "scale_depth", 1.4) / spec.layers**0.5
+        base = spec.width
+        if config.get("dim_model_base", 256) is not None:
+            base = read_int(config, "dim_model_base", 256)
+        return replace(
+            spec,
+            norm_eps=spec.norm_eps / residual**2,
+            embed_scale=read_float(config, "scale_emb", 12.0) / residual,
+            logit_scale=base / spec.width,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, attention=add_latent)
+
+
 def _read_v3(
     config: Mapping[str, Any],
     *,
@@ -147,7 +196,7 @@ def read_latent(
     config: Mapping[str, Any],
     *,
     positions: int,
-    dense: tuple[int, ...],
+    dense: tuple[int, ...] | None,
     groups: Groups | None,
     mlp_bias: bool = False,
     renormalize: bool = False,
@@ -159,7 +208,7 @@ def read_latent(
 
     `head_dim` is the width of the compressed row that a layer caches for a token (one KV head).
 
-    dense: the layers without experts.
+    dense: the layers without experts; None: no layer has experts.
     turns: whether there is a RoPE; without it, the columns for the RoPE are not rotated.
     eps: the epsilon of norms inside attention, which may differ from the epsilon of the config.
     """
@@ -168,11 +217,7 @@ def read_latent(
     rotary = read_int(config, "qk_rope_head_dim", low=int(turns), high=1024)
     rope, max_position = (read_rope if turns else _read_still)(config, rotary, positions)
     extra = {
-        **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
-        "shared": read_int(config, "n_shared_experts"),
-        "dense_layers": dense,
-        "groups": groups,
-        "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+        **({} if dense is None else _read_mixture(config, dense, groups)),
         "renormalize": renormalize,
         "interleaved": interleaved,
         "latent_eps": eps,
@@ -200,6 +245,19 @@ def read_latent(
         eos_ids=read_ids(config, "eos_token_id", vocab),
         extra=extra,
     )
+
+
+def _read_mixture(
+    config: Mapping[str, Any], dense: tuple[int, ...], groups: Groups | None
+) -> dict[str, object]:
+    """Return keys of ModelSpec.extra for the experts; for the arguments see `read_latent`."""
+    return {
+        **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+        "shared": read_int(config, "n_shared_experts"),
+        "dense_layers": dense,
+        "groups": groups,
+        "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+    }
 
 
 def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str, object]:

@@ -104,6 +104,33 @@ class Glm4Moe:
         build_decoder(b, s, attention=attention, mlp=sigmoid_mixture)
 
 
+class SolarOpen:
+    """Solar Open 100B: GLM-4.5 with experts in all layers. Source: modeling_solar_open."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Solar Open config; whole heads are rotated."""
+        share = config.get("partial_rotary_factor")
+        defaults = {"head_dim": 128, "rope_theta": 1e6, "n_routed_experts": 128}
+        # transformers reads neither key, and every layer has experts.
+        fixed = {"first_k_dense_replace": 0, "use_qk_norm": False, "intermediate_size": 1}
+        return Glm4Moe.spec(
+            {
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1280,
+                **defaults,
+                **config,
+                **fixed,
+                "partial_rotary_factor": 1.0 if share is None else share,
+            }
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        Glm4Moe.build(b, s)
+
+
 def _half_rotated(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config, where by default half of the columns of a head are rotated."""
     share = config.get("partial_rotary_factor")

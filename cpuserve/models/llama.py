@@ -244,14 +244,18 @@ def squared_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, x:
     b.linear(u, f"{at}.down_proj", bias=s.mlp_bias, add_to=x)
 
 
-def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
+def unpaired(
+    name: str, heads: int, head_dim: int, rotary: int, *, begin: int = 0
+) -> dict[str, int]:
     """Return {name of a part: number of rows} for matrix `name`, in the row order of `ops.Rope`.
 
     The checkpoint has the row order of a RoPE that rotates the pairs (2 i, 2 i + 1) of dims;
     `ops.Rope` rotates the pairs (i, i + rotary / 2) of the dims of a head.
+
+    begin: the row where the first head begins.
     """
     found = {}
-    for first in range(0, heads * head_dim, head_dim):
+    for first in range(begin, begin + heads * head_dim, head_dim):
         for odd in range(2):
             found[rows(name, first + odd, rotary // 2, step=2)] = rotary // 2
         if rotary < head_dim:

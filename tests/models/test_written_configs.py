@@ -144,6 +144,7 @@ OTHERWISE = {
         ),
         ("kv_heads", "head_dim"),
     ),
+    "minicpm3": {"kv_heads", "head_dim", "norm_eps"},  # the epsilon is of scaled residuals
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},

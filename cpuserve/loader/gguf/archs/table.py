@@ -33,7 +33,6 @@ THROUGH_TRANSFORMERS = {
     "exaone": "exaone",
     "llama4": "llama4",
     "mimo2": "mimo_v2_flash",
-    "minicpm3": "minicpm3",
     "phimoe": "phimoe",
 }
 _NO_ATTENTION = "no layer of it attends. Hybrids run: Falcon-H1, Granite 4 and Nemotron 3"
@@ -52,6 +51,7 @@ REASONS = {
     **dict.fromkeys(("t5", "t5encoder"), _PAIR),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
+    "minicpm3": "give the safetensors of the model, which run",
     "gptj": "give the safetensors of the model, which run",
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
     "glm-dsa": "of its kind, DeepSeek V3.2 and GLM-4.7-Flash run",
