@@ -79,6 +79,8 @@ class Team:
     def ranks(self) -> int: ...
     def placement(self) -> list[int]:
         """CPU on which each thread finished its last call; -1 before its first one."""
+    def waited_ns(self) -> int:
+        """Nanoseconds that threads have waited for others inside calls, as a sum over threads."""
 
 class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""

@@ -351,6 +351,7 @@ class EngineCore:
             self.stats.steps += 1
             self.stats.busy_s += seconds
             self.stats.weight_bytes += self._bytes_per_step
+            self.stats.barrier_wait_s = self.executor.barrier_wait_s
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         if self._kv_events is not None:

@@ -146,6 +146,7 @@ class Stats(msgspec.Struct, array_like=True):
       and number of tokens that the cache had.
     prompt_rate: prompt tokens computed per second while prompts run, 0 before the first prompt.
     busy_s: seconds that steps have taken.
+    barrier_wait_s: seconds that compute threads have waited for others in steps, summed over them.
     weight_bytes: bytes of packed weights that steps have read (a step reads all weights once).
     roofline_bytes_per_s: the measured memory bandwidth, 0 before the measurement.
     tiers: the offload tiers of the KV cache, by name.
@@ -178,6 +179,7 @@ class Stats(msgspec.Struct, array_like=True):
     picture_hits: int = 0
     encode_s: float = 0.0
     damaged: bool = False
+    barrier_wait_s: float = 0.0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

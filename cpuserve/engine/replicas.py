@@ -34,6 +34,7 @@ COUNTERS = (
     "prefix_hits",
     "busy_s",
     "weight_bytes",
+    "barrier_wait_s",
     "drafts",
     "draft_tokens",
     "accepted_tokens",

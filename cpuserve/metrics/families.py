@@ -276,6 +276,11 @@ def _cpu(cpu: CpuSample, labels: Mapping[str, str]) -> Iterable[Metric]:
     for name, text, value in (
         ("cpu_busy_seconds", "Time spent in engine steps.", cpu.busy_s),
         ("cpu_weight_bytes_read", "Bytes of weights read by steps.", cpu.weight_bytes),
+        (
+            "cpu_barrier_wait_seconds",
+            "Time that threads waited for others in engine steps, summed over the threads.",
+            cpu.barrier_wait_s,
+        ),
         ("cpu_nr_throttled", "Periods throttled by the CPU quota.", cpu.throttled_periods),
         ("cpu_throttled_seconds", "Time throttled by the CPU quota.", cpu.throttled_s),
     ):

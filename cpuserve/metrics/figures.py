@@ -66,6 +66,7 @@ class CpuSample:
 
     busy_s, weight_bytes: seconds spent in steps, and bytes of weights read by them,
       since the start.
+    barrier_wait_s: seconds that threads waited for others in steps, summed over the threads.
     roofline_bytes_per_s: the measured memory bandwidth, 0 before it is measured.
     throttled_*, quota: None without a CPU quota.
     numa_binding: how memory is placed on NUMA nodes ("bind", "first_touch", "interleave", "none").
@@ -74,6 +75,7 @@ class CpuSample:
     threads: int
     busy_s: float
     weight_bytes: float
+    barrier_wait_s: float
     roofline_bytes_per_s: float
     throttled_periods: int | None
     throttled_s: float | None

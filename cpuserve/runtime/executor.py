@@ -227,6 +227,11 @@ class Executor(Protocol):
         """Return the bytes of weights that a step reads; 0 = unknown."""
         return 0
 
+    @property
+    def barrier_wait_s(self) -> float:
+        """Return how long threads have waited for others in steps, in seconds summed over them."""
+        return 0.0
+
     def prepare(self) -> bool:
         """Prepare some memory for later steps while there is no work; False = all is prepared."""
         return False

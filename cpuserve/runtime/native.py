@@ -289,6 +289,11 @@ class NativeExecutor:
         """Return the bytes of packed weights that a step reads."""
         return self.lowered.read_bytes
 
+    @property
+    def barrier_wait_s(self) -> float:
+        """Return how long threads have waited for others in steps, in seconds summed over them."""
+        return self.team.waited_ns() / 1e9
+
     def report(self) -> dict[str, object]:
         """Return the memory in use in bytes, and the CPU on which each thread was last seen."""
         seen = self.team.placement()

@@ -152,7 +152,8 @@ void register_cpu(py::module_& m) {
       .def("run", &Team::run, py::arg("main"))
       .def_property_readonly("threads", &Team::threads)
       .def_property_readonly("ranks", [](const Team& team) { return team.ranks().count(); })
-      .def("placement", &Team::placement);
+      .def("placement", &Team::placement)
+      .def("waited_ns", &Team::waited_ns);
 }
 
 }  // namespace cpuserve

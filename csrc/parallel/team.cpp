@@ -253,6 +253,7 @@ void Team::run_call(Slot& slot, int threads) noexcept {
   const int64_t idle = (now_ns() - wall) - (thread_cpu_ns() - cpu);
   slot.lost_ns.store(idle - (slot.in_step.asleep_ns - asleep), std::memory_order_relaxed);
   slot.cpu.store(current_cpu(), std::memory_order_relaxed);
+  slot.waited_ns.store(slot.in_step.waited_ns, std::memory_order_relaxed);
 }
 
 void Team::make_call(Call call) {
@@ -272,6 +273,7 @@ void Team::make_call(Call call) {
   if (call_threads_ > 1) epoch_.advance();
   run_call(slot, call_threads_);
   if (call_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
+  slot.waited_ns.store(slot.in_step.waited_ns, std::memory_order_relaxed);
   call_wall_ns_ = now_ns() - start;
   call_waited_ns_ = slot.in_step.waited_ns - waited;
 }
@@ -351,6 +353,14 @@ std::vector<int> Team::placement() const {
     out.push_back(slots_[static_cast<size_t>(t)].cpu.load(std::memory_order_relaxed));
   }
   return out;
+}
+
+int64_t Team::waited_ns() const noexcept {
+  int64_t sum = 0;
+  for (int t = 0; t < threads_; t++) {
+    sum += slots_[static_cast<size_t>(t)].waited_ns.load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 }  // namespace cpuserve

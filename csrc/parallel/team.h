@@ -94,6 +94,10 @@ class Team {
 
   // Returns the CPU on which each thread finished its last call of f; -1 before its first call.
   std::vector<int> placement() const;
+  // Returns the time that threads have waited for others inside calls of run_on_all() so far, in
+  // nanoseconds, as the sum over all threads. The wait of thread 0 for the end of a call is part
+  // of it. Waits of up to about a microsecond are not. Any thread may call this function.
+  int64_t waited_ns() const noexcept;
 
  private:
   struct Call {
@@ -111,6 +115,8 @@ class Team {
     std::atomic<uint64_t> joins{0};
     // The time in the last call of f during which the thread was ready to run but had no core.
     std::atomic<int64_t> lost_ns{0};
+    // The time that the thread has waited in calls of f: a copy of in_step.waited_ns for readers.
+    std::atomic<int64_t> waited_ns{0};
     std::atomic<int> cpu{-1};
   };
   static constexpr uint64_t kNever = ~uint64_t{0};

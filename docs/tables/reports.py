@@ -28,7 +28,7 @@ def metrics() -> str:
         max_model_len=100,
         stats=Stats,
         cache={"block_size": 32},
-        cpu=lambda: CpuSample(1, 1.0, 1.0, 1.0, 1, 1.0, 1.0),
+        cpu=lambda: CpuSample(1, 1.0, 1.0, 1.0, 1.0, 1, 1.0, 1.0),
         replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
         tiers=("disk",),
         drafts=True,

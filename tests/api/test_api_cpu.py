@@ -152,6 +152,7 @@ def exposed(**changes):
         "threads": 2,
         "busy_s": 1.5,
         "weight_bytes": 3e9,
+        "barrier_wait_s": 0.75,
         "roofline_bytes_per_s": 40e9,
         "throttled_periods": 7,
         "throttled_s": 0.25,
@@ -171,6 +172,7 @@ def test_cpu_series_carry_throttling_and_what_a_fraction_of_the_roofline_needs()
         "cpuserve:cpu_roofline_bytes_per_second": 40e9,
         "cpuserve:cpu_busy_seconds_total": 1.5,
         "cpuserve:cpu_weight_bytes_read_total": 3e9,
+        "cpuserve:cpu_barrier_wait_seconds_total": 0.75,
         "cpuserve:cpu_nr_throttled_total": 7,
         "cpuserve:cpu_throttled_seconds_total": 0.25,
         "cpuserve:numa_binding": 1,
@@ -185,6 +187,7 @@ def test_what_is_not_known_has_no_series():
         "cpuserve:cpu_threads",
         "cpuserve:cpu_busy_seconds_total",
         "cpuserve:cpu_weight_bytes_read_total",
+        "cpuserve:cpu_barrier_wait_seconds_total",
         "cpuserve:numa_binding",
     }
 

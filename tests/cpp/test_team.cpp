@@ -224,6 +224,29 @@ TEST(a_larger_team_refuses_calls_outside_run) {
   EXPECT_THROWS(std::runtime_error, "inside Team.run", team.run_on_all([](int, int) noexcept {}));
 }
 
+TEST(the_time_that_threads_wait_for_others_is_counted) {
+  for (int n : {1, 3}) {
+    Team team(n, {});
+    EXPECT(team.waited_ns() == 0);
+    const int64_t start = now_ns();
+    team.run([&] {
+      // A thread may lose its core before it waits, so a single round may have no wait.
+      for (int round = 0; round < (n == 1 ? 10 : 1000) && team.waited_ns() == 0; round++) {
+        team.run_on_all([&](int thread, int) noexcept {
+          const timespec nap{0, 5'000'000};
+          if (thread == 1) nanosleep(&nap, nullptr);
+          team.barrier(thread);
+        });
+      }
+    });
+    const int64_t waited = team.waited_ns();
+    EXPECT((waited > 0) == (n > 1));
+    EXPECT(waited <= n * (now_ns() - start));
+    team.run([&] { team.run_on_all([](int, int) noexcept {}); });
+    EXPECT(team.waited_ns() >= waited);  // a counter
+  }
+}
+
 TEST(a_call_from_another_thread_is_refused) {
   Team team(2, {});
   std::string message;

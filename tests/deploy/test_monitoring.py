@@ -33,7 +33,7 @@ def families():
         max_model_len=100,
         stats=Stats,
         cache={"block_size": 32, "num_gpu_blocks": 100},
-        cpu=lambda: CpuSample(4, 1.0, 1.0, 1.0, 0, 0.0, 4.0),
+        cpu=lambda: CpuSample(4, 1.0, 1.0, 1.0, 1.0, 0, 0.0, 4.0),
         replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
         tiers=("disk",),
         drafts=True,

@@ -477,3 +477,15 @@ class Asks:
 
     def wake(self):
         raise AssertionError
+
+
+def test_the_statistics_of_a_step_have_what_the_executor_has_counted(monkeypatch):
+    core = fake_core()
+    waited_s = itertools.count(1)
+    waits = property(lambda _: float(next(waited_s)))
+    monkeypatch.setattr(type(core.executor), "barrier_wait_s", waits)
+    add(core, 1, max_tokens=3, ignore_eos=True)
+    seen = []
+    while core.has_work:
+        seen.append(core.step().stats.barrier_wait_s)
+    assert seen == [1.0, 2.0, 3.0]

@@ -13,6 +13,7 @@ from native_model import Chunk, Model, Native, all_rows, blocks_for, greedy, wor
 from native_runs import PROMPT, good_words, prompt_logits
 
 from cpuserve.runtime import native
+from tests.helpers.patience import wait_until
 from tests.helpers.steps import Sequence, step
 
 model = native_runs.model  # the fixture
@@ -277,3 +278,17 @@ def test_a_thread_that_is_not_where_it_was_bound_is_named():
     many = native.misplaced([[cpu] for cpu in range(8)], list(range(1, 9)))
     assert many.count("instead of") == 3
     assert many.endswith("and 5 more")
+
+
+def test_the_time_at_barriers_is_counted(model):
+    native = Native(model, threads=2)
+    assert native.team.waited_ns() == 0
+
+    def waits(m):
+        m.executor.probe_barrier(1000)  # a thread that arrives within a microsecond counts nothing
+        return native.team.waited_ns() > 0
+
+    wait_until(lambda: native.run(waits))
+    before = native.team.waited_ns()
+    native.run(lambda m: m.executor.probe_barrier(1000))
+    assert native.team.waited_ns() >= before

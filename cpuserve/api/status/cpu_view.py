@@ -137,6 +137,7 @@ class CpuView:
             threads=sum(config.threads for config in self._configs),
             busy_s=stats.busy_s,
             weight_bytes=stats.weight_bytes,
+            barrier_wait_s=stats.barrier_wait_s,
             roofline_bytes_per_s=stats.roofline_bytes_per_s,
             throttled_periods=group.throttled_periods,
             throttled_s=group.throttled_s,
