@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import struct
+from contextlib import suppress
 
 import pytest
 
@@ -347,3 +348,55 @@ async def test_an_upgrade_to_another_protocol_is_ignored_without_advice_in_the_l
         assert answer.startswith(b"HTTP/1.1 200 ")
         await server.is_sane()
     assert uvicorns_lines == []
+
+
+REFUSED = {
+    b"POST /nowhere": b"404",
+    b"POST /health": b"405",
+    b"POST /v1/completions": b"415",
+    b"PUT /v1/completions": b"405",
+}
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("line", REFUSED)
+@runs
+async def test_a_client_that_sends_on_reads_the_refusal_of_a_closed_connection(
+    monkeypatch, line, version
+):
+    """Also one that sends its whole body before it reads anything."""
+    monkeypatch.setattr(errors, "LINGER_S", PATIENCE_S)
+    part, count = b" " * (1 << 16), 64
+    head = line + b" HTTP/" + version + b"\r\nhost: a\r\ncontent-encoding: br\r\n"
+    head += b"content-type: application/json\r\nconnection: Close\r\n"
+    chunked = version == b"1.1"
+    size = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % (len(part) * count)
+    async with live() as server:
+        reader, writer = await server.open()
+        writer.write(head + size + b"\r\n\r\n")
+        for _ in range(count):
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+            await asyncio.wait_for(writer.drain(), PATIENCE_S)
+        writer.write(b"0\r\n\r\n" if chunked else b"")
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert answer.startswith(b"HTTP/1.1 " + REFUSED[line])
+        assert answer.endswith(b"}")
+        await server.is_sane()
+
+
+@pytest.mark.parametrize("limit", ["LINGER_S", "LINGER_BYTES"])
+@runs
+async def test_a_client_that_sends_without_end_is_disconnected(monkeypatch, limit):
+    monkeypatch.setattr(errors, "LINGER_S", PATIENCE_S)
+    monkeypatch.setattr(errors, limit, 0.1)
+    async with live() as server:
+        reader, writer = await server.open()
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: a\r\nconnection: close\r\n")
+        writer.write(b"transfer-encoding: chunked\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        assert head.startswith(b"HTTP/1.1 404 ")
+        if limit == "LINGER_BYTES":
+            writer.write(b"1\r\n \r\n")
+        with suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), PATIENCE_S)
+        await server.is_sane()

@@ -30,7 +30,7 @@ from cpuserve.errors import (
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Receive, Scope
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ WORDS = "cpuserve.words"
 
 # How many seconds a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0
+# How many bytes it may send in this time.
+LINGER_BYTES = 1 << 28
 _CLOSING = frozenset({408, 413, 431})
 
 
@@ -128,38 +130,25 @@ def error_response(
     return Response(body, dialect.status(error), all_headers, "application/json")
 
 
-class LingeringResponse(Response):
-    """A response to a request with a body that was not read completely.
-
-    Closing a connection with unread data resets it, and the client would lose the response. So
-    the rest of the body is read and dropped, for up to LINGER_S seconds, before the response ends.
-    """
-
-    @classmethod
-    def of(cls, response: Response) -> LingeringResponse:
-        """Return a response with the status, headers and body of another one."""
-        return cls(response.body, response.status_code, dict(response.headers))
-
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, then drop the rest of the body."""
-        head = {"type": "http.response.start", "status": self.status_code}
-        await send({**head, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_drop_body(receive), LINGER_S)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+async def drop_body(receive: Receive) -> None:
+    """Read the rest of a body, for up to LINGER_S seconds and LINGER_BYTES."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_read_and_drop(receive), LINGER_S)
 
 
-async def _drop_body(receive: Receive) -> None:
-    while (await receive()).get("more_body", False):
-        pass
+async def _read_and_drop(receive: Receive) -> None:
+    dropped = 0
+    while dropped <= LINGER_BYTES:
+        message = await receive()
+        dropped += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     settle_failure(error, request.scope)
     if isinstance(error, PayloadTooLarge | ServerBusy):
-        response = error_response(error, {"connection": "close"}, request.scope)
-        return LingeringResponse.of(response)
+        return error_response(error, {"connection": "close"}, request.scope)
     return error_response(error, None, request.scope)
 
 

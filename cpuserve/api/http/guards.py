@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from cpuserve.api.errors.http_errors import (
     Forbidden,
-    LingeringResponse,
     Unauthorized,
     UnsupportedMediaType,
     error_response,
@@ -123,9 +122,7 @@ class CallersWithinLimits:
         try:
             allowance.begin()
         except LimitReached as error:
-            # A client that sends a large body must be able to read when to come back.
-            refused = LingeringResponse.of(error_response(error, None, scope))
-            await refused(scope, receive, send)
+            await error_response(error, None, scope)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

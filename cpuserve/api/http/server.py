@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuserve.api.dialects import dialect_of, dialect_of_head
-from cpuserve.api.errors.http_errors import LINGER_S, HeadersTooLarge, RequestTimeout
+from cpuserve.api.errors.http_errors import LINGER_S, HeadersTooLarge, RequestTimeout, drop_body
 from cpuserve.api.errors.record import RECORD, RequestRecord, note_failure
 from cpuserve.api.http.access_log import log_refused
 from cpuserve.api.http.listener import Listener
@@ -23,9 +23,10 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.fault_points import fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
     from cpuserve.api.errors.dialect import Dialect
     from cpuserve.config.server import ServerOptions
@@ -71,7 +72,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     async def _call_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application with a DirectBody for the request of the current `self.cycle`."""
         scope[DIRECT_BODY] = DirectBody(self.cycle)
-        await self._asgi(scope, receive, send)
+        await self._asgi(scope, receive, _lingering(self.cycle, receive, send))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header timeout for the first request."""
@@ -284,6 +285,36 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def _stop(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+def _lingering(cycle: RequestResponseCycle, receive: Receive, send: Send) -> Send:
+    """Return a `send` that reads the rest of a request before a response closes its connection.
+
+    Closing a connection with unread data resets it, and the client would lose the response. So
+    the end of the response waits for the rest of the body, which is dropped, in the limits of
+    drop_body. Without a body, or on a connection that stays open, nothing waits.
+    """
+    closes = cycle.scope["http_version"] == "1.0" or _says_close(cycle.scope["headers"])
+
+    def closes_on_body(message: Any) -> bool:
+        ends = not message.get("more_body", False) and not cycle.disconnected
+        return ends and cycle.more_body and (closes or not cycle.keep_alive)
+
+    async def send_and_linger(message: Any) -> None:
+        nonlocal closes
+        if message["type"] == "http.response.start":
+            closes = closes or _says_close(message.get("headers", ()))
+        elif closes_on_body(message):
+            await send({**message, "more_body": True})
+            message = {**message, "body": b""}
+            await drop_body(receive)
+        await send(message)
+
+    return send_and_linger
+
+
+def _says_close(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"connection" and b"close" in value.lower() for name, value in headers)
 
 
 def guarded_protocol(header_timeout_s: float, write_timeout_s: float) -> type[GuardedProtocol]:
