@@ -102,6 +102,18 @@ def test_drafts_that_do_not_pay_are_hardly_ever_tried():
     assert lost < 0.015
 
 
+def test_only_steps_without_prompts_change_the_price():
+    cost = CostModel()
+    assert min(speculate(cost, 400, seconds_of, rows=4)[-40:]) > 0
+    before = cost.draft
+    for n in range(300):
+        work = StepWork(rows=4, keys=1200, drafts=1 + n % 3)
+        work.add_prompt(0, cost.other_chunk or 64)
+        cost.observe(work, 3 * seconds_of(work) + 0.001 * work.tokens)
+    assert cost.draft == before
+    assert cost.decode_seconds(4, 1200) != pytest.approx(seconds_of(StepWork(rows=4)), rel=0.01)
+
+
 def test_unlikely_drafts_do_not_change_the_price():
     cost = CostModel()
     before = cost.draft

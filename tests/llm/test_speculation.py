@@ -190,9 +190,13 @@ def test_a_server_answers_alike_with_drafts_and_counts_them():
         assert completions(server) == want
         # Its answer repeats one token, which drafts soon learn.
         body = {**bodies()[4], "logit_bias": {"7": 100.0}, "max_tokens": 90, "logprobs": None}
-        raw = server.raw("/v1/completions", **body, stream=True).decode()
-        events = [json.loads(e[6:]) for e in raw.split("\n\n") if e.startswith("data: {")]
-        assert [t for e in events for t in e["choices"][0]["token_ids"]] == [7] * 90
+        # A busy machine may make drafts look expensive, so it gets more rounds to use them.
+        for _ in range(20):
+            raw = server.raw("/v1/completions", **body, stream=True).decode()
+            events = [json.loads(e[6:]) for e in raw.split("\n\n") if e.startswith("data: {")]
+            assert [t for e in events for t in e["choices"][0]["token_ids"]] == [7] * 90
+            if len(events) < 90:
+                break
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
         drafts, tokens, right = (server.metric(f"spec_decode_{name}_total") for name in names)
     assert len(events) < 90
