@@ -239,7 +239,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
     from cpuserve.models import build_program
-    from cpuserve.models.generic import parts_beside_text, read_spec
+    from cpuserve.models.generic import read_spec
 
     files = _ModelFiles(path)
     config, weight_bytes, quantization = _read(files)
@@ -291,8 +291,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
         parameters=parameters,
-        unserved=parts_beside_text(config),
-        tower=_tower_facts(spec.tower, path) if spec.tower and has_program else None,
+        **_parts(spec.tower if has_program else None, path, config),
     )
     return spec, facts
 
@@ -549,6 +548,14 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     if program is None:
         return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
     return tuple(KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache)
+
+
+def _parts(tower: TowerSpec | None, path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about the parts of a model that are not text."""
+    from cpuserve.models.generic import parts_beside_text
+
+    found = None if tower is None else _tower_facts(tower, path)
+    return {"tower": found, "unserved": parts_beside_text(config, pictures=found is not None)}
 
 
 def _tower_facts(tower: TowerSpec, path: Path) -> TowerFacts | None:

@@ -262,9 +262,13 @@ def other_kind(config: Mapping[str, Any], architecture: str) -> str | None:
     return None
 
 
-def parts_beside_text(config: Mapping[str, Any]) -> str | None:
-    """Return a text about the parts of a model for images or sound; None if it has only text."""
-    found = [part.removesuffix("_config") for part in _PARTS if config.get(part)]
+def parts_beside_text(config: Mapping[str, Any], *, pictures: bool = False) -> str | None:
+    """Return a text about the parts of a model for images or sound; None if it has only text.
+
+    pictures: whether cpuserve runs the part for images, which the text then leaves out.
+    """
+    parts = [part for part in _PARTS if not (pictures and part == "vision_config")]
+    found = [part.removesuffix("_config") for part in parts if config.get(part)]
     return " and ".join(found) if found else None
 
 

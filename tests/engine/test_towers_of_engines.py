@@ -50,6 +50,9 @@ def test_the_settings_say_what_a_page_costs(model, tmp_path):
     plain = prepared(texts)
     assert plain.resolved.config.media_rows == 0
     assert plain.facts.tower is None
+    # The start says so only if pictures are not read.
+    assert not [note for note in found.notes if "text model" in note]
+    assert [note for note in plain.notes if "text model" in note]
 
 
 def test_the_operations_of_a_tile_are_those_of_its_linears_and_attention(model):
