@@ -106,7 +106,13 @@ IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
 
 def write_tower_model(
-    architecture: str, to: Path, *, side: int = 4, merge: int = 2, table: int | None = None
+    architecture: str,
+    to: Path,
+    *,
+    side: int = 4,
+    merge: int = 2,
+    table: int | None = None,
+    vocab: int = _TEXT["vocab_size"],
 ) -> torch.nn.Module:
     """Write a random SmolVLM or Idefics3 with the settings of its image processor, and return it.
 
@@ -122,6 +128,7 @@ def write_tower_model(
         "patch_size": PATCH,
     }
     text = {"model_type": "llama", **{k: v for k, v in _TEXT.items() if "expert" not in k}}
+    text["vocab_size"] = vocab
     config = whole(
         text_config={k: v for k, v in text.items() if k != "moe_intermediate_size"},
         vision_config=vision,
