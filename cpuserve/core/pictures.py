@@ -113,13 +113,6 @@ class Placeholders:
             at = run.end
         return [*kept, *ids[at:]]
 
-    def masked(self, ids: Sequence[int]) -> list[int]:
-        """Return `ids` with a different negative number in place of each placeholder."""
-        found = list(ids)
-        for run in self._runs:
-            found[run.begin : run.end] = range(-1 - run.begin, -1 - run.end, -1)
-        return found
-
 
 def extra_keys(content: bytes, num_tokens: int) -> list[tuple[str, int]]:
     """Return (digest as hex, place in the block) of each picture in the content of a block.
