@@ -107,12 +107,16 @@ def make_context(
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),
         picture_rules=PictureRules.of(options),
-        thoughts=ThoughtUse(
-            budget=options.reasoning_budget if options.reasoning_budget >= 0 else None,
-            last_words=options.reasoning_budget_message,
-        ),
+        thoughts=_thought_use(options),
     )
     return context, cpu
+
+
+def _thought_use(options: ServerOptions) -> ThoughtUse:
+    budget = options.reasoning_budget
+    return ThoughtUse(
+        budget=budget if budget >= 0 else None, last_words=options.reasoning_budget_message
+    )
 
 
 def _body_bytes(config: EngineConfig, details: ModelDetails | None) -> int:
