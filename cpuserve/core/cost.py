@@ -271,7 +271,7 @@ class CostModel:
         self.token *= 1.0 + turn
         self.pair *= 1.0 + turn
         self.score *= 1.0 + turn
-        # Only steps without prompts tell the time of drafts.
+        # Only steps without prompts show the time of drafts.
         self._fit_decode(StepWork(work.rows, work.keys), -turn * usual)
 
     # --- restoring blocks from offload tiers --------------------------------------------------

@@ -84,7 +84,7 @@ def indexed_tokens(request: Request, start: int, end: int) -> list[int]:
 
     All tokens of a text reach its index through this function. It leaves out the placeholders
     of pictures, because no text repeats them. An index keeps a text of its own,
-    so its positions may differ from those of the request.
+    so its positions may differ from the positions in the request.
     """
     ids, pictures = request.token_ids, request.chain.placeholders
     if pictures is None:

@@ -92,7 +92,7 @@ class Placeholders:
                 yield Stretch(start, stop, run.index, run.row + start - run.begin)
 
     def mark(self, begin: int, end: int) -> bytes:
-        """Return a mark that tells this picture from others; b"" without placeholders."""
+        """Return a mark that no other picture has; b"" without placeholders."""
         return b"".join(
             MARK.pack(
                 self.pictures[run.index].digest,

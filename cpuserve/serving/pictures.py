@@ -40,7 +40,7 @@ log = get_logger("pictures")
 
 @dataclass(frozen=True, slots=True)
 class PictureRules:
-    """What the options of the server say about pictures.
+    """The options of the server about pictures.
 
     most: the most pictures of a request, pages of documents included.
     settings: settings of the preprocessing, for all pictures.
@@ -69,7 +69,7 @@ class PictureRules:
 
 @dataclass(frozen=True, slots=True)
 class ReadPicture:
-    """A picture of a request: what the engine gets of it, and where its patches come from.
+    """A picture of a request: its part that the engine gets, and the source of its patches.
 
     ids: the tokens in place of its marker.
     """
@@ -94,7 +94,7 @@ class _ReadFile:
 class PictureReader:
     """Reads the pictures of requests for one model.
 
-    marker: the id of the token that stands for a row of the tower.
+    marker: the id of the token for a row of the tower.
     """
 
     def __init__(self, family: AnyFamily, tokenizer: Tokenizer, rules: PictureRules) -> None:

@@ -174,7 +174,7 @@ class AllowedHosts:
 
 
 def host_names(options: ServerOptions) -> Sequence[str] | None:
-    """Return the allowed Host names besides local names; None = any name is allowed.
+    """Return the allowed hosts besides local ones; None = any host is allowed.
 
     Without an API key, a loopback address does not protect from web pages in a local browser:
     a page can make its own host name resolve to 127.0.0.1 (DNS rebinding).

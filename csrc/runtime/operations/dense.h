@@ -6,7 +6,7 @@
 
 namespace cpuserve {
 
-// What an EmbedOp writes for a token with a row of the media buffer (StepInput::media_rows).
+// The values of an EmbedOp for a token with a row of the media buffer (StepInput::media_rows).
 enum class MediaToken : int32_t {
   id,    // the row of its id, as for every other token
   row,   // the first columns of its row of the media buffer, not scaled
