@@ -224,3 +224,4 @@ def test_no_line_is_left_out(written, count):
     for number in range(count):
         assert told[str(number)]["status"] == 200
         assert told[str(number)]["prompt_tokens"] == 1 + number % 5
+        assert told[str(number)]["completion_tokens"] == 2
