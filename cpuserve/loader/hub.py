@@ -26,7 +26,7 @@ log = get_logger("loader")
 T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
-# What may precede a repository's id: a host as in Ollama, or an address from a browser.
+# A text that may precede a repository's id: a host as in Ollama, or an address from a browser.
 _HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")

@@ -38,7 +38,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
 class Family(Protocol):
     """The preprocessing of one family of models, with the numbers of one checkpoint.
 
-    marker: the text of the token that stands for a row of the tower, which chat templates write
+    marker: the text of the token for a row of the tower, which chat templates write
       once for each picture.
     patch_bytes: the bytes of one patch.
     page_side: the length in pixels of the longer side of a page of a document.

@@ -137,7 +137,7 @@ def rows_of(tensor: QuantTensor, each: Each) -> npt.NDArray[np.uint8]:
 
 
 class Weights(Protocol):
-    """All tensors of a checkpoint under the names that a Program uses (Hugging Face names)."""
+    """All tensors of a checkpoint, each called as in a Program and in Hugging Face files."""
 
     def names(self) -> set[str]:
         """Return the name of each tensor in the checkpoint, after renaming."""

@@ -47,8 +47,9 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     If a full write buffer does not drain within write_timeout_s,
     the connection and its request are aborted.
 
-    space: where the sockets of all connections write what they receive. asyncio would allocate
-      RECEIVE_BYTES for each piece, and small objects would split this memory (FrameReader).
+    space: where the sockets of all connections write the bytes that they receive.
+      asyncio would allocate RECEIVE_BYTES for each piece, and small objects would split this
+      memory (FrameReader).
     """
 
     space = memoryview(bytearray(0))

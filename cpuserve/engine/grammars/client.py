@@ -410,7 +410,7 @@ class Grammars:
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A bitmask that could not be filled allows no token; `add_error` tells the reason.
+        A bitmask that could not be filled allows no token; `add_error` has the reason.
         Returns None if the bitmasks are late, until `settle` returns True.
         """
         ready = self.settle(GRACE_S)

@@ -174,7 +174,7 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
 
 
 class GgufStore:
-    """TensorStore of a GGUF file, with HF names, and rows of q, k and v in Hugging Face order."""
+    """TensorStore of a GGUF file, as a Hugging Face model: rows of q, k and v are in its order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
