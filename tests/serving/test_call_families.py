@@ -118,6 +118,14 @@ def test_the_calls_of_a_family_are_read(name, whole):
 
 
 @pytest.mark.parametrize("name", names())
+def test_parsers_of_a_class_share_the_keys_of_their_attributes(name):
+    parser = family(name).parser(0, schemas={"f": SCHEMA, "g": {}})
+    parser.push(WRITTEN[name])
+    # CPython shares the keys of up to 30 attributes; more take 1.5 KB in each stream.
+    assert len(vars(parser)) <= 30
+
+
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("schema", deep_but([SCHEMA], [SCHEMA, None]), ids=["schema", "free"])
 def test_forced_calls_are_what_the_family_writes(name, schema, allows):
     found = family(name)

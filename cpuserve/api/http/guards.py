@@ -1,6 +1,7 @@
 """Middleware that refuses requests.
 
 They have no API key, exceed a limit of their caller, are for unknown hosts, or from web pages.
+For other requests they return the coroutine of the next app: a stream keeps no frame of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cpuserve.api.webui.page import asks_for_page
 from cpuserve.serving.callers.allowance import Allowance, LimitReached
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Collection, Iterable, Sequence
 
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -68,14 +69,13 @@ class ApiKeys:
         self._public = public
         self._webui = webui
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the app, or respond with 401 if the request needs a key and has none."""
         if scope["type"] == "http" and not self._is_public(scope):
             error = self._identify(scope)
             if error is not None:
-                await error_response(error, None, scope)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return error_response(error, None, scope)(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _is_public(self, scope: Scope) -> bool:
         if self._webui and asks_for_page(scope):
@@ -112,12 +112,14 @@ class CallersWithinLimits:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the app with an Allowance of the caller, or respond with 429."""
         caller: Caller | None = scope.get(CALLER)
         if caller is None or caller.use is None or scope["method"] in READS:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._limited(caller, scope, receive, send)
+
+    async def _limited(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ALLOWANCE] = allowance = Allowance(caller)
         try:
             allowance.begin()
@@ -150,7 +152,7 @@ class AllowedHosts:
         self._exact = {name.lower() for name in known if not name.startswith("*")}
         self._endings = tuple(name[1:].lower() for name in known if name.startswith("*"))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the app, or respond with 403 if the Host header is not allowed."""
         if scope["type"] == "http" and not self._allows(name := host_of(scope)):
             shown = name[:200]
@@ -159,9 +161,8 @@ class AllowedHosts:
                 f"or an IP address, or start the server with `--allowed-hosts {shown}` or with an "
                 "API key"
             )
-            await error_response(Forbidden(msg), None, scope)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return error_response(Forbidden(msg), None, scope)(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _allows(self, name: str) -> bool:
         if not name or name in self._exact or name.endswith(self._endings):
@@ -211,7 +212,7 @@ class WebPages:
         self._routes = [route for route in routes if isinstance(route, Route)]
         self._origins = frozenset(origin.encode() for origin in origins if origin != "*")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the app, or refuse a page."""
         if scope["type"] == "http" and self._refuses(scope):
             msg = (
@@ -219,9 +220,8 @@ class WebPages:
                 "because any web page could: use a program, or start the server with the "
                 "origin of the page in --allowed-origins"
             )
-            await error_response(UnsupportedMediaType(msg), None, scope)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return error_response(UnsupportedMediaType(msg), None, scope)(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _refuses(self, scope: Scope) -> bool:
         if scope["method"] in READS or not may_be_web_page(scope):

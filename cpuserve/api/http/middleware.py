@@ -33,7 +33,7 @@ from cpuserve.serving.callers.caller import Caller
 from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Collection
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -95,23 +95,21 @@ class RequestLine:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the app with a normalized request, or reject an ambiguous body length."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         names = {name for name, _ in scope["headers"]}
         if {b"content-length", b"transfer-encoding"} <= names:
             msg = "The request has both Content-Length and Transfer-Encoding: send one of them"
             error = InvalidRequest(msg, code="invalid_http")
-            await error_response(error, {"connection": "close"}, scope)(scope, receive, send)
-            return
+            return error_response(error, {"connection": "close"}, scope)(scope, receive, send)
         _use_path_only(scope)
         if scope["method"] == "HEAD":
             # Change only a copy of the scope: the HTTP server must see HEAD and send no body.
-            await self._app({**scope, "method": "GET"}, receive, _without_body(send))
-        else:
-            await self._app(scope, receive, send)
+            return self._app({**scope, "method": "GET"}, receive, _without_body(send))
+        # No frame of this function stays while the response streams.
+        return self._app(scope, receive, send)
 
 
 def _use_path_only(scope: Scope) -> None:
@@ -256,12 +254,11 @@ class RequestIds:
             if not record.ends_later:
                 record.end()
 
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _checked(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
             msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
-            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _log(self, scope: Scope, record: RequestRecord) -> None:
         access, traces = self._records.access, self._records.traces

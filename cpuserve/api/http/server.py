@@ -52,6 +52,18 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
       memory (FrameReader).
     """
 
+    # Instances share the keys of a dict of up to 30 attributes; uvicorn sets nearly as many.
+    __slots__ = (
+        "_asgi",
+        "_body_timer",
+        "_gone_timer",
+        "_half_closed",
+        "_head",
+        "_header_timer",
+        "_refused",
+        "_write_timer",
+    )
+
     space = memoryview(bytearray(0))
     header_timeout_s = 15.0
     write_timeout_s = 30.0

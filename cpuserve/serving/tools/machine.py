@@ -34,6 +34,41 @@ class CallParser(ABC):
     A line break is added between the text before a tool call and the text after it.
     """
 
+    # Instances share the keys of a dict of up to 30 attributes. Slots keep those of subclasses few.
+    __slots__ = (
+        "_around",
+        "_blanks",
+        "_called",
+        "_drops",
+        "_ends",
+        "_finite",
+        "_follows_thought",
+        "_forced",
+        "_format",
+        "_held",
+        "_in_thought_words",
+        "_in_words",
+        "_index",
+        "_is_at_call",
+        "_last",
+        "_lead",
+        "_made",
+        "_pieces",
+        "_repeats",
+        "_schemas",
+        "_state",
+        "_tags",
+        "_thought_blanks",
+        "_unsaid",
+        "_written",
+        "ends_at_repeat",
+        "last_closed",
+        "markers",
+        "most_calls",
+        "num_calls",
+        "num_closed",
+    )
+
     def __init__(
         self,
         found: ToolFormat,
