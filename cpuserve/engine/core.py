@@ -325,6 +325,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Run one step: schedule, execute, update."""
         started, offload = time.perf_counter(), self.kv.offload
+        waited_s = self.executor.barrier_wait_s  # loading and probes have waits as well
         moving_s = offload.seconds if offload is not None else 0.0
         if self._grammars is not None:
             self._take_compiled(self._grammars)
@@ -351,7 +352,7 @@ class EngineCore:
             self.stats.steps += 1
             self.stats.busy_s += seconds
             self.stats.weight_bytes += self._bytes_per_step
-            self.stats.barrier_wait_s = self.executor.barrier_wait_s
+            self.stats.barrier_wait_s += self.executor.barrier_wait_s - waited_s
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         if self._kv_events is not None:

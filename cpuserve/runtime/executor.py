@@ -229,7 +229,7 @@ class Executor(Protocol):
 
     @property
     def barrier_wait_s(self) -> float:
-        """Return how long threads have waited for others in steps, in seconds summed over them."""
+        """Return how long threads have waited for others so far, in seconds summed over them."""
         return 0.0
 
     def prepare(self) -> bool:

@@ -291,7 +291,7 @@ class NativeExecutor:
 
     @property
     def barrier_wait_s(self) -> float:
-        """Return how long threads have waited for others in steps, in seconds summed over them."""
+        """Return how long threads have waited for others so far, in seconds summed over them."""
         return self.team.waited_ns() / 1e9
 
     def report(self) -> dict[str, object]:
