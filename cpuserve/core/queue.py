@@ -76,6 +76,9 @@ class WaitingQueue:
         self._work_of = work_of
         self._levels: dict[float, _Level] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._levels)  # a level without requests is removed
+
     def __len__(self) -> int:
         return sum(len(level.ranks) for level in self._levels.values())
 

@@ -181,7 +181,7 @@ class Scheduler:
         self.work = StepWork()
         if self.kv.offload is not None:
             self.kv.offload.left_s = self._moving_s
-        if self.running:
+        if self.running and self.waiting:
             self._make_way()
         prompts = self._schedule_decodes()
         if self.waiting:

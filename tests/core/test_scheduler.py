@@ -17,6 +17,17 @@ def test_long_prompt_is_chunked_while_streams_go_on():
     assert sizes == [[1, 1, 14], [1, 1, 14], [1, 1, 14], [1, 1, 8], [1, 1, 1]]
 
 
+def test_a_step_does_not_look_through_an_empty_queue(monkeypatch):
+    scheduler, model = make(budget=16)
+    scheduler.add(request(0, 3))
+    step(scheduler, model)
+    looks = []
+    monkeypatch.setattr(WaitingQueue, "__iter__", lambda _: looks.append("all") or iter(()))
+    assert not scheduler.waiting
+    assert step(scheduler, model)[0] == [1]
+    assert not looks
+
+
 def test_prompts_go_by_what_they_have_left_and_the_oldest_always_gets_a_part():
     scheduler, model = make(budget=10)
     for number, length in enumerate([30, 12, 3]):
