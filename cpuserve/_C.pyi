@@ -186,8 +186,6 @@ class Executor:
         """Read the fields of SlotRequest in csrc/runtime/sampler.h from `request`; None = its default.
 
         TypeError for a value of another type, ValueError for token ids outside the vocabulary."""
-    def append(self, slot: int, tokens: Sequence[int]) -> None:
-        """Add tokens that no step has sampled to the text of the request in `slot`."""
     def mirostat_mu(self, slot: int) -> float: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:

@@ -1,8 +1,6 @@
 // The Python bindings of the sampler: the methods of Executor that admit and release requests.
 #include "bindings/sampler.h"
 
-#include <pybind11/stl.h>
-
 #include "bindings/fields.h"
 
 namespace cpuserve {
@@ -16,12 +14,6 @@ void define_sampler(py::class_<Executor>& executor) {
             e.sampler().admit(slot, Received<SlotRequest>::of(request, alive));
           },
           py::arg("slot"), py::arg("request"))
-      .def(
-          "append",
-          [](Executor& e, int64_t slot, const std::vector<int32_t>& tokens) {
-            e.sampler().append_all(slot, {tokens.data(), static_cast<int64_t>(tokens.size())});
-          },
-          py::arg("slot"), py::arg("tokens"))
       .def(
           "mirostat_mu",
           [](Executor& e, int64_t slot) {

@@ -157,12 +157,6 @@ void Sampler::append(int64_t index, int32_t token) noexcept {
   count(s, token);
 }
 
-void Sampler::append_all(int64_t index, Span<const int32_t> tokens) {
-  slot(index);
-  check_ids("the text", tokens);
-  for (const int32_t token : tokens) append(index, token);
-}
-
 int32_t Sampler::sample(int64_t index, const float* logits, const int32_t* mask,
                         int32_t position) noexcept {
   const Slot& s = slots_[static_cast<size_t>(index)];

@@ -70,9 +70,6 @@ class Sampler {
   // Adds a sampled token to the token counts of the slot, and adds 1 to its number of generated
   // tokens (for min_tokens). A token of -1 (nothing was sampled) has no effect.
   void append(int64_t slot, int32_t token) noexcept;
-  // Does the same with tokens that no step has sampled. Throws std::invalid_argument
-  // for a request slot that does not exist, and for ids outside the vocabulary.
-  void append_all(int64_t slot, Span<const int32_t> tokens);
 
  private:
   struct Slot {
