@@ -413,9 +413,10 @@ def _with_pictures_read(
     """Return the messages with pictures only in roles that the template writes as parts.
 
     The pictures of other roles, such as results of tools, go to the beginning of the user's
-    next message, or to a message of their own.
+    next message, or to a message of their own. A template whose user messages take no pictures
+    gets none moved: a line of text says in their place that they were left out.
     """
-    if not any(_pictures(message) for message in messages):
+    if "user" not in traits.parts or not any(_pictures(message) for message in messages):
         return messages
     placed: list[ConversationMessage] = []
     waiting: list[ContentPart] = []

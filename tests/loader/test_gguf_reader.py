@@ -370,8 +370,8 @@ def test_bad_rope_factors_are_refused(path, values):
             "'rwkv7' is not supported: no layer of it attends. Hybrids run: Falcon-H1, ",
         ),
         (
-            {"general.architecture": (STRING, "nemotron")},
-            "'nemotron' is not supported: give the safetensors of the model",
+            {"general.architecture": (STRING, "gptj")},
+            "'gptj' is not supported: give the safetensors of the model",
         ),
         (
             {"general.architecture": (STRING, "Qwen4")},
