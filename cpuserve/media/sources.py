@@ -28,6 +28,8 @@ from cpuserve.fault_points import fault
 
 _PORTS = {"http": 80, "https": 443}
 _PART_BYTES = 1 << 16
+# Follow no link, and do not wait for the writer of a pipe. Windows has neither of the flags.
+_OPEN_FLAGS: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NAT64 = ip_network("64:ff9b::/96")  # addresses of IPv4 hosts for clients with IPv6 only
 _MOST_URL_CHARS = 8192
 DATA = "send its bytes as a data: URL"
@@ -100,7 +102,7 @@ def _file(parts: SplitResult, rules: SourceRules) -> bytes:
         if not path.is_relative_to(folder):
             _refuse(outside)
         fault("media_file.open")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
     except (OSError, ValueError):
         _refuse(outside)
     try:

@@ -24,12 +24,12 @@ def opened(data: bytes, most_pixels: int) -> tuple[Image, tuple[int, int]]:
 
     Raises InvalidRequest if the bytes are no picture, or one with too many pixels.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the size is checked below, and with a clearer message
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise InvalidRequest(_unknown(data)) from None
     except MemoryError:
         raise
