@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ def folder(**processor: Any) -> Path:
 def tokenizer() -> Tokenizer:
     """The tokenizer of `folder`."""
     return Tokenizer.load(folder())
+
+
+def write_seeing_model(path: Path, *, side: int, merge: int) -> Any:
+    """Write a random SmolVLM with the tokenizer of `folder`; return the model of transformers."""
+    from tests.helpers.pictures import write_tower_model  # imports torch
+
+    name = "SmolVLMForConditionalGeneration"
+    theirs = write_tower_model(name, path, side=side, merge=merge, vocab=448)
+    theirs.config.image_token_id = theirs.model.image_token_id = tokenizer().token_id(IMAGE)
+    for file in folder().glob("tokenizer*"):
+        shutil.copy(file, path)
+    return theirs
 
 
 def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:

@@ -1,7 +1,6 @@
 """A model of pictures and text behind a whole server: the tokens of transformers."""
 
 import json
-import shutil
 import urllib.error
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from cpuserve.media.families.table import family_of
-from tests.api.sees import IMAGE, folder, tokenizer
+from tests.api.sees import IMAGE, tokenizer, write_seeing_model
 from tests.helpers.drawn import data_url, document, picture, png, saved
-from tests.helpers.pictures import DEVIATION, MEAN, PATCH, SCALE, write_tower_model
+from tests.helpers.pictures import DEVIATION, MEAN, PATCH, SCALE
 from tests.helpers.served import running_server
 
 SIDE, MERGE, TOKENS = 4, 2, 8
@@ -23,18 +22,7 @@ OPTIONS = ("--served-model-name", "m", "--dtype", "float32", "--max-model-len", 
 def model(tmp_path_factory):
     """(the folder of a tiny SmolVLM, the model of transformers)."""
     path = tmp_path_factory.mktemp("sees")
-    marker = tokenizer().token_id(IMAGE)
-    theirs = write_tower_model(
-        "SmolVLMForConditionalGeneration",
-        path,
-        side=SIDE,
-        merge=MERGE,
-        vocab=448,
-    )
-    theirs.config.image_token_id = theirs.model.image_token_id = marker
-    for file in folder().glob("tokenizer*"):
-        shutil.copy(file, path)
-    return path, theirs
+    return path, write_seeing_model(path, side=SIDE, merge=MERGE)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from tests.api.sees import TEMPLATE, folder, tokenizer
+from tests.api.sees import TEMPLATE, folder, write_seeing_model
 from tests.helpers.drawn import data_url, picture, saved
-from tests.helpers.pictures import DEVIATION, MEAN, write_tower_model
+from tests.helpers.pictures import DEVIATION, MEAN
 from tests.helpers.served import running_server
 
 # Tiles of 64 x 64 pixels in patches of 8 x 8, of which 16 become a row.
@@ -27,11 +26,7 @@ pytestmark = pytest.mark.deep
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("sees")
-    name = "SmolVLMForConditionalGeneration"
-    theirs = write_tower_model(name, path, side=SIDE, merge=MERGE, vocab=448)
-    theirs.config.image_token_id = theirs.model.image_token_id = tokenizer().token_id("<image>")
-    for file in folder().glob("tokenizer*"):
-        shutil.copy(file, path)
+    theirs = write_seeing_model(path, side=SIDE, merge=MERGE)
     settings = path / "preprocessor_config.json"
     found = json.loads(settings.read_text())
     settings.write_text(json.dumps({**found, "size": {"longest_edge": 256}, "resample": 1}))
