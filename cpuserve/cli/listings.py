@@ -158,7 +158,7 @@ def families() -> list[list[str]]:
         archs = [arch for arch, found in ARCHS.items() if found.family == name]
         archs += [SAME_FILES[name]] if name in SAME_FILES else []
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
-    rows += [[name, f"only its part for text runs, as {_parts(name)}", ""] for name in TEXT_PARTS]
+    rows += [[name, _whole(name), ""] for name in TEXT_PARTS]
     what = "labels texts, or ranks them if it has one label"
     rows += [[name, f"{what}: {part} and its head", ""] for name, part in RERANKERS.items()]
     for what, heads in (
@@ -170,12 +170,16 @@ def families() -> list[list[str]]:
     return rows
 
 
-def _parts(name: str) -> str:
-    """Return the architecture of the text part of a model for images and text, or several."""
+def _whole(name: str) -> str:
+    """Return which parts of a model for images and text run."""
     from cpuserve.models.text_parts import text_architectures
+    from cpuserve.models.towers import BUILTIN
 
     *others, last = text_architectures(name)
-    return f"{', '.join(others)} or {last}" if others else last
+    parts = f"{', '.join(others)} or {last}" if others else last
+    if name in BUILTIN:
+        return f"reads pictures; its part for text is {parts}"
+    return f"only its part for text runs, as {parts}"
 
 
 def formats() -> list[list[str]]:
