@@ -42,7 +42,7 @@ from cpuserve.api.response.writer import Writer, respond
 from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.sampling.params import is_salt
 from cpuserve.serving.generation.generate import prepare
-from cpuserve.serving.prompts.prompts import prompt_ids
+from cpuserve.serving.prompts.prompts import counted_prompt
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ async def prompt_length(
 ) -> int:
     """Return the number of prompt tokens of a body; for errors, see `generate`."""
     call = await call_of(request, body, to_call)
-    return len(await prompt_ids(request.context, call, request.body_bytes))
+    return len((await counted_prompt(request.context, call, request.body_bytes)).ids)
 
 
 async def call_of(

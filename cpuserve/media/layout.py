@@ -35,6 +35,26 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
         return sum(rows * columns for rows, columns in self.tiles)
 
 
+class ShownPicture(msgspec.Struct, frozen=True, gc=False):
+    """What became of a picture of a request, for the client.
+
+    width, height: its size in pixels, turned as its EXIF says.
+    used_width, used_height: the size after scaling.
+    tokens: how many tokens of the prompt it has, those between its tiles included.
+    """
+
+    width: int
+    height: int
+    used_width: int
+    used_height: int
+    tokens: int
+
+    @property
+    def lost_detail(self) -> bool:
+        """Whether a side was scaled to less than half."""
+        return 2 * self.used_width < self.width or 2 * self.used_height < self.height
+
+
 class Family(Protocol):
     """The preprocessing of one family of models, with the numbers of one checkpoint.
 

@@ -18,6 +18,7 @@ from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
 from cpuserve.media.families.table import AnyFamily, family_of
+from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
 from cpuserve.tokenizer.conversation import ConversationMessage, Kind, MediaPart, join_texts
@@ -78,6 +79,13 @@ class ReadPicture:
     shown: Decoded
     ids: Sequence[int]
     patches: Callable[[], Awaitable[bytes]]
+
+    @property
+    def seen(self) -> ShownPicture:
+        """The sizes of the picture and its tokens, for the client."""
+        shown, layout = self.shown, self.shown.layout
+        sizes = shown.width, shown.height, layout.width, layout.height
+        return ShownPicture(*sizes, len(self.ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,8 @@ NO_EFFECT = {
     "service_tier": "auto", "request_id": "a", "session_id": "a",
     # Values that refer to nothing stored; tests/api/test_api_stored.py has the others.
     "previous_response_id": "", "conversation": None, "background": False,
+    # This model reads no pictures; tests/api/test_api_pictures.py has one that does.
+    "images": [],
     # About caches and machines.
     "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_prompt": False, "id_slot": 1,
     "keep_alive": 60, "num_ctx": 64, "num_batch": 8, "num_gpu": 1, "main_gpu": 0, "use_mmap": True,

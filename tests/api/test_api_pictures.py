@@ -13,7 +13,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from cpuserve.media.decoding.client import DECODER
 from cpuserve.media.sources import SourceRules
-from tests.api.fakes import Api, error_of
+from tests.api.fakes import Api, error_of, events_of
 from tests.api.sees import IMAGE, TEMPLATE, folder, picture_api, prompt_of, tokenizer
 from tests.helpers.drawn import (
     SMALL,
@@ -92,8 +92,13 @@ DIALECTS = {
                 "data": base64.b64encode(data).decode()}}]}]),
     "ollama": ("/api/chat", "messages", lambda data: [
         {"role": "user", "content": "look", "images": [base64.b64encode(data).decode()]}]),
+    "generate": ("/api/generate", "images", lambda data: [base64.b64encode(data).decode()]),
 }  # fmt: skip
-MORE = {"messages": {"max_tokens": 20}, "ollama": {"stream": False}}
+MORE = {
+    "messages": {"max_tokens": 20},
+    "ollama": {"stream": False},
+    "generate": {"stream": False, "prompt": "look"},
+}
 
 
 def ask(api, dialect, data):
@@ -115,7 +120,7 @@ def check_shape(dialect, response, status=400):
     """Return the message of an error in the format of its dialect."""
     body = response.json()
     assert response.status_code == status, body
-    if dialect == "ollama":
+    if dialect in ("ollama", "generate"):
         assert isinstance(body["error"], str)
         return body["error"]
     if dialect == "messages":
@@ -319,6 +324,63 @@ def test_tokens_are_counted_without_decoding(monkeypatch):
     ).json()
     assert count["input_tokens"] == found["count"]
     assert set(asked) == {True}
+
+
+def test_the_sizes_and_tokens_of_pictures_are_told():
+    said = [image(), image(png(1000, 700)), pdf(document()), text("look")]
+    sizes = [(100, 60), (1000, 700), (198, 256)]
+    tokens = [len(tokenizer().encode(SMALL.layout(*s).text, False, unlocked=True)) for s in sizes]
+    told = [
+        {
+            "width": width,
+            "height": height,
+            "used_width": SMALL.layout(width, height).width,
+            "used_height": SMALL.layout(width, height).height,
+            "tokens": count,
+        }
+        for (width, height), count in zip(sizes, tokens, strict=True)
+    ]
+    api = picture_api()
+    turn = [{"role": "user", "content": said}]
+    assert api.post("/tokenize", model="tiny", messages=turn).json()["pictures"] == told
+    scaled = {"index": 1, **{k: v for k, v in told[1].items() if k != "tokens"}}
+    wanted = {"multimodal_tokens": {"image": sum(tokens)}, "scaled_images": [scaled]}
+    details = api.chat(said).json()["usage"]["prompt_tokens_details"]
+    assert details == {"cached_tokens": 0, **wanted}
+    streamed = api.chat(said, stream=True, stream_options={"include_usage": True})
+    assert events_of(streamed)[-1]["usage"]["prompt_tokens_details"] == details
+    parts = [
+        {"type": "input_image", "image_url": data_url(png())},
+        {"type": "input_image", "image_url": data_url(png(1000, 700))},
+        {"type": "input_file", **pdf(document())["file"]},
+    ]
+    found = api.post("/v1/responses", model="tiny", input=[{"role": "user", "content": parts}])
+    assert wanted.items() <= found.json()["usage"]["input_tokens_details"].items()
+    # A prompt without pictures has the members of before.
+    assert "pictures" not in api.post("/tokenize", model="tiny", prompt="hi").json()
+    assert api.chat("hi").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_pictures_of_a_plain_prompt_of_ollama():
+    api = picture_api()
+    picture_, body = base64.b64encode(png()).decode(), {"model": "tiny", "stream": False}
+    alone = api.post("/api/generate", **body, images=[picture_])
+    assert alone.status_code == 200
+    assert "context" not in alone.json(), "token ids have no pictures"
+    check_places(api, [(100, 60)])
+    both = api.post("/api/generate", **body, prompt="look", system="Be brief.", images=[picture_])
+    assert both.status_code == 200
+    wanted = "<|im_start|>System: Be brief.<|im_end|>\n<|im_start|>User: look"
+    assert prompt_of(api).startswith(wanted)
+    for more, why in (
+        ({"raw": True}, "images is not possible with raw"),
+        ({"suffix": "x"}, "images is not possible with suffix"),
+        ({"context": [1]}, "context is not possible with images"),
+        ({"images": "x"}, "images"),
+    ):
+        given = {"prompt": "look", "images": [picture_], **body, **more}
+        assert why in check_shape("generate", api.post("/api/generate", **given))
+    assert "context" in api.post("/api/generate", **body, prompt="look").json()
 
 
 def test_detail_and_settings_change_the_layout():

@@ -76,6 +76,7 @@ GOOD_TEXT = {
     "prompt": ("a",),
     "context": ([], None, [5], [5, 70]),
     "suffix": ("", None),
+    "images": ([], None),
 }
 BAD_TEXT = {
     "prompt": NO_TEXT,
@@ -84,6 +85,8 @@ BAD_TEXT = {
     "format": ("xml", 1, []),
     "context": ("x", 1, {}, ["x"], [1.5], [-1], [512], [5] * 500),
     "suffix": ("x", *NO_TEXT),
+    # The model of these tests reads text only.
+    "images": ("x", 1, {}, [1], ["aGk="]),
 }
 
 

@@ -23,9 +23,11 @@ def _message(message: dict[str, Any], where: str) -> ConversationMessage:
         known = {"name": message["tool_name"], **known}
     if images := message.get("images"):
         listed = images if isinstance(images, list) else [images]
-        text = {"type": "text", "text": plain(message.get("content"))}
-        known["content"] = [
-            text,
-            *(media_part("image", f"{where}.images[{i}]", data=d) for i, d in enumerate(listed)),
-        ]
+        known["content"] = with_images(message.get("content"), listed, f"{where}.images")
     return known
+
+
+def with_images(content: Any, images: list[Any], where: str) -> list[Any]:
+    """Return the parts of a message with a text and images in base64. where: their field."""
+    text = {"type": "text", "text": plain(content)}
+    return [text, *(media_part("image", f"{where}[{i}]", data=d) for i, d in enumerate(images))]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.ollama.conversation import chat_messages
+from cpuserve.api.ollama.conversation import chat_messages, with_images
 from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
@@ -22,6 +22,7 @@ from cpuserve.serving.calls.call import (
 )
 from cpuserve.serving.calls.params import check_logprobs, check_repeat_penalty
 from cpuserve.serving.prompts.continued import next_turn
+from cpuserve.tokenizer.conversation import ConversationMessage
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
@@ -67,11 +68,13 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 
     suffix: the text that follows the generated text (fill-in-middle).
     context: the token ids of an earlier prompt and response, which this prompt continues.
+    images: pictures in base64, which the model sees with the prompt.
     """
 
     prompt: str = ""
     suffix: str | None = None
     context: list[int] | None = None
+    images: list[str] | None = None
     system: str | None = None
     raw: bool | None = None
     messages: Any = None
@@ -79,8 +82,8 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the request has a prompt to respond to."""
-        return bool(self.prompt)
+        """Whether the request has a prompt, or pictures, to respond to."""
+        return bool(self.prompt or self.images)
 
 
 class OllamaMessage(msgspec.Struct):
@@ -131,7 +134,9 @@ _WORDS = {
 
 def words(body: OllamaRequest) -> dict[str, str]:
     """Return the field of this API for each RequestError.role that has another name here."""
-    return _WORDS if isinstance(body, OllamaGenerate) else {**_WORDS, "prompt": "messages"}
+    if isinstance(body, OllamaGenerate):
+        return {**_WORDS, "messages": "images"} if body.images else _WORDS
+    return {**_WORDS, "prompt": "messages"}
 
 
 def chat_call(body: OllamaChat) -> GenerateCall:
@@ -157,9 +162,11 @@ def generate_call(request: RequestContext, body: OllamaGenerate) -> GenerateCall
     if body.suffix:
         return _call(body, prompt=body.prompt, suffix=body.suffix)
     earlier = _earlier(request, body.context) if body.context else None
-    if body.raw or bare:
+    if (body.raw or bare) and not body.images:
         return _call(body, prompt=body.prompt, earlier=earlier)
-    user = {"role": "user", "content": body.prompt}
+    user: ConversationMessage = {"role": "user", "content": body.prompt}
+    if body.images:
+        user["content"] = with_images(body.prompt, body.images, "images")
     if body.system:
         system = {"role": "system", "content": body.system}
         return _call(body, messages=[system, user], earlier=earlier)
@@ -169,8 +176,12 @@ def generate_call(request: RequestContext, body: OllamaGenerate) -> GenerateCall
     return _call(body, messages=messages, earlier=Earlier(earlier.ids, mark))
 
 
-# Fields of /api/generate that exclude `raw` or `suffix`.
-_WITHOUT = {"raw": ("suffix", "system", "context"), "suffix": ("system", "context")}
+# Fields of /api/generate that exclude each other.
+_WITHOUT = {
+    "raw": ("suffix", "system", "context", "images"),
+    "suffix": ("system", "context", "images"),
+    "images": ("context",),
+}
 
 
 def _check_combination(body: OllamaGenerate) -> None:

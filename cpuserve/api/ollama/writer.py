@@ -65,7 +65,8 @@ class OllamaWriter:
     ) -> None:
         """chat: whether the request is for /api/chat.
 
-        Responses of /api/generate without `raw` have their token ids in the member `context`.
+        Responses of /api/generate without `raw` have their token ids in the member `context`,
+        except for prompts with pictures, which token ids do not have.
         """
         self._gives_ids = not chat and not getattr(body, "raw", False)
         self._part = partial(part_of, request.served.name, chat=chat)
@@ -154,7 +155,7 @@ class OllamaWriter:
     def _context(self) -> dict[str, Any]:
         """Return the member `context`: the token ids of prompt and response, for a next request."""
         (sequence,) = self._sequences
-        if not self._gives_ids:
+        if not self._gives_ids or sequence.prompt.pictures:
             return {}
         return {"context": [*sequence.prompt.ids, *sequence.response_ids]}
 

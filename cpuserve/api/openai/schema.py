@@ -43,10 +43,30 @@ class GenerationRequest(CommonFields, kw_only=True):
     thinking: Any = None
 
 
+class ScaledImage(msgspec.Struct):
+    """A picture that was scaled to less than half of a side, so small text in it may be lost.
+
+    index: its number among the pictures of the request, pages of documents included.
+    width, height: the size in pixels that was sent; used_width, used_height: what the model saw.
+    """
+
+    index: int
+    width: int
+    height: int
+    used_width: int
+    used_height: int
+
+
 class PromptTokensDetails(msgspec.Struct):
-    """The number of prompt tokens that came from the prefix cache."""
+    """The number of prompt tokens that came from the prefix cache, and of pictures.
+
+    multimodal_tokens: {"image": number}, as in vLLM.
+    scaled_images: the pictures that lost much of their detail.
+    """
 
     cached_tokens: int = 0
+    multimodal_tokens: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    scaled_images: list[ScaledImage] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):

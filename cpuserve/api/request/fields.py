@@ -131,7 +131,7 @@ REFUSED = (
     Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
     # Fields of Ollama
-    Refused("images", (OLLAMA_TEXT, DECISIONS, COHERE_FIELDS)),
+    Refused("images", (DECISIONS, COHERE_FIELDS)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),
     # Fields of System One

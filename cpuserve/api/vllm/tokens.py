@@ -15,11 +15,12 @@ from cpuserve.api.request.fields import check_fields, with_refused
 from cpuserve.api.request.state import get_state
 from cpuserve.api.route import get, post
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.calls.call import call_from
+from cpuserve.media.layout import ShownPicture
+from cpuserve.serving.calls.call import Prompt, call_from
 from cpuserve.serving.calls.params import check_token_ids
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import check_count, encode, most_counted
-from cpuserve.serving.prompts.prompts import prompt_ids
+from cpuserve.serving.prompts.prompts import counted_prompt
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -69,12 +70,14 @@ class TokenizeResponse(msgspec.Struct):
     """The token ids of a text, and their strings if `return_token_strs` is set.
 
     tokens: token ids, or a TokenPiece per token if `with_pieces` is set.
+    pictures: the sizes and the tokens of each picture in the messages.
     """
 
     count: int
     max_model_len: int
     tokens: list[int | TokenPiece]
     token_strs: list[str] | None
+    pictures: list[ShownPicture] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenizerInfo(msgspec.Struct, omit_defaults=True):
@@ -119,20 +122,22 @@ async def tokenize(request: RequestContext, body: TokenizeRequest) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
     await request.choose(body.model)
     check_fields(body)
-    ids = await _token_ids(request.context, body, request.body_bytes)
-    data = await run_sized(len(ids), lambda: _token_body(request.context, body, ids))
+    prompt = await _prompt(request.context, body, request.body_bytes)
+    data = await run_sized(len(prompt.ids), lambda: _token_body(request.context, body, prompt))
     return Response(data, media_type="application/json")
 
 
-def _token_body(context: ModelContext, body: TokenizeRequest, ids: list[int]) -> bytes:
-    strings, tokenizer = None, context.get_tokenizer()
+def _token_body(context: ModelContext, body: TokenizeRequest, prompt: Prompt) -> bytes:
+    strings, tokenizer, ids = None, context.get_tokenizer(), prompt.ids
     if body.return_token_strs:
         names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=False)
         strings = [names.name(token) for token in ids]
     tokens: list[int | TokenPiece] = [*ids]
     if body.with_pieces:
         tokens = [_piece(tokenizer, token) for token in ids]
-    return msgspec.json.encode(TokenizeResponse(len(ids), context.max_model_len, tokens, strings))
+    pictures = list(prompt.shown) or msgspec.UNSET
+    told = TokenizeResponse(len(ids), context.max_model_len, tokens, strings, pictures)
+    return msgspec.json.encode(told)
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
@@ -143,7 +148,7 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
         return TokenPiece(token, list(raw))
 
 
-async def _token_ids(context: ModelContext, body: TokenizeRequest, num_bytes: int) -> list[int]:
+async def _prompt(context: ModelContext, body: TokenizeRequest, num_bytes: int) -> Prompt:
     given = [name for name in INPUTS if getattr(body, name) is not None]
     if len(given) != 1:
         what = "nothing to tokenize" if not given else f"both {given[0]} and {given[1]}"
@@ -153,13 +158,13 @@ async def _token_ids(context: ModelContext, body: TokenizeRequest, num_bytes: in
         messages, offer = chat_messages(body.messages or []), offered(body.tools or [])
         body.continue_final_message = continues(body.messages, body.continue_final_message)
         call = call_from(body, messages=messages, tools=offer.functions, custom_tools=offer.custom)
-        return await prompt_ids(context, call, num_bytes)
+        return await counted_prompt(context, call, num_bytes)
     text, default = (body.prompt, True) if body.prompt is not None else (body.content, False)
     wishes = (body.add_special_tokens, body.add_special, default)
     add_special = next(wish for wish in wishes if wish is not None)
     most = most_counted(context)
     (ids,) = await encode(context, [text or ""], add_special_tokens=add_special, most=most)
-    return ids
+    return Prompt(ids)
 
 
 @get(router, "/tokenizer_info", TokenizerInfo)

@@ -16,6 +16,7 @@ import msgspec
 
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest
+from cpuserve.media.layout import ShownPicture
 from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.fields import SamplerFields
 from cpuserve.sampling.structured import InputGrammar
@@ -63,6 +64,7 @@ class Prompt:
     shared: the number of tokens that all prompts of the call share at their beginning
       and that are computed once, in whole KV blocks; 0 = each prompt is computed by itself.
     pictures: the pictures of the prompt, in order.
+    shown: their sizes and tokens, for the client.
     patches_of: see EngineRequest.
     """
 
@@ -76,6 +78,7 @@ class Prompt:
     labels: Labels | None = None
     shared: int = 0
     pictures: Sequence[Picture] = ()
+    shown: Sequence[ShownPicture] = ()
     patches_of: Callable[[int], Awaitable[bytes]] | None = None
 
 

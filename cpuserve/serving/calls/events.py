@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,6 +22,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.media.layout import ShownPicture
     from cpuserve.serving.calls.call import Prompt
 
 
@@ -128,12 +130,14 @@ class TokenUsage(msgspec.Struct, gc=False):
     """Token counts so far, over all choices; each prompt counts once.
 
     reasoning: how many tokens of the completion are thoughts.
+    pictures: the sizes and the tokens of the pictures in the prompts.
     """
 
     prompt: int
     completion: int
     cached: int
     reasoning: int = 0
+    pictures: Sequence[ShownPicture] = ()
 
 
 @dataclass(frozen=True, slots=True)

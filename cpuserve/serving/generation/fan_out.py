@@ -342,4 +342,6 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
         # so the smallest number of cached tokens of the n sequences counts.
         cached[id(sequence.prompt)] = min(known, found)
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
-    return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)
+    shown = {id(each.prompt): each.prompt.shown for each in sequences if each.prompt.shown}
+    pictures = [each for own in shown.values() for each in own]
+    return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, pictures)

@@ -84,6 +84,7 @@ async def chat_prompt(
         rendered=shown,
         opening=begun,
         pictures=shown_pictures,
+        shown=[each.seen for each in pictures],
         patches_of=patches_of(pictures) if pictures else None,
     )
 

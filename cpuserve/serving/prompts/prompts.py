@@ -95,8 +95,8 @@ async def prompts_of(
     ]
 
 
-async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
-    """Return the token ids of the prompt of a call with messages, without a generation.
+async def counted_prompt(context: ModelContext, call: GenerateCall, num_bytes: int) -> Prompt:
+    """Return the prompt of a call with messages, without a generation.
 
     The prompt may be longer than the context, but not longer than most_counted(context) tokens.
 
@@ -107,8 +107,7 @@ async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) 
     """
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
-    prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening, measures=True)
-    return prompt.ids
+    return await chat_prompt(context, call, num_bytes, most=most, opening=opening, measures=True)
 
 
 async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.api.openai.responses.cache_diagnostics import CacheDiagnostics
 from cpuserve.api.openai.responses.tools import Origin, Origins, found_definitions
-from cpuserve.api.openai.schema import ChatLogprob
+from cpuserve.api.openai.schema import ChatLogprob, ScaledImage
 from cpuserve.api.request.sealed import Seal
 from cpuserve.serving.calls.events import Choice, Thoughts, ToolSearched, WholeToolCall, json_object
 
@@ -116,10 +116,15 @@ OutputItem = (
 
 
 class InputDetails(msgspec.Struct):
-    """Prompt tokens that came from the prefix cache; cache_write_tokens is always 0 (unknown)."""
+    """Prompt tokens that came from the prefix cache; cache_write_tokens is always 0 (unknown).
+
+    multimodal_tokens, scaled_images: as in PromptTokensDetails.
+    """
 
     cached_tokens: int
     cache_write_tokens: int = 0
+    multimodal_tokens: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    scaled_images: list[ScaledImage] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputDetails(msgspec.Struct):

@@ -33,6 +33,7 @@ from cpuserve.api.openai.responses.response_object import (
 from cpuserve.api.openai.responses.schema import SEALED, conversation_id
 from cpuserve.api.openai.responses.tools import is_custom, is_function, is_search, origins_of
 from cpuserve.api.openai.tool_choice import plain_choice
+from cpuserve.api.openai.usage import image_tokens, scaled_images
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.errors import RequestError
 from cpuserve.serving.calls.events import (
@@ -329,7 +330,11 @@ def usage_of(usage: TokenUsage) -> ResponseUsage:
     """Return token counts in the format of the member `usage` of a Response."""
     return ResponseUsage(
         usage.prompt,
-        InputDetails(usage.cached),
+        InputDetails(
+            usage.cached,
+            multimodal_tokens=image_tokens(usage.pictures),
+            scaled_images=scaled_images(usage.pictures),
+        ),
         usage.completion,
         OutputDetails(usage.reasoning),
         usage.prompt + usage.completion,
