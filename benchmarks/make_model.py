@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -1063,6 +1065,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         mamba_n_groups=2,
         mamba_d_state=16,
     ),
+    "tiny-mamba2": {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 20,
+        "tie_word_embeddings": True,
+    },
     "tiny-exaone-moe": _decoder(
         "ExaoneMoe",
         (512, 64, 96, 4, 4, 2),
@@ -1211,7 +1226,9 @@ def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Pat
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "generation_config.json", ids)
     write_tokenizer(directory)
-    write_weights(program, directory, str(config["torch_dtype"]), seed)
+    # transformers reads Mamba under the names of published files only.
+    prefix = "backbone." if "mamba" in str(config.get("model_type")) else "model."
+    write_weights(program, directory, str(config["torch_dtype"]), seed, prefix)
     return directory
 
 
@@ -1241,9 +1258,17 @@ def write_tokenizer(directory: Path) -> None:
     _write_json(directory / "tokenizer_config.json", settings)
 
 
-def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> None:
-    """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB."""
-    stored = stored_needs(program.weights)
+def write_weights(
+    program: Program, directory: Path, dtype: str, seed: int, prefix: str = "model."
+) -> None:
+    """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB.
+
+    prefix: takes the place of "model." in their names.
+    """
+    stored = [
+        replace(need, name=re.sub(r"^model\.", prefix, need.name))
+        for need in stored_needs(program.weights)
+    ]
     shards = _plan_shards(stored, dtype)
     offsets = {name for op in program.ops if getattr(op, "plus_one", False) for name in _norms(op)}
     parts = [part for need in program.weights if (part := parse(need.name))]

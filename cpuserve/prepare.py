@@ -246,7 +246,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
-    program = _program_of(spec, path) if has_program else None
+    program = build_program(spec) if has_program else None
     matrix_weights, parameters = _weight_counts(program) if program else (0, 0)
     expert_weights, chosen_weights = expert_weights_of(program) if program else (0, 0)
     adapters = _adapters(options, path, config)
@@ -294,23 +294,6 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         **_parts(spec.tower if has_program else None, path, config),
     )
     return spec, facts
-
-
-def _program_of(spec: ModelSpec, path: Path) -> Program:
-    from cpuserve.models import build_program
-
-    program = build_program(spec)
-    _require_attention(program, path)
-    return program
-
-
-def _require_attention(program: Program, path: Path) -> None:
-    if not program.cache:
-        msg = (
-            f"{path} has no layer with attention; cpuserve runs hybrids, in which at least one "
-            "layer attends. Check layer_types of its config"
-        )
-        raise ModelError(msg)
 
 
 def _usual_length(path: Path) -> int | None:

@@ -73,6 +73,7 @@ BUILTIN = {
     "Lfm3ForCausalLM": "cpuserve.models.lfm:Lfm3",
     "LlamaBidirectionalModel": "cpuserve.models.llama:LlamaBidirectional",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
+    "Mamba2ForCausalLM": "cpuserve.models.mamba:Mamba2Model",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MiniCPM3ForCausalLM": "cpuserve.models.deepseek:MiniCpm3",
     "MiniMaxM2ForCausalLM": "cpuserve.models.minimax_m2:MiniMaxM2",

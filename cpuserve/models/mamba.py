@@ -1,22 +1,30 @@
-"""The Mamba2 layers of hybrid models: their sizes in config.json, and their operations."""
+"""Mamba2, and the Mamba2 layers of hybrid models: their sizes in config.json, their operations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from cpuserve.models.config import (
     read_bool,
     read_choice,
+    read_dtype,
     read_float,
+    read_ids,
     read_int,
     read_taps,
     refuse,
 )
+from cpuserve.models.llama import finish_decoder
+from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
+
+# States have the same size at any length. Trained lengths are in no config, and the memory for the
+# ids of a sequence has to be bounded.
+MOST_TOKENS = 131072
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +146,59 @@ def scan_mamba2(
         limits=s.limits,
     )
     return out, inputs
+
+
+class Mamba2Model:
+    """Mamba 2 130M to 2.7B and Codestral Mamba: no attention. Source: modeling_mamba2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Mamba2 config; no layer limits the length."""
+        vocab = read_int(config, "vocab_size")
+        width = read_int(config, "hidden_size", high=1 << 20)
+        heads = read_int(config, "num_heads", high=65536)
+        groups = read_int(config, "n_groups", 8, high=65536)
+        if heads % groups:
+            refuse("n_groups", groups, f"a divisor of num_heads ({heads})")
+        head_dim = read_int(config, "head_dim", 64, high=65536)
+        inner = read_int(config, "expand", 2, high=64) * width
+        if heads * head_dim != inner:
+            refuse("num_heads", heads, f"expand x hidden_size ({inner}) / head_dim ({head_dim})")
+        read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
+        sizes = Mamba2Sizes(
+            heads=heads,
+            head_dim=head_dim,
+            groups=groups,
+            state=read_int(config, "state_size", high=65536),
+            taps=read_taps(config, "conv_kernel", 4),
+            eps=read_float(config, "layer_norm_epsilon", 1e-5),
+            conv_bias=read_bool(config, "use_conv_bias", True),
+            proj_bias=read_bool(config, "use_bias", False),
+            limits=_read_limits(config),
+        )
+        return ModelSpec(
+            vocab=vocab,
+            width=width,
+            layers=read_int(config, "num_hidden_layers", high=4096),
+            q_heads=0,
+            kv_heads=0,
+            head_dim=0,
+            intermediate=sizes.width + sizes.channels,
+            max_position=MOST_TOKENS,
+            norm_eps=sizes.eps,
+            tied=read_bool(config, "tie_word_embeddings", False),
+            dtype=read_dtype(config),
+            bos_ids=read_ids(config, "bos_token_id", vocab),
+            eos_ids=read_ids(config, "eos_token_id", vocab),
+            extra={"mamba": sizes},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("model.embeddings")
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{at}.norm")
+            add_mamba2(b, cast("Mamba2Sizes", s.extra["mamba"]), f"{at}.mixer", h, x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")

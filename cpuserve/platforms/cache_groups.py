@@ -23,6 +23,9 @@ from cpuserve.errors import ConfigError, TooLittleMemory
 # At most this fraction of the KV cache's memory may be wasted for fewer groups.
 MOST_WASTE = 1 / 12
 MOST_PARTS = 8
+# A block of a model of states alone has no keys and values, but a record in the pool: its name, and
+# the ids that prefix caching compares.
+RECORD_BYTES = 512
 
 
 def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
@@ -50,10 +53,13 @@ def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
 
 
 def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
-    """Return the bytes of a block that can serve any of `groups`; [] = one group of all layers."""
+    """Return the bytes of a block that can serve any of `groups`; [] = one group of all layers.
+
+    RECORD_BYTES for a model of layers without keys and values.
+    """
     if not groups:
-        return sum(sizes)
-    return max(sum(sizes[layer] for layer in group.layers) for group in groups)
+        return sum(sizes) or RECORD_BYTES
+    return max(sum(sizes[layer] for layer in group.layers) for group in groups) or RECORD_BYTES
 
 
 def _divide(kinds: dict[int, list[int]], sizes: Sequence[int], most: int) -> list[KvGroup]:

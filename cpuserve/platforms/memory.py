@@ -448,6 +448,8 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
     """Return the formula for the KV bytes of a token: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
+    if not facts.kv_layers:
+        return "ids and names of cached prefixes; no layer has keys and values"
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int, int], int] = {}
     for kv in facts.kv_layers:

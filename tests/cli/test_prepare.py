@@ -114,10 +114,13 @@ def test_each_file_with_tensors_is_opened_once(family, monkeypatch):
     assert sorted(opened) == sorted(path.glob("*.safetensors"))
 
 
-def test_a_model_without_attention_is_refused():
-    path = tiny_model("granite4-hybrid", layer_types=["mamba"] * 4, num_hidden_layers=4)
-    with pytest.raises(ModelError, match="no layer with attention; cpuserve runs hybrids"):
-        model_facts(EngineOptions(), path)
+def test_a_model_without_attention_has_blocks_of_names_alone():
+    path = tiny_model("mamba2")
+    prepared = prepare(from_arguments({"model": str(path), "max_num_seqs": 2, "max_model_len": 96}))
+    config = prepared.resolved.replicas[0]
+    assert (config.kv_blocks, config.state_slots) == (8, 12)  # three blocks of each, and spare ones
+    states = config.state_slots * prepared.facts.state_bytes
+    assert kv_cache_bytes(prepared) == 8 * 512 + states
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
@@ -27,8 +28,9 @@ def program_of(path: Path) -> Program:
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint directory."""
-    return {k: v for f in sorted(path.glob("*.safetensors")) for k, v in load_file(f).items()}
+    """All tensors of a checkpoint directory, under the names that Programs use."""
+    read = (load_file(file).items() for file in sorted(path.glob("*.safetensors")))
+    return {checkpoint_to_hf(name): tensor for items in read for name, tensor in items}
 
 
 class PreciseInterpreter(Interpreter):

@@ -367,7 +367,7 @@ def test_bad_rope_factors_are_refused(path, values):
         ),
         (
             {"general.architecture": (STRING, "rwkv7")},
-            "'rwkv7' is not supported: no layer of it attends. Hybrids run: Falcon-H1, ",
+            "'rwkv7' is not supported: its recurrent layers are of another kind. Mamba 2, ",
         ),
         (
             {"general.architecture": (STRING, "gptj")},

@@ -14,6 +14,7 @@ from cpuserve.cli.main import main
 from cpuserve.config.load import from_arguments
 from cpuserve.loader.heads import with_own_head
 from cpuserve.loader.load import check_weights, open_checkpoint, read_config
+from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.prepare import prepare
 from cpuserve.quant import dequantize
@@ -51,6 +52,7 @@ def with_head(family, folder, change, *, dtype="float32", **changes):
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     head, table = names(json.loads((folder / "config.json").read_text()))
+    table = next(name for name in tensors if checkpoint_to_hf(name) == table)
     tensors[head] = change(tensors[table].clone())
     save_file(tensors, folder / "model.safetensors")
     return folder
