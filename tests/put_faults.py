@@ -207,10 +207,16 @@ FAULTS = [
         f"{SCHEDULER} -k not_ready",
     ),
     Fault(
-        "cpuserve/core/drafts.py",
-        " or request.masked:",
-        ":",
-        f"{GRAMMARS} -k speculated",
+        "cpuserve/engine/grammars/client.py",
+        "entry.taken += len(jumped)",
+        "entry.taken += 0",
+        f"{GRAMMARS} -k forced",
+    ),
+    Fault(
+        "cpuserve/engine/grammars/worker.py",
+        "its.matcher.rollback(len(text.drafts))",
+        "its.matcher.rollback(len(text.drafts) - 1)",
+        f"{GRAMMARS} -k forced",
     ),
     Fault(
         "cpuserve/engine/grammars/client.py",
@@ -306,7 +312,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/results.py",
-        "computed = request.num_computed = chunk.start + count",
+        "computed = request.num_computed = chunk.start + chunk.rows[0].index + count",
         "computed = request.num_computed = chunk.start + len(chunk.token_ids)",
         f"{DRAFTS} -k fewer_steps",
     ),

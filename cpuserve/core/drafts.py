@@ -50,18 +50,23 @@ class DraftBudget:
     def after(
         cls, work: StepWork, cost: CostModel, tokens: int = sys.maxsize, target_s: float = 0.0
     ) -> DraftBudget:
-        """Return the budget that the decode rows of `work` leave.
+        """Return the budget that the decode rows and the sure tokens of `work` leave.
 
         tokens: the most tokens of the step.
         target_s: the longest time of the step in seconds, 0 = no limit.
         """
         return cls(
-            min(tokens - work.rows, cost.most_drafts),
+            min(tokens - work.rows - work.drafts, cost.most_drafts),
             seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
-            given=work.rows,
-            took_s=cost.decode_seconds(work.rows, work.keys),
+            given=work.rows + work.drafts,
+            took_s=cost.decode_seconds(work.rows, work.keys, work.drafts),
             draft_s=cost.draft_seconds(1),
         )
+
+    @property
+    def most_jumps(self) -> int:
+        """How many tokens that need no sampling are worth their time in the step."""
+        return int(min(self.tokens, self.seconds / self.draft_s)) if self.pays(1.0) else 0
 
     def share_with_prompts(self) -> None:
         """Leave most of the step to its prompts, which may also need the free blocks."""
@@ -78,6 +83,16 @@ class DraftBudget:
         pays = self.pays(chance)
         self.refused |= chance >= _LIKELY and not pays
         return pays
+
+    def paying(self, chances: Sequence[float]) -> int:
+        """Return how many draft tokens of a row are worth their time, if no other row has any."""
+        count, chance = 0, 1.0
+        for right in chances:
+            chance *= right
+            if not self.pays(chance):
+                break
+            count += 1
+        return count
 
     def close(self, cost: CostModel) -> int:
         """Return the number of draft tokens in the step, after all rows have had their turn."""
@@ -107,10 +122,11 @@ class Drafter:
     num_drafts: how often a sequence got draft tokens that were verified.
     num_draft_tokens: the number of draft tokens that were verified.
     num_accepted_tokens: the number of draft tokens that were sampled.
+    most_jumps: how many tokens all requests together may jump over before the next step.
     """
 
     def __init__(self, kv: KvManager, num_tokens: int, source: NgramDrafts) -> None:
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.most_jumps = 0
         self.source = source
         self._kv = kv
         self._num_tokens = num_tokens
@@ -121,16 +137,20 @@ class Drafter:
         budget: the time of the next step, if it has the same requests.
         """
         self.source.begin()
+        self.most_jumps = budget.most_jumps
         worth = budget.pays(1.0)
         for request in requests:
-            request.drafts, request.chances = [], []
-            if not request.is_running or request.computes_prompt or request.masked:
-                continue  # the bitmask of a grammar is known for the next token, not for drafts
+            request.drafts, request.chances, request.most_drafts = [], [], 0
+            if not request.is_running or request.computes_prompt:
+                continue
             if not worth:  # no draft pays, however likely it is
                 self.source.rest(request)
             elif (most := self._most(request)) > 0:
                 drafts, chances = self.source.propose(request, most)
                 count = _before_stop(drafts, request.stop_ids)
+                if request.masked:  # each draft of a grammar costs a bitmask
+                    count = min(count, budget.paying(chances))
+                request.most_drafts = most
                 request.drafts, request.chances = drafts[:count], chances[:count]
 
     def extend(
@@ -154,7 +174,7 @@ class Drafter:
     def _extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Append draft tokens that are worth their time to the decode row `chunk`."""
         ids, tables = request.token_ids, request.tables
-        drafts = request.drafts[: budget.take(request.chances)]
+        drafts = request.drafts[: budget.take(request.chances[: max(self._most(request), 0)])]
         if budget.grows:
             self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
         del drafts[min(map(len, tables)) * self._kv.block_size - len(ids) :]
@@ -163,7 +183,11 @@ class Drafter:
         chunk.num_drafts = len(drafts)
         chunk.token_ids += drafts
         top = request.num_top
-        chunk.rows = [LogitRow(i, -1, top, draft) for i, draft in enumerate([*drafts, -1])]
+        first = chunk.rows[-1].index
+        chunk.rows = [
+            LogitRow(first + i, -1, top, draft, i if request.masked else -1)
+            for i, draft in enumerate([*drafts, -1])
+        ]
 
     def count(self, verified: int, accepted: int) -> None:
         """Count the draft tokens of a sequence after the step that verified them."""
@@ -181,7 +205,7 @@ class Drafter:
         most = min(self._num_tokens, left - 1)
         if self._kv.has_states:  # a state cannot be undone, so drafts must not fill a state chunk
             chunk = self._kv.state_chunk
-            most = min(most, chunk - 2 - request.num_computed % chunk)
+            most = min(most, chunk - 2 - (len(request.token_ids) - 1) % chunk)
         return most
 
 

@@ -45,6 +45,10 @@ class Request:
     text: the index that proposes draft tokens, None if it is not needed.
     drafts: the tokens that may follow, and may be verified by the next step.
     chances: for each of `drafts` its probability to be right if all drafts before it are.
+    most_drafts: the most draft tokens that the next step may verify, 0 = none would pay.
+    sure: how many of the last tokens no step has sampled or computed yet,
+      because the grammar allowed no others (`jump`).
+    unsent: the tokens of that kind that no Delta has had yet.
     pooler: computes an embedding or a score from the vectors of the prompt;
       the request then generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
@@ -91,6 +95,10 @@ class Request:
     text: IndexedText | None = None
     drafts: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
+    most_drafts: int = 0
+    sure: int = 0
+    unsent: list[int] = field(default_factory=list)
+    _jumps: bool = False
 
     def __post_init__(self) -> None:
         params = self.params
@@ -99,7 +107,8 @@ class Request:
         self.stop_ids = stop_ids(params, self.eos_ids if self.pooler is None else ())
         self.num_top = -1 if params.num_top is None else params.num_top
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
-        self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
+        self.decode_rows = [LogitRow(0, -1, self.num_top, mask=self.mask)]
+        self._jumps = self.masked and self.num_top < 0 and _samples_without_state(params)
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
         self.chain.placeholders = Placeholders(self.pictures) if self.pictures else None
 
@@ -112,6 +121,20 @@ class Request:
     def masked(self) -> bool:
         """Whether the bitmask of a grammar says which tokens may be sampled."""
         return self.params.masks_tokens
+
+    @property
+    def mask(self) -> int:
+        """The LogitRow.mask of a row that samples the next token."""
+        return 0 if self.masked else -1
+
+    @property
+    def can_jump(self) -> bool:
+        """Whether a token need not be sampled if its grammar allows no other token.
+
+        Samplers with a state and logprobs need a result for each token, and a token that
+        the request itself excludes has to be noticed.
+        """
+        return self._jumps and self.num_output >= self.params.min_tokens
 
     @property
     def decides(self) -> bool:
@@ -130,8 +153,9 @@ class Request:
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether more than the last token, or a token of the prompt, has not been computed."""
-        return self.num_computed + 1 < len(self.token_ids) or self.num_computed < self.num_prompt
+        """Whether more than one decode row is needed, or a token of the prompt is not computed."""
+        decoded = len(self.token_ids) - 1 - self.sure
+        return self.num_computed < decoded or self.num_computed < self.num_prompt
 
     @property
     def counts_prompt(self) -> bool:
@@ -181,7 +205,7 @@ class Request:
         if end == len(ids) and self.max_tokens:
             labels = self.params.label_ids[: self.num_labels]
             rows += [LogitRow(end - 1 - start, label, 0) for label in labels]
-            rows.append(LogitRow(end - 1 - start, -1, self.num_top, masked=self.masked))
+            rows.append(LogitRow(end - 1 - start, -1, self.num_top, mask=self.mask))
         return rows
 
     def score_prompt(self, results: Iterable[RowResult]) -> None:
@@ -201,6 +225,29 @@ class Request:
         stops = self.stop_ids if self.num_output < self.params.min_tokens else frozenset()
         return excluding_fields(self.params, stops)
 
+    @property
+    def next_rows(self) -> list[LogitRow]:
+        """The row that samples the next token, after all tokens before it are computed."""
+        if not self.sure:
+            return self.decode_rows
+        return [LogitRow(self.sure, -1, self.num_top, mask=self.mask)]
+
+    def jump(self, tokens: list[int]) -> None:
+        """Append the only tokens that the grammar of a running request allows, between steps.
+
+        The next step computes them, but samples none of them.
+        """
+        assert self.is_running, "only a running request can jump"
+        assert not self.sure, "the tokens of the last jump are not computed yet"
+        self.token_ids += tokens
+        self.unsent += tokens
+        self.sure = len(tokens)
+
+    def take_unsent(self) -> list[int]:
+        """Return the tokens that no step sampled and no Delta has had, and forget them."""
+        taken, self.unsent, self.sure = self.unsent, [], 0
+        return taken
+
     def append(self, token: int) -> FinishReason | None:
         """Append a generated token; return the finish reason if the sequence ends with it."""
         self.token_ids.append(token)
@@ -215,6 +262,16 @@ class Request:
         ):
             return "repetition"
         return "length" if num_output >= self.max_tokens else None
+
+
+def _samples_without_state(params: SamplingParams) -> bool:
+    """Whether sampling depends on no earlier token, and only a grammar excludes tokens."""
+    return (
+        params.repetition_detection is None
+        and params.chain is None
+        and params.allowed_token_ids is None
+        and not (params.penalizes or params.bad_word_ids or params.logit_bias)
+    )
 
 
 class Delta(msgspec.Struct):

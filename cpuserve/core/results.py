@@ -57,7 +57,7 @@ class ResultProcessor:
         if not results:
             return self._finish(delta, "length") if not request.max_tokens else None
         token = results[0].token
-        delta.tokens.append(token)
+        delta.tokens += [*request.take_unsent(), token]
         if request.num_top >= 0:
             delta.rows = results
         finish = request.append(token)
@@ -67,16 +67,17 @@ class ResultProcessor:
         """Append the results of a decode row and its drafts, as if each token had its own step."""
         if results[0].token < 0:
             return self._fail_sampling(request)
-        delta, finish = Delta(request, []), None
+        sure = request.take_unsent()
+        delta, finish = Delta(request, [*sure]), None
         for row in results:
             if row.token < 0 or finish is not None:
                 break  # the next step samples the token of this row, if it can
             delta.tokens.append(row.token)
             finish = request.append(row.token)
-        count = len(delta.tokens)
+        count = len(delta.tokens) - len(sure)
         if self.drafter is not None:
             self.drafter.count(chunk.num_drafts, count - 1)
-        computed = request.num_computed = chunk.start + count
+        computed = request.num_computed = chunk.start + chunk.rows[0].index + count
         self.kv.truncate(request.tables, computed)
         if computed // self.kv.block_size > chunk.start // self.kv.block_size:
             self.kv.publish(

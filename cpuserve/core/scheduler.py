@@ -193,7 +193,7 @@ class Scheduler:
         if self.drafter is not None and self.work.rows:
             left = DraftBudget.after(self.work, self.cost, most, target)
             self.drafter.extend(self.batch_requests, self._batch, left, prompts=bool(prompts))
-            self.work.drafts = left.close(self.cost)
+            self.work.drafts += left.close(self.cost)
         if prompts and self._whole_prompts:
             self._schedule_whole(prompts)
         elif prompts:
@@ -220,7 +220,7 @@ class Scheduler:
                 deltas.append(self._results.append_drafts(request, chunk, rows))
                 continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
-            if computed % block_size == 0 or computed - chunk.start >= block_size:
+            if computed % block_size <= request.sure or computed - chunk.start >= block_size:
                 self.kv.publish(
                     request.tables, request.chain, request.token_ids, computed, computed=True
                 )
@@ -233,7 +233,8 @@ class Scheduler:
                 deltas.append(Delta(request, [], processed=computed))
         if self.drafter is not None:
             work = StepWork(len(self.running), self.work.keys)
-            self.drafter.propose(requests, DraftBudget.after(work, self.cost))
+            most, target = self.max_num_batched_tokens, self._itl_target_s
+            self.drafter.propose(requests, DraftBudget.after(work, self.cost, most, target))
         return deltas
 
     def fail(self, message: str) -> list[Delta]:
@@ -356,7 +357,7 @@ class Scheduler:
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if self.pictures.waits(request.id):
                 continue
-            if start + 1 < len(ids) or start < request.num_prompt:
+            if start + 1 + request.sure < len(ids) or start < request.num_prompt:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
                 # in its place. But a shared block is not freed. So a new block is taken
                 # here, where other requests can be preempted: prompt chunks preempt no request.
@@ -364,11 +365,12 @@ class Scheduler:
                     continue
                 prompts.append(request)
                 continue
-            if start == len(tables[0]) * block_size and not self._get_blocks(request):
+            if len(ids) > len(tables[0]) * block_size and not self._get_blocks(request):
                 continue
-            batch.append(request.chunk(ids[start:], start, request.decode_rows))
+            batch.append(request.chunk(ids[start:], start, request.next_rows))
             batch_requests.append(request)
         self.work.rows, self.work.keys = len(batch), sum(chunk.start for chunk in batch)
+        self.work.drafts = sum(request.sure for request in batch_requests)
         return [request for request in prompts if request.is_running]
 
     def _candidates(self) -> list[Request]:
@@ -429,7 +431,7 @@ class Scheduler:
         """Take blocks for one more token, preempting others; False if `request` was preempted."""
         computed = request.num_computed
         self.kv.slide(request.tables, computed)
-        while not self.kv.grow(request.tables, computed + 1, computed):
+        while not self.kv.grow(request.tables, computed + 1 + request.sure, computed):
             victim = preemption.to_free_a_block(self.running, self.kv, self._policy)
             self._preempt(victim)
             if victim is request:
@@ -545,7 +547,7 @@ class Scheduler:
         self.kv.publish_end(request.tables, request.chain, request.num_computed)
         keep_state(self._slots, request)
         self._free(request)
-        request.num_computed = 0
+        request.num_computed = request.sure = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.callers.preempted(request)

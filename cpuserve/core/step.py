@@ -25,14 +25,14 @@ class LogitRow(msgspec.Struct):
     num_top: number of alternatives to report, -1 = no logprobs.
     draft: the draft token after this token, -1 = none.
       The next row belongs to the draft token, and is sampled only if this row samples `draft`.
-    masked: whether only ids that the slot's bitmask allows may be sampled.
+    mask: which of the slot's bitmasks says what ids may be sampled, -1 = all ids may be.
     """
 
     index: int
     target: int = SAMPLE
     num_top: int = -1
     draft: int = -1
-    masked: bool = False
+    mask: int = -1
 
 
 class SeqChunk(msgspec.Struct):

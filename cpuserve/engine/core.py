@@ -297,7 +297,7 @@ class EngineCore:
         if self._grammars is None:  # most servers never get a request with a grammar
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
-        masked = [r for r, c in pairs if r.masked and c.rows and c.rows[-1].masked]
+        masked = [r for r, c in pairs if r.masked and c.rows and c.rows[-1].mask >= 0]
         if not masked:
             return None
         masks = self._grammars.masks_for(masked)
@@ -318,7 +318,10 @@ class EngineCore:
                 grammars.add_error(delta)
         grammars.forget_all_but(self.scheduler.requests)
         running = self.scheduler.running
-        grammars.begin_fill(r for r in running if r.masked and r.num_output)
+        masked = [r for r in running if r.masked and r.num_output]
+        drafter = self.scheduler.drafter
+        jumps = 0 if drafter is None else drafter.most_jumps
+        grammars.begin_fill(masked, jumps // max(len(masked), 1))
 
     # --- one step -----------------------------------------------------------------------------
 
@@ -329,8 +332,8 @@ class EngineCore:
         moving_s = offload.seconds if offload is not None else 0.0
         if self._grammars is not None:
             self._take_compiled(self._grammars)
-            if self.scheduler.masks_late:
-                self.scheduler.masks_late = not self._grammars.settle(0.0)
+            late, running = self.scheduler.masks_late, self.scheduler.running
+            self.scheduler.masks_late = not self._grammars.begin_step(running, late=late)
         batch = self.scheduler.schedule()
         if self._grammars is not None and self.scheduler.masks_late and not batch.chunks:
             self._grammars.settle(LATE_S)

@@ -18,7 +18,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
     The executor must run the step: later batches do not send these table entries again.
 
-    masks: one bitmask for each request slot; None if no row has a bitmask.
+    masks: [slots, places, words], the bitmasks of each request slot; None if no row has one.
 
     All sections are joined to one list by loops in C, which is converted once.
     A numpy array for each section would take longer at batch 1, and an `array` grows slowly.
@@ -41,6 +41,9 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
         adapters = []
     else:
         scales = np.array([c.adapter_scale for c in chunks], np.float32).view(np.int32).tolist()
+    places = 0 if masks is None else masks.shape[1]  # bitmasks of a slot
+    if masks is not None:
+        masks = masks.reshape(-1, masks.shape[2])
     num_masks = 0 if masks is None else len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
     media = _media(chunks, lengths)
@@ -65,7 +68,10 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     words += tops
     words += drafts
     if num_masks:
-        words += [slot if row.masked else -1 for slot, row in zip(slots, rows, strict=True)]
+        words += [
+            -1 if r.mask < 0 else slot * places + r.mask
+            for slot, r in zip(slots, rows, strict=True)
+        ]
     return StepArrays(np.frombuffer(array("i", words), np.int32), masks, tops)
 
 

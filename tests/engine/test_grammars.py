@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from cpuserve.config.speculation import Speculation
+from cpuserve.core.drafts import DraftBudget
 from cpuserve.engine.grammars import client, process
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.sampling.params import SamplingParams
@@ -312,20 +313,79 @@ def test_stop_token_ids_may_follow_where_the_text_may_end(engine):
             assert set(engine.tokenizer.decode(engine.tokens(number)[:-1])) <= set("ab")
 
 
-def test_answers_with_a_grammar_are_not_speculated_but_their_neighbours_are():
-    guesses = Speculation(
-        method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1
-    )
-    engine = Engine(speculation=guesses)
-    form = StructuredOutputs(regex="(ab){60}")
-    bound = engine.add(structured_outputs=form)
-    free = engine.add(max_tokens=200, ignore_eos=True, seed=REPEATS)
+GUESSES = Speculation(
+    method="ngram", num_speculative_tokens=3, prompt_lookup_max=3, prompt_lookup_min=1
+)
+# Forms with texts that the grammar determines, texts that repeat, and free texts.
+FORMS = [
+    {"regex": "(ab){60}"},
+    {"regex": "[ab]{3}(abracadabra)?(ab|ba){30}"},
+    {"json": {**SCHEMA, "properties": {**SCHEMA["properties"], "numbers": {"type": "number"}}}},
+    {"json": {"type": "array", "items": {"const": "the same word"}, "minItems": 5, "maxItems": 9}},
+    {"choice": ["a long answer that has one end", "another"]},
+]
+FIELDS = [
+    {},
+    {"logprobs": 2},
+    {"min_tokens": 30},
+    {"min_tokens": 400},
+    {"stop_token_ids": [380, 93]},
+    {"bad_words": ["ab"]},
+    {"frequency_penalty": 0.3},
+    {"max_tokens": 7},
+]
+
+
+def forms(engine):
+    """Add requests with each form and fields, and free ones; return their numbers."""
+    numbers = []
+    for i, form in enumerate(FORMS):
+        for fields in FIELDS[i % 2 :: 2]:
+            numbers.append(engine.add(structured_outputs=StructuredOutputs(**form), **fields))
+        numbers.append(engine.add(max_tokens=100, ignore_eos=True, seed=REPEATS + i))
+    return numbers
+
+
+def told(engine, number):
+    """What a client learns of a response."""
+    outputs = engine.outputs[number]
+    rows = [row for output in outputs for row in output.logprobs or ()]
+    last = outputs[-1]
+    return engine.tokens(number), rows, last.finish, last.stop_id, last.error, last.fault
+
+
+@pytest.mark.parametrize("kv_blocks", [900, 60])
+def test_drafts_and_forced_tokens_change_no_answer_with_a_grammar(monkeypatch, kv_blocks):
+    answers, steps = [], []
+    for speculation in (None, GUESSES):
+        engine = Engine(speculation=speculation, kv_blocks=kv_blocks, max_num_seqs=6)
+        if speculation is not None:
+            monkeypatch.setattr(DraftBudget, "pays", lambda _self, chance: chance > 0.0)
+        numbers = forms(engine)
+        engine.run()
+        answers.append([told(engine, number) for number in numbers])
+        steps.append(engine.core.executor.model.steps)
+        if speculation is not None:
+            found = [engine.outputs[number] for number in numbers]
+            assert sum(len(o.tokens) > 1 for outputs in found for o in outputs) > 40
+            assert engine.core.stats.accepted_tokens > 40
+        assert (engine.core.stats.preemptions > 0) == (kv_blocks == 60)
+        engine.check_idle()
+        engine.core.close()
+    assert answers[0] == answers[1]
+    assert steps[1] < 0.7 * steps[0]
+
+
+def test_forced_tokens_take_no_step_of_their_own(monkeypatch):
+    monkeypatch.setattr(DraftBudget, "pays", lambda _self, _chance: True)
+    engine = Engine(speculation=GUESSES)
+    number = engine.add(structured_outputs=StructuredOutputs(regex="x[yz]" + "w" * 40))
     engine.run()
-    assert engine.text(bound) == "ab" * 60
-    assert all(len(output.tokens) == 1 for output in engine.outputs[bound])
-    want = reference(PROMPT, SamplingParams(max_tokens=200), REPEATS, 200)
-    assert engine.tokens(free) == want
-    assert max(len(output.tokens) for output in engine.outputs[free]) > 1
+    assert engine.text(number)[2:] == "w" * 40
+    counts = [len(output.tokens) for output in engine.outputs[number]]
+    most = client.MOST_JUMPS + 1 + GUESSES.num_speculative_tokens
+    assert counts == [1, 1, most, most, 1]
+    assert engine.core.stats.draft_tokens == 2 * GUESSES.num_speculative_tokens
     engine.check_idle()
     engine.core.close()
 

@@ -243,14 +243,19 @@ class FakeModel:
         if token < 0:
             seen = (slot.prompt_ids + output)[-self.window :]
             text = [token for token in history if token < PICTURED]
+            if row.mask >= 0 and row is chunk.rows[0]:
+                output += text[len(seen) :]  # the only tokens that a grammar allowed
+                seen = (slot.prompt_ids + output)[-self.window :]
             assert seen == text, "sampler state and KV cache disagree"
             banned = set(slot.stop_ids if len(output) < params.min_tokens else ())
             if params.allowed_token_ids is not None:
                 banned |= set(range(VOCAB)) - set(params.allowed_token_ids)
-            if row.masked:
-                banned |= set(np.flatnonzero(~allowed_by(self.masks[chunk.slot], VOCAB)).tolist())
+            if row.mask >= 0:
+                places = len(self.masks) // self.num_slots
+                assert row.mask // places == chunk.slot, "a row has the mask of another slot"
+                banned |= set(np.flatnonzero(~allowed_by(self.masks[row.mask], VOCAB)).tolist())
             token = next_token(history, slot.seed, banned)
-            output.append(token)
+            output += [token] * (token >= 0)
         if row.num_top < 0:
             return RowResult(token)
         return RowResult(token, score(history, token), 1, top(history, row.num_top))
@@ -493,10 +498,9 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
         chunk.adapter = adapters[i] if adapters else -1
         chunk.media = media[begin:end] if media else None
         while row < num_rows and token[row] < end:
-            masked = bool(mask) and mask[row] >= 0
-            assert not masked or mask[row] == slot[row], "a row has the mask of another slot"
+            which = mask[row] if mask else -1
             index = token[row] - begin
-            chunk.rows.append(LogitRow(index, target[row], num_top[row], draft[row], masked))
+            chunk.rows.append(LogitRow(index, target[row], num_top[row], draft[row], which))
             chunk.num_drafts += draft[row] >= 0
             assert slot[row] == slots[i], "a row has the slot of another sequence"
             row += 1

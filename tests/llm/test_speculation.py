@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.sampling.structured import StructuredOutputs
 from tests.helpers.answers import exact
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch
@@ -153,6 +154,50 @@ def test_stop_strings_end_an_answer_within_the_accepted_tokens(eager):
             found.append(pair[1].finish_reason)
         assert accepted(drafting) > 20
     assert "stop" in found
+
+
+WORD = {"const": "the same word again and again"}
+FORMS = [
+    {"json": {"type": "array", "items": WORD, "minItems": 3, "maxItems": 5}},
+    {"json": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
+                       "work": {"enum": ["engineer", "teacher"]}},
+        "required": ["name", "age", "work"],
+    }},
+    {"regex": "(abracadabra |simsalabim ){5,9}"},
+]  # fmt: skip
+
+
+def forms(n):
+    """The sampling of prompt `n`, with a grammar."""
+    own = {"logprobs": None} if n % 2 else {}
+    if n % 4 == 1:  # nothing but the grammar decides, so forced tokens are not sampled
+        own |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+        own |= {"mirostat": None, "dry_multiplier": None, "typical_p": None, "min_tokens": 0}
+        own |= {"xtc_probability": None, "logit_bias": None, "stop_token_ids": []}
+    found = params_of(n).clone()
+    for name, value in {**own, "allowed_token_ids": None, "max_tokens": 90}.items():
+        setattr(found, name, value)
+    found.structured_outputs = StructuredOutputs(**FORMS[n % 3])
+    return found
+
+
+GRAMMAR_FAMILIES = ["llama", "qwen3-next", "lfm2", "mixtral", "mistral"]
+
+
+@pytest.mark.parametrize("family", deep_but(["llama"], GRAMMAR_FAMILIES))
+def test_drafts_and_forced_tokens_change_no_bit_with_grammars(eager, family):
+    params = [forms(n) for n in range(16)]
+    with make(speculative_config=None, family=family) as llm:
+        want = [answer(o) for o in llm.generate(PROMPTS[:16], params)]
+        steps = llm._client.stats.steps
+    with make(family=family) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS[:16], params)] == want
+        assert accepted(llm) > 50
+        assert llm._client.stats.steps < 0.8 * steps
+        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, params, strict=False)]
+        assert alone == want
 
 
 def bodies():

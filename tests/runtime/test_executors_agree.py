@@ -55,7 +55,7 @@ def drawn(executor, masks=None, texts=None):
             executor.step(step(sequences[-1].chunk(20, rows=[])))
     found = []
     for at in range(TOKENS):
-        rows = [LogitRow(len(s.tokens) - s.done - 1, masked=s.slot > 0) for s in sequences]
+        rows = [LogitRow(len(s.tokens) - s.done - 1, mask=0 if s.slot else -1) for s in sequences]
         chunks = [s.chunk(rows=[row]) for s, row in zip(sequences, rows, strict=True)]
         tokens = executor.step(pack(StepBatch(chunks), masks)).tokens[: len(sequences)]
         going_on = tokens.tolist() if texts is None else texts[at]
@@ -73,7 +73,7 @@ def of_both(masks=None):
     checkpoint = open_checkpoint(tiny_model("llama"))
     program = build_program(spec_from_config(checkpoint.config))
     if masks is not None:
-        masks = masks(program.vocab)
+        masks = masks(program.vocab)[:, None]
     native = NativeExecutor(config("native"), program, checkpoint.weights, _C.Team(1, None))
     got = drawn(native, masks)
     other = drawn(TorchExecutor(config("torch"), program, checkpoint.weights), masks, got)

@@ -48,15 +48,15 @@ def test_sections_are_laid_out_as_the_executors_read_them():
 
 
 def test_rows_that_are_masked_name_the_mask_of_their_slot():
-    masks = np.zeros((6, 4), np.int32)
+    masks = np.zeros((6, 2, 4), np.int32)
     chunks = [
-        chunk(5, [11], 40, [[3, 8]], [LogitRow(0, masked=True)]),
+        chunk(5, [11], 40, [[3, 8]], [LogitRow(0, mask=1)]),
         chunk(0, [31], 0, [[1]], [LogitRow(0, num_top=0)]),
     ]
     arrays = pack(StepBatch(chunks), masks)
-    assert arrays.masks is masks
-    assert arrays.words[:HEADER].tolist() == [2, 2, 2, 3, 6, *[0] * 7]
-    assert view(arrays).row_mask.tolist() == [5, -1]
+    assert arrays.masks.base is masks
+    assert arrays.words[:HEADER].tolist() == [2, 2, 2, 3, 12, *[0] * 7]
+    assert view(arrays).row_mask.tolist() == [11, -1]
     assert view(arrays).row_top.tolist() == [-1, 0]
     assert len(view(pack(batch())).row_mask) == 0
 

@@ -3,9 +3,10 @@
 The process, the library and the bitmasks are created for the first request with a grammar.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` returns the results so far. There is one bitmask for each request slot.
-Right after a step, `begin_fill` asks for the bitmasks of the running requests, and `masks_for`
-returns them before the next step. If the bitmasks are late, requests with grammars wait,
+and `collect` returns the results so far. Each request slot has a bitmask for the next token,
+and one after each draft token. Right after a step, `begin_fill` asks for the bitmasks of the
+running requests; `begin_step` takes them before the next step, with the tokens that the grammars
+determine, and `masks_for` returns them. If the bitmasks are late, requests with grammars wait,
 and other requests run. A process that ends, or does not reply for REPLY_S seconds, is replaced.
 The grammars in use are then compiled again, and their requests continue.
 """
@@ -24,7 +25,7 @@ import numpy as np
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Delta, Request
 from cpuserve.engine.grammars.grammar_queue import GrammarQueue
-from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
+from cpuserve.engine.grammars.messages import Compile, Fill, Guessed, Row, Start
 from cpuserve.engine.grammars.process import GrammarInterrupted, GrammarProcessLost, Process
 from cpuserve.errors import LIMITS, SourceChanged
 from cpuserve.ids import RequestId
@@ -43,6 +44,7 @@ GRACE_S = 0.1
 # The grammar of a request may be the reason that the process ended. A request therefore fails
 # when the process has ended twice while it had a matcher for this request.
 MAX_LOSSES = 1
+MOST_JUMPS = 16  # the most tokens of a request that a step computes without sampling them
 
 Key = tuple[str, str]
 log = get_logger("engine")
@@ -79,13 +81,19 @@ class _GrammarRequest:
       -1 = the request has no matcher yet.
     filled: (the slot of the bitmask for the next token, the number of preemptions of the request
       when this bitmask was filled).
+    guessed: the tokens that may follow, by the grammar; None = the bitmasks are late.
     losses: how often its matcher was lost because the process ended.
     """
 
     grammar: _Grammar
     taken: int = -1
     filled: tuple[int, int] = (-1, 0)
+    guessed: Guessed | None = None
     losses: int = 0
+
+    def forget_matcher(self) -> None:
+        """Let the next bitmask come from a new matcher."""
+        self.taken, self.filled, self.guessed = -1, (-1, 0), None
 
 
 @dataclass(slots=True)
@@ -110,7 +118,10 @@ class Grammars:
     def __init__(
         self, config: EngineConfig, vocab: int, eos_ids: Iterable[int], wake: Callable[[], None]
     ) -> None:
-        num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
+        slots, asked = min(config.max_num_seqs, config.max_num_batched_tokens), config.speculation
+        # A slot has a bitmask for the next token, and one after each draft token.
+        self._places = 1 if asked is None else asked.rows_of_sequence
+        num_masks = slots * self._places
         ends, words = sorted(eos_ids), mask_words(vocab)
         # Use half of the cores: on two busy cores, a second thread cost more time than it saved.
         cpus, threads = config.compute_cpus, max(config.threads // 2, 1)
@@ -118,6 +129,7 @@ class Grammars:
         self._start = Start(
             config.tokenizer_path, vocab, ends, num_masks, words, cpus, threads, behind
         )
+        self._most_tokens = config.max_num_batched_tokens
         self._sources = config.sources
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
@@ -317,10 +329,11 @@ class Grammars:
         """Whether a request with a grammar runs or waits."""
         return bool(self._requests)
 
-    def begin_fill(self, requests: Iterable[Request]) -> None:
+    def begin_fill(self, requests: Iterable[Request], jumps: int = 0) -> None:
         """Ask for the missing bitmasks of these running requests, which sample in the next step.
 
         This method does not wait for the reply.
+        jumps: how many tokens each of them may take that no step samples (`begin_step`).
         """
         if not self.settle(0.0):
             return
@@ -328,6 +341,8 @@ class Grammars:
         for request in requests:
             entry = self._requests[request.id]
             where = (request.slot, request.num_preemptions)
+            if entry.guessed is not None and entry.guessed.jumped:
+                self._renew(entry, request.id)
             if entry.filled == where and entry.taken == request.num_output:
                 continue
             if request.id in self._errors:
@@ -336,8 +351,15 @@ class Grammars:
             begins = entry.taken < 0
             new = request.token_ids[request.num_prompt + max(entry.taken, 0) :]
             ends = request.params.stop_token_ids if begins else []
-            rows.append(Row(request.id, entry.grammar.number, request.slot, new, begins, ends))
-            entry.taken, entry.filled = request.num_output, where
+            row = Row(
+                request.id, entry.grammar.number, self._places * request.slot, new, begins, ends
+            )
+            left = request.max_tokens - request.num_output - 1
+            if request.can_jump:
+                row.jumps = max(min(jumps, MOST_JUMPS, left), 0)
+            row.drafts, row.most_drafts = request.drafts, request.most_drafts
+            rows.append(row)
+            entry.taken, entry.filled, entry.guessed = request.num_output, where, None
         if rows:
             self._ask(rows)
 
@@ -373,6 +395,9 @@ class Grammars:
         for number, (error, fault) in filled.failed.items():
             self._errors[RequestId(number)] = Verdict(RequestId(number), error, fault)
         self._ended.update(map(RequestId, filled.ended))
+        for number, guessed in filled.guessed.items():
+            if (entry := self._requests.get(RequestId(number))) is not None:
+                entry.guessed = guessed
         if self._live.memory > MAX_KEPT_BYTES:
             self._forget_old()
         return True
@@ -399,7 +424,7 @@ class Grammars:
         for number, entry in self._requests.items():
             if entry.taken < 0:
                 continue
-            entry.taken, entry.filled = -1, (-1, 0)
+            entry.forget_matcher()
             entry.losses += 1
             if entry.losses > MAX_LOSSES:
                 again = (
@@ -407,8 +432,52 @@ class Grammars:
                 )
                 self._errors[number] = Verdict(number, again, fault=False)
 
+    def begin_step(self, running: Sequence[Request], *, late: bool) -> bool:
+        """Let the running requests jump over tokens that their grammars determine.
+
+        Leaves each of them only the draft tokens with bitmasks, and those that the grammar adds.
+        Returns False if the bitmasks are late; with `late`, they have been late before.
+        """
+        if not self.settle(0.0 if late else GRACE_S):
+            return False
+        room = self._most_tokens - len(running) - sum(request.sure for request in running)
+        for request in running:
+            if request.masked and (jumped := self._take_guess(request, room)):
+                request.jump(jumped)
+                room -= len(jumped)
+        return True
+
+    def _take_guess(self, request: Request, room: int) -> list[int]:
+        """Set the draft tokens of a request; return the tokens, at most `room`, to jump over."""
+        entry = self._requests[request.id]
+        guessed, entry.guessed = entry.guessed, None
+        current = entry.filled == (request.slot, request.num_preemptions)
+        if not current or entry.taken != request.num_output:
+            request.drafts, request.chances = [], []
+            current = False
+        if guessed is None:
+            return []
+        jumped = guessed.jumped
+        if not current or len(jumped) > room:
+            request.drafts, request.chances = [], []
+            if jumped:
+                self._renew(entry, request.id)
+            return []
+        entry.taken += len(jumped)
+        known = [1.0] * (len(jumped) + len(guessed.drafts))
+        known[: len(request.chances)] = request.chances[: len(known)]
+        chances = zip(guessed.only, known[len(jumped) :], strict=True)
+        request.drafts = guessed.drafts
+        request.chances = [1.0 if only else chance for only, chance in chances]
+        return jumped
+
+    def _renew(self, entry: _GrammarRequest, number: RequestId) -> None:
+        """Drop a matcher that has consumed tokens which its request has not taken."""
+        entry.forget_matcher()
+        self._ended.discard(number)
+
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
-        """Return the bitmasks [slots, words] for a step where these requests sample.
+        """Return the bitmasks [slots, places, words] for a step where these requests sample.
 
         A bitmask that could not be filled allows no token; `add_error` has the reason.
         Returns None if the bitmasks are late, until `settle` returns True.
@@ -420,11 +489,13 @@ class Grammars:
         if not ready:
             return None
         if self._live is None:  # there is no process, so all of these requests have errors
-            return np.zeros((self._start.num_masks, self._start.mask_words), np.int32)
+            shape = (self._start.num_masks // self._places, self._places, self._start.mask_words)
+            return np.zeros(shape, np.int32)
+        masks = self._live.masks.reshape(-1, self._places, self._start.mask_words)
         for request in requests:
             if request.id in self._errors:
-                self._live.masks[request.slot] = 0
-        return self._live.masks
+                masks[request.slot] = 0
+        return masks
 
     def add_error(self, delta: Delta) -> None:
         """Put the reason why no bitmask could be filled, if it is known, into the last delta."""

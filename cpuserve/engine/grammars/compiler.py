@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.input_grammars import with_inputs
 from cpuserve.engine.grammars.json_masks import Digits, LineBreaks, Tails
+from cpuserve.engine.grammars.messages import Row
 from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import TYPES, convert
 from cpuserve.runtime.executor import mask_words
@@ -296,6 +298,10 @@ class Compiler:
                 self._breaks.bound(tail, mask)
         return bool(matcher.is_stopped())
 
+    def ends(self, token: int, stop_ids: Sequence[int]) -> bool:
+        """Whether a token ends a text; stop_ids: ids of further tokens that do."""
+        return token == self._end or token in self._more_ends or token in stop_ids
+
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Allow all stop tokens if the text may end here; if not, forbid the model's stop tokens.
 
@@ -327,6 +333,57 @@ def is_json(kind: str, text: str) -> bool:
     if kind == WITH_CALLS:
         kind = msgspec.json.decode(text, type=tuple[str, str, str])[0]
     return kind in (JSON, OPEN_JSON, CALLS)
+
+
+@dataclass(slots=True)
+class Matcher:
+    """The matcher of a request.
+
+    tail: the end of its text; None = it has no JSON. is_whole: whether the text is one JSON value.
+    taken: the tokens of its text.
+    """
+
+    matcher: Any
+    stop_ids: list[int]
+    tail: bytes | None
+    is_whole: bool
+    taken: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MatchedText:
+    """A text with a Row to fill, and its matcher.
+
+    place: the bitmask that is filled next.
+    tail: the end of the text with its draft tokens (Matcher.tail).
+    proposed: the draft tokens of the row that may still follow.
+    jumped, drafts, only: see Guessed.
+    """
+
+    row: Row
+    of: Matcher
+    place: int = 0
+    tail: bytes | None = None
+    proposed: list[int] = field(default_factory=list)
+    jumped: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    only: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.place, self.tail, self.proposed = self.row.mask, self.of.tail, self.row.drafts
+
+    @property
+    def next_draft(self) -> int:
+        """The next proposed token, -1 = none."""
+        return self.proposed[0] if self.proposed else -1
+
+    def pass_by(self, token: int) -> None:
+        """Drop the proposed tokens, up to one that is `token`, or all if the next is another."""
+        self.proposed = self.proposed[1:] if self.next_draft == token else []
+
+    def cut(self, first: int) -> None:
+        """Drop the draft tokens without a complete bitmask; `first` is the one before them."""
+        del self.drafts[self.place - first - 1 :], self.only[self.place - first - 1 :]
 
 
 def take(matcher: Any, tokens: Sequence[int]) -> None:

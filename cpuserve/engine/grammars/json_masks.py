@@ -45,6 +45,20 @@ def mask_of(ids: list[int], vocab: int) -> Mask:
     return np.packbits(mask, bitorder="little").view(np.int32)
 
 
+def only_id(mask: Mask) -> int:
+    """Return the token id that a bitmask allows; -1 if it allows another number of ids than one."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return -1
+    word = int(mask[words[0]]) & 0xFFFFFFFF
+    return -1 if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
+
+
+def allows(mask: Mask, token: int) -> bool:
+    """Whether a bitmask allows a token id."""
+    return bool(mask[token // 32] & _BITS[token % 32])
+
+
 class Digits:
     """Limits the digits of numbers, for one tokenizer.
 

@@ -74,6 +74,13 @@ class Compiled(msgspec.Struct, tag="compiled", array_like=True):
 class Row(msgspec.Struct, array_like=True):
     """A request that will sample: fill bitmask `mask` after its matcher has consumed `tokens`.
 
+    The next bitmasks are filled as well, one after each draft token, up to the first one that
+    the bitmask before it forbids. Where a bitmask allows a single token, this is the draft.
+
+    jumps: the most tokens that the matcher may consume for good before `mask` is filled,
+      because each of them is the only one that the grammar allows.
+    drafts: the tokens that may follow.
+    most_drafts: the most draft tokens, with those that the grammar adds.
     grammar: the number of the request's grammar.
     begins: whether to create a new matcher for the request.
     stop_ids: further tokens that may end the text
@@ -86,6 +93,22 @@ class Row(msgspec.Struct, array_like=True):
     tokens: list[int]
     begins: bool
     stop_ids: list[int]
+    jumps: int = 0
+    drafts: list[int] = []
+    most_drafts: int = 0
+
+
+class Guessed(msgspec.Struct, array_like=True):
+    """The tokens that may follow a text, by its grammar.
+
+    jumped: the tokens that the matcher has consumed for good (Row.jumps).
+    drafts: the draft tokens after them; the bitmask before each of them allows it.
+    only: whether the bitmask before each of `drafts` allows no other token.
+    """
+
+    jumped: list[int]
+    drafts: list[int]
+    only: list[bool]
 
 
 class Fill(msgspec.Struct, tag="fill", array_like=True):
@@ -102,11 +125,13 @@ class Filled(msgspec.Struct, tag="filled", array_like=True):
       the bitmasks of these requests allow no token.
     ended: the requests with a complete text, which only an end token may follow.
     memory: bytes that all grammars and matchers take, 0 = unknown.
+    guessed: by request id, for rows with `jumps` or `most_drafts`.
     """
 
     failed: dict[int, tuple[str, bool]]
     ended: list[int]
     memory: int
+    guessed: dict[int, Guessed] = {}
 
 
 Inbound = Start | Compile | Drop | Fill

@@ -38,7 +38,15 @@ from cpuserve.engine.grammars.background import (
     move_to,
     yield_to_streams,
 )
-from cpuserve.engine.grammars.compiler import Compiler, GrammarError, is_json, take
+from cpuserve.engine.grammars.compiler import (
+    Compiler,
+    GrammarError,
+    MatchedText,
+    Matcher,
+    is_json,
+    take,
+)
+from cpuserve.engine.grammars.json_masks import Mask, allows, only_id
 from cpuserve.engine.grammars.messages import (
     ALIVE_S,
     Alive,
@@ -47,6 +55,7 @@ from cpuserve.engine.grammars.messages import (
     Drop,
     Fill,
     Filled,
+    Guessed,
     Row,
     Start,
     inbound_frames,
@@ -132,7 +141,7 @@ class Worker:
         self._grammars: dict[int, Any] = {}
         # Grammars for texts with JSON values, by number: whether the whole text is one.
         self._in_json: dict[int, bool] = {}
-        self._matchers: dict[int, _Matcher] = {}
+        self._matchers: dict[int, Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -260,39 +269,93 @@ class Worker:
         for number in message.gone:
             self._matchers.pop(number, None)
         reply = Filled({}, [], 0)
-        ready = []
+        texts = []
         for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
-                ready.append((row, self._advance(row)))
+                texts.append(MatchedText(row, self._advance(row)))
             except Exception as error:
                 self._fail(row, error, reply)
-        rows = [(of_row.matcher, row.mask) for row, of_row in ready]
-        self._compiler.compute(self._masks, rows, len({row.grammar for row, _ in ready}))
-        for row, its in ready:
-            try:
-                mask = self._masks[row.mask]
-                told = its.tail, its.is_whole
-                if self._compiler.finish(its.matcher, mask, its.stop_ids, *told):
-                    reply.ended.append(row.request)
-            except Exception as error:
-                self._fail(row, error, reply)
+        while texts:  # each round fills one bitmask of each text
+            rows = [(text.of.matcher, text.place) for text in texts]
+            self._compiler.compute(self._masks, rows, len({text.row.grammar for text in texts}))
+            texts = [text for text in texts if self._finish(text, reply)]
         reply.memory = self._memory_of.grown_lately()
         return reply
+
+    def _finish(self, text: MatchedText, reply: Filled) -> bool:
+        """Complete a bitmask of a text; return whether the next one is to be filled.
+
+        After the last one, the matcher returns to its place before the draft tokens.
+        """
+        row, its, mask = text.row, text.of, self._masks[text.place]
+        returns = True
+        try:
+            ends = self._compiler.finish(its.matcher, mask, its.stop_ids, text.tail, its.is_whole)
+            if ends and not text.drafts:
+                reply.ended.append(row.request)
+            if not ends and self._go_on(text, mask):
+                return True
+        except Exception as error:
+            if not text.drafts:
+                self._fail(row, error, reply)
+                return False
+            text.cut(row.mask)
+            returns = False
+        if not returns or (text.drafts and not its.matcher.rollback(len(text.drafts))):
+            self._begin_again(row, its, reply)
+        if row.jumps or row.most_drafts:
+            reply.guessed[row.request] = Guessed(text.jumped, text.drafts, text.only)
+        return False
+
+    def _go_on(self, text: MatchedText, mask: Mask) -> bool:
+        """Let the matcher consume a sure token or a draft; False if no more of them is wanted."""
+        row, its = text.row, text.of
+        jumps = not text.drafts and len(text.jumped) < row.jumps
+        if not jumps and len(text.drafts) >= row.most_drafts:
+            return False
+        only = only_id(mask)
+        token = only if only >= 0 else text.next_draft
+        if token < 0 or (only < 0 and not row.most_drafts):
+            return False
+        if self._compiler.ends(token, its.stop_ids) or not allows(mask, token):
+            return False
+        take(its.matcher, [token])
+        text.pass_by(token)
+        if its.tail is not None:
+            text.tail = self._compiler.tails.after(text.tail or b"", [token])
+        if jumps and only >= 0:
+            its.tail = text.tail
+            its.taken.append(token)
+            text.jumped.append(token)
+            return True
+        text.drafts.append(token)
+        text.only.append(only >= 0)
+        text.place += 1
+        return True
+
+    def _begin_again(self, row: Row, its: Matcher, reply: Filled) -> None:
+        """Replace a matcher that cannot return from the draft tokens."""
+        its.matcher = self._grammars[row.grammar].deep_copy()
+        try:
+            take(its.matcher, its.taken)
+        except GrammarError as error:
+            self._fail(row, error, reply)
 
     def _fail(self, row: Row, error: Exception, reply: Filled) -> None:
         """Report an error for this request only; its bitmask allows no token."""
         self._masks[row.mask] = 0
         reply.failed[row.request] = str(error), isinstance(error, GrammarError)
 
-    def _advance(self, row: Row) -> _Matcher:
+    def _advance(self, row: Row) -> Matcher:
         """Return the matcher of a request after it has consumed the tokens of `row`."""
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
             tail = b"" if row.grammar in self._in_json else None
             is_whole = self._in_json.get(row.grammar, False)
-            self._matchers[row.request] = _Matcher(copy, row.stop_ids, tail, is_whole)
+            self._matchers[row.request] = Matcher(copy, row.stop_ids, tail, is_whole)
         found = self._matchers[row.request]
         take(found.matcher, row.tokens)
+        found.taken += row.tokens
         if found.tail is not None:
             found.tail = self._compiler.tails.after(found.tail, row.tokens)
         return found
@@ -301,19 +364,6 @@ class Worker:
 def _send(sock: socket.socket, message: Alive | Compiled | Filled) -> None:
     fault("grammar_process.send")
     sock.sendall(encode_frame(message))
-
-
-@dataclass(slots=True)
-class _Matcher:
-    """The matcher of a request.
-
-    tail: the end of its text; None = it has no JSON. is_whole: whether the text is one JSON value.
-    """
-
-    matcher: Any
-    stop_ids: list[int]
-    tail: bytes | None
-    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
