@@ -454,7 +454,7 @@ REPLACEMENTS = r"lib(?:tcmalloc|jemalloc|mimalloc)[\w.-]*"
 # in the engine, all for less than 128 KB and none in C++ code, and 2 in the front end.
 # At 50 ns each (estimated) they take 1 us of the 7 ms of a token, the most
 # that a faster allocator could save. Also, the front end returns freed memory with a function
-# that only glibc has (api/request/memory_trim.py).
+# that only glibc has (platforms/heap.py).
 ALLOCATOR_MEANS = "malloc is called 16 times a token, so tcmalloc or jemalloc would not help"
 
 

@@ -208,7 +208,7 @@ def test_only_a_large_body_is_decoded_on_another_thread(monkeypatch):
 def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
     trimmed = threading.Event()
     monkeypatch.setattr(memory_trim, "_DELAY_S", 0.0)
-    monkeypatch.setattr(memory_trim, "_trim", trimmed.set)
+    monkeypatch.setattr(memory_trim, "give_back", trimmed.set)
     api = Api()
     assert api.chat().status_code == 200
     assert not trimmed.is_set()
@@ -220,7 +220,7 @@ def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
 async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkeypatch):
     trimmed = threading.Event()
     monkeypatch.setattr(memory_trim, "_DELAY_S", 0.0)
-    monkeypatch.setattr(memory_trim, "_trim", trimmed.set)
+    monkeypatch.setattr(memory_trim, "give_back", trimmed.set)
     async with live() as server:
         _, writer = await server.open()
         writer.write(upload(SIZE, HALF))
@@ -231,7 +231,7 @@ async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkey
 
 
 def test_giving_memory_back_works_where_the_library_can():
-    memory_trim._trim()
+    memory_trim.give_back()
     memory_trim.trim_asleep()
     assert Api().chat().status_code == 200, "code is read again"
 

@@ -24,7 +24,8 @@ ROLES = {
 class Held:
     """The sums of all processes of a server.
 
-    rss: bytes of memory; pages that processes share count in each of them.
+    rss: bytes of memory. A page that processes share counts once, with a part in each of them:
+      a fork lives for a moment, and has all pages of its parent.
     shm: mappings of files in memory (/dev/shm, memfd).
     """
 
@@ -49,7 +50,7 @@ def held(pid: int) -> Held:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             shm = sum("/dev/shm/" in line or "/memfd:" in line for line in maps.splitlines())
             memory, fds, threads = (
-                process.memory_info().rss,
+                _memory(process),
                 process.num_fds(),
                 process.num_threads(),
             )
@@ -66,8 +67,13 @@ def resident(pid: int) -> Counter[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(process.cmdline())
             role = next((role for module, role in ROLES.items() if module in line), FRONT_END)
-            found[role] += process.memory_info().rss
+            found[role] += _memory(process)
     return found
+
+
+def _memory(process: psutil.Process) -> int:
+    """Return the bytes of memory of a process, with its part of the pages that it shares."""
+    return int(process.memory_full_info().pss)
 
 
 @dataclass(frozen=True, slots=True)

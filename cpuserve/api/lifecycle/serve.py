@@ -34,6 +34,7 @@ from cpuserve.engine.launch import SpareProcess
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 from cpuserve.lost_signals import sent_again
+from cpuserve.platforms.heap import bound_heaps
 from cpuserve.serving.models.preparation import StoppedWhilePreparing, in_background, is_preparing
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def serve(
       StoppedWhilePreparing: a signal arrived while a model was being prepared.
     """
     options = options or ServerOptions()
+    bound_heaps()
     if options.api_key_file is not None:
         read_key_file(options.api_key_file)  # an error ends the start before the model is loaded
     raise_file_limit()

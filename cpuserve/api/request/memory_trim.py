@@ -1,7 +1,7 @@
 """Return the freed memory of large requests to the operating system.
 
 The C library keeps freed memory between blocks that are still in use: 100 to 3,000 MB
-after a text of a million tokens. malloc_trim returns all but 1 MB of this memory in 10 to 160 ms.
+after a text of a million tokens. All but 1 MB of this memory can be returned in 10 to 160 ms.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from cpuserve.platforms.heap import give_back
 
 # Seconds until the error response of a rejected request has been sent and its memory freed.
 _DELAY_S = 1.0
@@ -41,7 +43,7 @@ def trim_asleep() -> None:
     This is freed memory and the pages of shared libraries, 20 of 80 MB;
     the system reads such pages again from their files when they are used.
     """
-    _trim()
+    give_back()
     with suppress(OSError, AttributeError):  # only Linux has /proc, and only Unix madvise
         _drop_file_pages(Path("/proc/self/smaps").read_text(), ctypes.CDLL(None).madvise)
 
@@ -62,12 +64,4 @@ def _drop_file_pages(
 
 def _give_back(loop: asyncio.AbstractEventLoop) -> None:
     _due.discard(loop)
-    loop.run_in_executor(None, _trim)
-
-
-def _trim() -> None:
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return  # only the GNU C library has malloc_trim
-    trim(0)
+    loop.run_in_executor(None, give_back)

@@ -63,6 +63,7 @@ from cpuserve.engine.grammars.messages import (
 from cpuserve.engine.ipc import encode_frame
 from cpuserve.errors import LIMITS
 from cpuserve.fault_points import fault
+from cpuserve.platforms.heap import bound_heaps, give_back
 from cpuserve.sampling.structured import JSON, OPEN_JSON
 
 READ_S = 0.25  # seconds between two readings, which cost as much as a bitmask (microseconds)
@@ -75,7 +76,6 @@ class Memory:
         self._before = _resident_bytes()
         self._grown = 0
         self._read_at = 0.0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def grown(self) -> int:
         """Read the growth of the process and return it, in bytes."""
@@ -86,11 +86,6 @@ class Memory:
     def grown_lately(self) -> int:
         """Return the growth in bytes from a reading that is at most READ_S seconds old."""
         return self.grown() if time.monotonic() - self._read_at > READ_S else self._grown
-
-    def give_back(self) -> None:
-        """Return freed memory to the system, because glibc would keep it."""
-        if self._trim is not None:
-            self._trim(0)
 
 
 def limit_growth(num_bytes: int) -> None:
@@ -209,7 +204,7 @@ class Worker:
             self._reply(wanted.number, NOT_WANTED)
         for number in message.gone:
             self._matchers.pop(number, None)
-        self._memory_of.give_back()
+        give_back()  # glibc would keep the memory of these grammars
 
     # --- compilation --------------------------------------------------------------------------
 
@@ -553,6 +548,7 @@ def main() -> int:
     }.items():
         parser.add_argument(name, type=int, required=True, help=f"file descriptor of the {what}")
     given = parser.parse_args()
+    bound_heaps()
     # Ctrl-C sends these signals to the whole process group, but the engine ends this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
