@@ -17,7 +17,16 @@ Messages say what happened, why, and what to do. The classes:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+# Control characters, Unicode's line breaks, and characters that change the direction of text.
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, escaped: re.Pattern[str] = UNPRINTABLE) -> str:
+    """Return a text as one line, with these characters as escapes of Python such as \\n."""
+    return escaped.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def brief(value: object, most: int = 80) -> str:
@@ -86,6 +95,8 @@ KINDS = {
 class RequestError(CpuserveError):
     """A request that cannot be served, with the fields of errors in the API of OpenAI.
 
+    Logs and terminals show a message, so it is one line, with quoted texts escaped.
+
     param: the field of the client's request that is wrong.
     role: the part of a request that is wrong, for code that does not know the dialect
       of the request: a field of GenerateCall, such as "prompt", "max_tokens"
@@ -113,9 +124,9 @@ class RequestError(CpuserveError):
         role: str | None = None,
         code: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = role if param is None else param
+        self.message = printable(message)
+        super().__init__(self.message)
+        self.param = role if param is None else printable(param)
         self.role = role
         if code is not None:
             self.code = code

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TextIO
 
+from cpuserve.errors import UNPRINTABLE, printable
+
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"
 LEVELS = ("debug", "info", "warning", "error")
@@ -34,9 +36,7 @@ MAX_CHARS = 8000
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-# Control characters, Unicode's line breaks, and characters that change the direction of text.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_UNPRINTABLE_IN_LINES = re.compile(_UNPRINTABLE.pattern.replace(r"\x1f", r"\x09\x0b-\x1f"))
+_UNPRINTABLE_IN_LINES = re.compile(UNPRINTABLE.pattern.replace(r"\x1f", r"\x09\x0b-\x1f"))
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -53,17 +53,13 @@ class OneLine(logging.Formatter):
             return record.message
         text = record.message.rstrip()
         text = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
-        record.message = _UNPRINTABLE.sub(_escaped, text)
+        record.message = printable(text)
         return super().formatMessage(record)
 
     def formatException(self, ei: ExcInfo) -> str:
         """Return the indented lines of a traceback."""
-        lines = _UNPRINTABLE_IN_LINES.sub(_escaped, super().formatException(ei)[-MAX_CHARS:])
+        lines = printable(super().formatException(ei)[-MAX_CHARS:], _UNPRINTABLE_IN_LINES)
         return textwrap.indent(lines, "  ")
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
 
 
 @dataclass(slots=True)

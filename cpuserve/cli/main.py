@@ -23,7 +23,7 @@ from cpuserve.cli.flags import (
 )
 from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import columns, drop_output, folded, open_standard_streams
-from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
+from cpuserve.errors import LIMITS, CpuserveError, StartupError, printable, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
@@ -82,7 +82,7 @@ def _as_flags(argv: list[str]) -> list[str]:
 
 def _fail(error: Exception, code: int) -> int:
     sys.stdout.flush()
-    text = f"cpuserve: error: {' '.join(str(error).split())}"
+    text = f"cpuserve: error: {printable(' '.join(str(error).split()))}"
     print(folded(text, columns(sys.stderr)), file=sys.stderr)
     return code
 

@@ -265,6 +265,14 @@ def test_a_missing_model_is_one_line_and_exit_2(capsys, name):
     assert "Traceback" not in err
 
 
+def test_an_error_that_quotes_control_characters_is_one_line_of_printable_text(capsys):
+    code, _, err = run(capsys, "config", "/no/such/\x1b[2J\u202e\u2028model\n.gguf")
+    assert code == 2
+    assert "\\x1b[2J\\u202e" in err
+    assert err.count("\n") == 1
+    assert err[:-1].isprintable()
+
+
 def gguf_traps(folder):
     """Broken GGUF models by name, and what the error must say."""
     rng = np.random.default_rng(0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import quote
 
 from cpuserve.engine.ipc import AddRequest, encode_frame
+from cpuserve.errors import printable
 from tests.api.all_routes import all_routes
 from tests.api.fakes import ANSWER, FakeEngine, Script, logprob_of, make_context, tokenizer
 from tests.api.live import Live
@@ -308,6 +309,7 @@ def checked(told: bytes, method: str, path: str) -> str:
         _check_error(body, path, told)
         message = _message(json.loads(body))
         assert len(message) <= MOST_CHARS, message
+        assert message == printable(message), message
         return f"{status}: {message}"
     if media.startswith(b"application/json"):
         json.loads(body, parse_constant=_no_json)
