@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from cpuserve.core.pictures import Picture
 from cpuserve.core.request import Request
+from cpuserve.core.step import SeqChunk
 from cpuserve.ids import RequestId
 
 # How many pictures may have patches here: the one that is encoded, and the next one.
@@ -43,13 +44,16 @@ class EncodedPictures:
     """The pictures in a media buffer of `num_rows` rows; the least recently used ones are evicted.
 
     fingerprint: differs between towers that encode a picture differently.
+    merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
+      tokens of a picture by their rows and columns; else 0.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
     """
 
-    def __init__(self, num_rows: int, fingerprint: bytes = b"") -> None:
+    def __init__(self, num_rows: int, fingerprint: bytes = b"", *, merge: int = 0) -> None:
         self.queries = self.hits = 0
         self._num_rows = num_rows
         self._fingerprint = fingerprint
+        self._merge = merge
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
         self._wanted: dict[bytes, WantedPicture] = {}  # in the order of their encoding
@@ -110,6 +114,15 @@ class EncodedPictures:
             if sum(picture.spans[-1]) <= end:
                 del self._held[request.id]
         return media
+
+    def turn(self, requests: Iterable[Request], chunks: Iterable[SeqChunk]) -> None:
+        """Set the angles of all chunks of a step, draft tokens included."""
+        if not self._merge:
+            return
+        for request, chunk in zip(requests, chunks, strict=True):
+            if (found := request.chain.placeholders) is not None:
+                end = chunk.start + len(chunk.token_ids)
+                chunk.angles = found.angles(chunk.start, end, self._merge)
 
     def takes_turn(self, *, prompts: bool) -> bool:
         """Whether the next step leaves its time for prompts to the tower.

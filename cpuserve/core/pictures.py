@@ -104,6 +104,38 @@ class Placeholders:
             for run in self.runs(begin, end)
         )
 
+    def angles(self, begin: int, end: int, merge: int) -> list[list[int]] | None:
+        """Return the places of tokens begin .. end - 1 on three axes; None: they are the positions.
+
+        The tokens of a picture are a grid of merged patches. All have the same place on the first
+        axis, as a text at the picture's begin would have; their rows and columns are added to it
+        on the other axes. The text after a grid of r x c goes on with the place max(r, c) later,
+        as in Qwen2-VL, so it has the same place on all axes, earlier than its position.
+
+        merge: the patches of a side of the block of patches that a token stands for.
+        """
+        if not self._runs or end <= self._begins[0]:
+            return None
+        found: list[list[int]] = [[], [], []]
+        shift, at = 0, begin
+        for picture in self.pictures:
+            (first, count), ((rows, columns),) = picture.spans[0], picture.tiles
+            assert len(picture.spans) == 1, "a picture with angles is one grid"
+            rows, columns = rows // merge, columns // merge
+            if first >= end:
+                break
+            for each in found:
+                each += range(at + shift, max(at, first) + shift)
+            numbers = range(max(begin - first, 0), min(end - first, count))
+            found[0] += [first + shift] * len(numbers)
+            found[1] += [first + shift + number // columns for number in numbers]
+            found[2] += [first + shift + number % columns for number in numbers]
+            shift += max(rows, columns) - count
+            at = max(at, first + count)
+        for each in found:
+            each += range(at + shift, end + shift)
+        return found
+
     def without(self, ids: Sequence[int]) -> list[int]:
         """Return `ids`, the tokens of the prompt and later ones, without the placeholders."""
         kept: list[int] = []

@@ -203,6 +203,7 @@ class Scheduler:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
+        self.pictures.turn(self.batch_requests, self._batch)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:

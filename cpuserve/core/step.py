@@ -44,6 +44,7 @@ class SeqChunk(msgspec.Struct):
     adapter_scale: the factor of the adapter's output.
     media: for each token, the row of the media buffer that replaces its embedding, -1 = none;
       None = no token has one.
+    angles: the places of the tokens on every axis of the RoPE; None = their positions.
     """
 
     slot: SlotId
@@ -55,6 +56,7 @@ class SeqChunk(msgspec.Struct):
     adapter: int = -1
     adapter_scale: float = 1.0
     media: list[int] | None = None
+    angles: list[list[int]] | None = None
 
 
 @dataclass(slots=True)

@@ -89,7 +89,8 @@ class EngineCore:
         self.limits = Limits(
             length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
         )
-        pictures = EncodedPictures(self.limits.picture_rows)
+        merge = 0 if tower is None else tower.turned_merge
+        pictures = EncodedPictures(self.limits.picture_rows, merge=merge)
         self.encoder = None if tower is None else PictureEncoder(tower, executor, pictures)
         self._starved = False  # whether nothing can run before the patches of a picture come
         self.scheduler = Scheduler(

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from cpuserve import plugins
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
-from cpuserve.models.config import read_architectures
+from cpuserve.models.config import read_architectures, refuse
 from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
 from cpuserve.models.towers import build_tower, tower_spec
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
-    from cpuserve.models.spec import ModelSpec
+    from cpuserve.models.spec import ModelSpec, TowerSpec
     from cpuserve.program.program import Program
 
 __all__ = [
@@ -122,9 +124,23 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         config = text_config(name, config)
     spec = _family(architecture).spec(config)
     if name in TEXT_PARTS:
-        spec = replace(spec, tower=tower_spec(whole, spec.width))
+        spec = with_tower(spec, tower_spec(whole, spec.width))
     name = _with_head(architecture) if has_no_head(architecture) else architecture
     return replace(spec, architecture=spec.architecture or SAME.get(name, name))
+
+
+def with_tower(spec: ModelSpec, tower: TowerSpec | None) -> ModelSpec:
+    """Return the spec of a text part with its tower, and with a RoPE on the tower's axes.
+
+    Raises ModelError if the RoPE has another number of frequencies than the axes are for.
+    """
+    rope = spec.rope
+    if tower is not None and tower.axes:
+        if rope is None or len(rope.inv_freq) != len(tower.axes):
+            count = 0 if rope is None else len(rope.inv_freq)
+            refuse("mrope_section", len(tower.axes), f"numbers with the sum {count}")
+        rope = structs.replace(rope, axes=tower.axes)
+    return replace(spec, tower=tower, rope=rope)
 
 
 def build_program(spec: ModelSpec) -> Program:

@@ -385,6 +385,8 @@ def build_decoder(
         h = norm(b, x, f"{at}.input_layernorm")
         attention(b, s, i, h, x)
         mlp(b, s, i, h if parallel else norm(b, x, f"{at}.post_attention_layernorm"), x)
+        if s.tower is not None and i < s.tower.levels:
+            b.add_media(x, column=(i + 1) * s.width)
     finish_decoder(b, s, norm(b, x, "model.norm"))
 
 

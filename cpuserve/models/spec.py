@@ -24,6 +24,10 @@ class TowerSpec:
     `architecture`: the name in towers.BUILTIN; `tower_spec` sets it.
     `table`: the table of places has table x table rows.
     `names`: the beginnings of its tensor names.
+    `levels`: a row has so many further parts of the width of the text part; the first layers of the
+      text part add one each (DeepStack).
+    `axes`: for each frequency of the text part's RoPE, its axis: rows turn by their places in the
+      picture (`Rope.axes`); () = by their positions in the text.
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
     The other fields have the same meaning as in ModelSpec.
     """
@@ -45,6 +49,8 @@ class TowerSpec:
     pixels: PixelScale
     patch_weight: str
     names: tuple[str, ...]
+    levels: int = 0
+    axes: tuple[int, ...] = ()
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True

@@ -188,6 +188,7 @@ class Interpreter:
             groups=self._groups,
             num_states=self._num_states,
             num_media=len(self.media),
+            axes=self.program.num_axes,
         )
         self._kept.keep(step)
         self.step: StepView = step
@@ -288,11 +289,22 @@ class Interpreter:
             return k, v * v_scale[..., None], None
         return k, v, v_scale
 
-    def turns(self, rope: Rope, positions: Int32 | None = None) -> tuple[Tensor, Tensor]:
-        """Return (cos, sin) of the angles at the step's positions, each [T, 1, rotary / 2]."""
+    def turns(
+        self, rope: Rope, positions: Int32 | None = None, *, axial: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return (cos, sin) of the angles at the step's positions, each [T, 1, rotary / 2].
+
+        axial: whether the angles depend on the places on the axes of `rope`, if the step has them.
+        """
         positions = self.step.positions if positions is None else positions
-        cos, sin = rope_tables(rope, positions, long=self._long_rope)
-        return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
+        places = self.step.token_angles if axial and rope.axes else None
+        if places is None:
+            cos, sin = rope_tables(rope, positions, long=self._long_rope)
+            return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
+        tables = [rope_tables(rope, each, long=self._long_rope) for each in places]
+        axes, every = torch.tensor(rope.axes), torch.arange(len(rope.axes))
+        cos_of, sin_of = (torch.stack([torch.from_numpy(t[i]) for t in tables]) for i in (0, 1))
+        return cos_of[axes, :, every].T[:, None], sin_of[axes, :, every].T[:, None]
 
     def state_parts(self) -> Iterator[tuple[slice, ChunkRows]]:
         """Yield (rows of the step, ChunkRows) for the rows of each chunk of STATE_CHUNK tokens.

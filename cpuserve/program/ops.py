@@ -79,6 +79,8 @@ class Rope(msgspec.Struct, frozen=True):
     and `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
     `long_freq` has the frequencies of a LongRoPE or of dynamic NTK scaling for requests of more
     than `original` tokens; it is () for other kinds of RoPE.
+    `axes` has the axis of each frequency, if tokens have places on several axes, such as the row
+    and the column of a patch; () = the place is always the position.
     """
 
     rotary: int
@@ -86,6 +88,7 @@ class Rope(msgspec.Struct, frozen=True):
     attention_factor: float = 1.0
     original: int = 0
     long_freq: tuple[float, ...] = ()
+    axes: tuple[int, ...] = ()
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -113,6 +116,11 @@ class Op(msgspec.Struct, frozen=True):
     def written(self) -> ValueId | None:
         """Return the value that the op writes or changes in place; None for Logits and Hidden."""
         return None if self.write_of is None else getattr(self, self.write_of)
+
+    @property
+    def num_axes(self) -> int:
+        """Return on how many axes the op needs the places of tokens; 0 = their positions."""
+        return 0
 
     @property
     def media_width(self) -> int:

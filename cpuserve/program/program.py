@@ -100,6 +100,11 @@ class Program:
         return {rope for rope in found if rope is not None}
 
     @property
+    def num_axes(self) -> int:
+        """Return on how many axes tokens have places in steps with angles."""
+        return max((op.num_axes for op in self.ops), default=0)
+
+    @property
     def media_width(self) -> int:
         """Return how many columns of a row of the media buffer the ops read; 0 = none does."""
         return max((op.media_width for op in self.ops), default=0)

@@ -54,8 +54,8 @@ class StepView:
     """The sections of a packed step, as views of its words.
 
     StepArrays (runtime/executor.py) has the shapes of the sections.
-    Sections that a step does not need (adapters, adapter_scales, media_rows, row_draft, row_mask)
-    are empty.
+    Sections that a step does not need (adapters, adapter_scales, media_rows, angles, row_draft,
+    row_mask) are empty.
     Block table i belongs to sequence i // G and group i % G.
     Table i keeps its first table_first[i] entries;
     its new entries are table_entries[table_start[i] : table_start[i + 1]].
@@ -74,6 +74,7 @@ class StepView:
     adapters: Int32
     adapter_scales: Int32
     media_rows: Int32
+    angles: Int32
     row_token: Int32
     row_slot: Int32
     row_target: Int32
@@ -123,6 +124,11 @@ class StepView:
             scales = np.ones(self.num_seqs, np.float32)
         return np.repeat(scales, np.diff(self.query_start))
 
+    @property
+    def token_angles(self) -> Int32 | None:
+        """Return the places of tokens on each axis [axes, T]; None: they are the positions."""
+        return self.angles.reshape(-1, self.num_tokens) if len(self.angles) else None
+
     def queries(self, seq: int) -> slice:
         """Return the range of the tokens of sequence `seq` in this step."""
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
@@ -138,10 +144,11 @@ def section_lengths(
     groups: int,
     drafts: int,
     media: int,
+    axes: int,
 ) -> tuple[int, ...]:
     """Return the number of words of each section, in the order of StepView's fields."""
     tables = (seqs * groups, seqs * groups + 1, entries)
-    by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters, media)
+    by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters, media, axes * tokens)
     by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 
@@ -153,10 +160,10 @@ def view(arrays: HasWords, kept: KeptTables | None = None) -> StepView:
     """
     words = arrays.words
     tokens, seqs, rows, entries, masks = (int(n) for n in words[:5])
-    adapters, more_groups, drafts, media, *unused = (int(n) for n in words[5:HEADER])
-    groups = more_groups + 1
-    lengths = section_lengths(tokens, seqs, rows, entries, masks, adapters, groups, drafts, media)
-    fits = min(tokens, seqs, rows, entries, masks, more_groups) >= 0
+    adapters, more_groups, drafts, media, axes, *unused = (int(n) for n in words[5:HEADER])
+    counts = adapters, more_groups + 1, drafts, media, axes
+    lengths = section_lengths(tokens, seqs, rows, entries, masks, *counts)
+    fits = min(tokens, seqs, rows, entries, masks, more_groups, axes) >= 0
     fits = fits and drafts in (0, rows) and adapters in (0, seqs) and media in (0, tokens)
     fits = fits and not any(unused)
     if not fits or HEADER + sum(lengths) != len(words):
@@ -176,17 +183,24 @@ def check_step(
     groups: int = 1,
     num_states: int = 0,
     num_media: int = 0,
+    axes: int = 0,
+    max_position: int = 2**31 - 1,
 ) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs.
 
     groups: number of cache groups; if num_states is not 0, the last group has state slots.
     num_media: number of rows of the media buffer.
+    axes: number of axes of the program's ropes; max_position: places on an axis are below it.
     """
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
         raise ValueError(msg)
     _check_range("token id", step.token_ids, vocab)
     _check_range("media row", step.media_rows + 1, num_media + 1)
+    _check_range("angle", step.angles, max_position)
+    if len(step.angles) not in (0, axes * step.num_tokens):
+        msg = f"the step has angles of another number of axes than {axes}"
+        raise ValueError(msg)
     _check_changes(step)
     for seq in range(step.num_seqs):
         for group in range(groups - bool(num_states)):

@@ -1,9 +1,10 @@
 """Weights of a tower: its first matrix takes bytes of pixels.
 
-The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b. It takes
-normalized pixels (scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x,
-channel), so the matrix has the columns in this order, times scale / sd,
-and the bias makes up for the mean and for 128.
+The checkpoint has a convolution over patches: W [n, channels, patch, patch] and a bias b, which may
+be missing. A convolution over frames of a video as well, W [n, channels, frames, patch, patch], is
+the sum over its frames, because all frames of a picture are the same. It takes normalized pixels
+(scale p - mean) / sd. The program takes rows of p - 128 in the order (y, x, channel), so the matrix
+has the columns in this order, times scale / sd, and the bias makes up for the mean and for 128.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ class PatchWeights:
         self._pixels = pixels
 
     def names(self) -> set[str]:
-        """Return the name of each tensor in the checkpoint, after renaming."""
-        return self._weights.names()
+        """Return the name of each tensor in the checkpoint, after renaming, and of the bias."""
+        return self._weights.names() | {self._bias}
 
     def get(self, name: str) -> QuantTensor:
         """Return the tensor; the matrix and its bias are built in fp32 when they are read."""
-        whole = self._weights.get(name)
+        whole = self._weights.get(self._matrix if name == self._bias else name)
         if name == self._matrix and len(whole.shape) > 2:
             n, channels, *sides = whole.shape
-            k = channels * int(np.prod(sides))
+            k = channels * int(np.prod(sides[-2:]))
             return BuiltTensor(name, (n, k), "f32", n * k * 4, self._rows, whole.release)
         if name == self._bias:
 
             def build(some: slice) -> npt.NDArray[np.uint8]:
                 return self._shifted().reshape(1, -1).view(np.uint8)[some]
 
-            return BuiltTensor(name, whole.shape, "f32", 4 * whole.shape[0], build, whole.release)
+            n = whole.shape[0]
+            return BuiltTensor(name, (n,), "f32", 4 * n, build, whole.release)
         return whole
 
     def kind(self, name: str, dtype: str) -> WeightKind:
@@ -62,8 +64,10 @@ class PatchWeights:
         from cpuserve.quant import dequantize
 
         whole = self._weights.get(self._matrix)
-        values = dequantize(whole).reshape(*whole.shape[:2], -1)[rows]
-        return np.asarray(values, np.float32)
+        values = dequantize(whole)[rows]
+        if len(whole.shape) == 5:
+            values = values.reshape(-1, *whole.shape[1:]).sum(axis=2)
+        return np.asarray(values.reshape(len(values), whole.shape[1], -1), np.float32)
 
     def _factors(self) -> npt.NDArray[np.float64]:
         return self._pixels.scale / np.asarray(self._pixels.deviation)
@@ -79,5 +83,7 @@ class PatchWeights:
         mean, sd = np.asarray(self._pixels.mean), np.asarray(self._pixels.deviation)
         middle = (MIDDLE * self._pixels.scale - mean) / sd  # the number of a byte of 128
         sums = self._stored().astype(np.float64).sum(axis=2) @ middle
-        shifted: Float32 = (dequantize(self._weights.get(self._bias)) + sums).astype(np.float32)
+        if self._bias in self._weights.names():
+            sums = sums + dequantize(self._weights.get(self._bias))
+        shifted: Float32 = sums.astype(np.float32)
         return shifted

@@ -35,7 +35,8 @@ class StepArrays:
         G - 1       number of cache groups - 1
         D           R, or 0 if no row has a draft token
         P           T, or 0 if no token has a row of the media buffer
-        0, 0, 0     words without a meaning yet
+        X           number of axes of angles, or 0 if all angles follow from positions
+        0, 0        words without a meaning yet
 
     The following sections come after the header:
 
@@ -50,6 +51,7 @@ class StepArrays:
         adapter_scales          [A] the scale of each sequence's adapter, the bits of a float
         media_rows              [P] the row of the media buffer that replaces the token's embedding;
                                 -1 = none
+        angles                  [X, T] the place of each token on each axis, which the RoPE turns by
         row_token               [R] index of the row's token in token_ids
         row_slot                [R] the request slot with the row's sampler state
         row_target              [R] the id to score, -1 = sample, -2 = return the row's vector
@@ -112,6 +114,10 @@ class StepOutputs:
 
 class PictureTower(Protocol):
     """Encodes pictures in slices, between the steps of its executor (runtime/tower.py)."""
+
+    @property
+    def turned_merge(self) -> int:
+        """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
 
     def start(self, patches: Bytes, tiles: Sequence[tuple[int, int]]) -> None:
         """Begin to encode tiles of (rows, columns) patches; ValueError: it has no such tiles."""

@@ -47,7 +47,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     num_masks = 0 if masks is None else len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
     media = _media(chunks, lengths)
-    words = [*counts, num_masks, len(adapters), groups - 1, len(drafts), len(media), 0, 0, 0]
+    axes, angles = _angles(chunks, lengths)
+    words = [*counts, num_masks, len(adapters), groups - 1, len(drafts), len(media), axes, 0, 0]
     for c in chunks:
         words += c.token_ids
     for c, end in zip(chunks, ends, strict=True):
@@ -61,6 +62,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     words += adapters
     words += scales
     words += media
+    words += angles
     words += [start + r.index for start, c in zip(starts, chunks, strict=False) for r in c.rows]
     words += slots
     words += [row.target for row in rows]
@@ -83,6 +85,16 @@ def _media(chunks: Sequence[SeqChunk], lengths: Sequence[int]) -> list[int]:
     for chunk, length in zip(chunks, lengths, strict=True):
         rows += [-1] * length if chunk.media is None else chunk.media
     return rows
+
+
+def _angles(chunks: Sequence[SeqChunk], lengths: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the number of axes, and the places of all tokens on each axis; (0, []) if none."""
+    axes = max((len(c.angles) for c in chunks if c.angles is not None), default=0)
+    found: list[int] = []
+    for axis in range(axes):
+        for c, length in zip(chunks, lengths, strict=True):
+            found += range(c.start, c.start + length) if c.angles is None else c.angles[axis]
+    return axes, found
 
 
 def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[BlockId]]:

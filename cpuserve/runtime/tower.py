@@ -40,6 +40,11 @@ class Tower:
         self._rows: list[Float32] = []
         self._packed: dict[tuple[int, ...], StepArrays] = {}
 
+    @property
+    def turned_merge(self) -> int:
+        """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
+        return self.spec.merge if self.spec.axes else 0
+
     def start(self, patches: Bytes, tiles: Sequence[Tile]) -> None:
         """Begin to encode tiles of one or more pictures; tiles that were begun before are dropped.
 

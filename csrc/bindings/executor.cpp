@@ -64,11 +64,12 @@ py::list arenas_view(const py::object& self) {
   return out;
 }
 
-// Returns a numpy view of the vectors that HiddenOp copied, fp32 [max_tokens, hidden_width].
+// Returns a numpy view of the vectors that HiddenOp copied, fp32 [max_tokens / fold, hidden_width].
 py::array vectors_view(const py::object& self) {
   auto& e = self.cast<Executor&>();
   return view(self, e.results().vectors,
-              {static_cast<py::ssize_t>(e.results().tokens.size()), e.program().hidden_width()});
+              {static_cast<py::ssize_t>(e.program().max_tokens() / e.program().fold()),
+               e.program().hidden_width()});
 }
 
 py::array top_view(const py::object& self, bool ids) {

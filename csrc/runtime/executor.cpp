@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/allocations.h"
@@ -51,11 +52,12 @@ int64_t index_score_floats(const Program& program, int64_t num_blocks) {
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top,
                      int64_t num_states, int64_t num_media) {
-  return {p.max_tokens(), p.max_seqs(),     p.max_positions(),
-          num_blocks,     num_slots,        p.embed_rows(),
-          p.vocab(),      max_top,          p.hidden_width() > 0,
-          p.adapters(),   p.table_groups(), p.states().empty() ? 0 : num_states,
-          num_media,      p.fold()};
+  return {p.max_tokens(),  p.max_seqs(),     p.max_positions(),
+          num_blocks,      num_slots,        p.embed_rows(),
+          p.vocab(),       max_top,          p.hidden_width() > 0,
+          p.adapters(),    p.table_groups(), p.states().empty() ? 0 : num_states,
+          num_media,       p.fold(),         p.axes(),
+          p.needs_angles()};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -98,7 +100,8 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   results_.logprobs.resize(rows);
   results_.top_ids.resize(tops);
   results_.top_logprobs.resize(tops);
-  results_.vectors.resize(rows * static_cast<size_t>(program.hidden_width()));
+  const int64_t vectors = program.max_tokens() / program.fold() * program.hidden_width();
+  results_.vectors.resize(static_cast<size_t>(vectors));
 }
 
 Routing Executor::make_routing(const Program& program) {
@@ -204,12 +207,20 @@ void Executor::carve_work_memory(int64_t rows_per_seq) {
     media_ = c.take<float>(limits_.media * program_->media_width());
     patches_ = c.take<uint8_t>(program_->max_tokens() * program_->patch_width());
     index_scores_ = c.take<float>(index_floats_);
+    turns_.clear();
+    for (const AxialRope& rope : program_->axial_ropes()) {
+      const int64_t count = program_->max_tokens() * static_cast<int64_t>(rope.axes.size());
+      float* const cos = c.take<float>(count);
+      turns_.push_back({cos, c.take<float>(count)});
+    }
+    token_numbers_ = c.take<int32_t>(turns_.empty() ? 0 : program_->max_tokens());
   };
   Carver sizes(nullptr);
   carve(sizes);
   work_ = Buffer(sizes.used());
   Carver carver(work_.data());
   carve(carver);
+  if (!turns_.empty()) std::iota(token_numbers_, token_numbers_ + program_->max_tokens(), 0);
 }
 
 // Makes the arenas of each rank prefer memory of the NUMA node that the rank is pinned to.
@@ -290,6 +301,23 @@ void Executor::find_state_slots() {
   }
 }
 
+// Copies cos and sin of each token and frequency from the tables of the program, from the row that
+// is the place of the token on the axis of the frequency.
+void Executor::turn() {
+  for (size_t i = 0; input_.angles && i < turns_.size(); i++) {
+    const AxialRope& rope = program_->axial_ropes()[i];
+    const auto half = static_cast<int64_t>(rope.axes.size());
+    const float *cos = weights_.vector(rope.cos), *sin = weights_.vector(rope.sin);
+    for (int64_t t = 0; t < input_.tokens; t++) {
+      for (int64_t f = 0; f < half; f++) {
+        const int64_t from = input_.angle(rope.axes[static_cast<size_t>(f)], t) * half + f;
+        turns_[i].cos[t * half + f] = cos[from];
+        turns_[i].sin[t * half + f] = sin[from];
+      }
+    }
+  }
+}
+
 void Executor::begin_step(const StepInput& in) {
   tap_next_ = started_next_ = -1;
   input_ = in;
@@ -307,6 +335,7 @@ void Executor::begin_step(const StepInput& in) {
   }
   kv_.use(*team_);
   find_state_slots();
+  turn();
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 

@@ -38,7 +38,7 @@ constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
 // The results of a step, one entry for each result row. tokens, ranks and logprobs
 // are [max_tokens], and top_ids and top_logprobs are [max_tokens, max_top].
-// A program with HiddenOp has only vectors [max_tokens, hidden_width].
+// A program with HiddenOp has only vectors [max_tokens / fold, hidden_width].
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
   std::vector<float> logprobs, top_logprobs, vectors;
@@ -195,6 +195,11 @@ class Executor {
     return patches_ + row * program_->patch_width();
   }
   float* media_row(int64_t row) noexcept { return media_ + row * program_->media_width(); }
+  // The tables of a rope in Program::axial_ropes() for the step: a row for each token.
+  struct Turns {
+    float *cos, *sin;
+  };
+  void turn();
   void bind_memory();
   void plan_attention();
   void carve_work_memory(int64_t rows_per_seq);
@@ -231,9 +236,11 @@ class Executor {
   std::vector<uint8_t*> scratch_;
   int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
-  uint8_t* patches_ = nullptr;  // [max_tokens, Program::patch_width]
-  int64_t num_patches_ = 0;     // number of rows that write_patches() has written
-  float* media_ = nullptr;      // the media buffer: [limits_.media, Program::media_width]
+  uint8_t* patches_ = nullptr;        // [max_tokens, Program::patch_width]
+  int64_t num_patches_ = 0;           // number of rows that write_patches() has written
+  float* media_ = nullptr;            // the media buffer: [limits_.media, Program::media_width]
+  std::vector<Turns> turns_;          // of each rope in Program::axial_ropes()
+  int32_t* token_numbers_ = nullptr;  // 0, 1, 2 ...: the rows of the tables in turns_
   float* partials_ = nullptr;
   float* index_scores_ = nullptr;
   int64_t index_floats_ = 0;  // number of floats of index_scores_

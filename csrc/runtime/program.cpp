@@ -177,6 +177,21 @@ void Program::set_grain(Id id, ActFormat out) {
   m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));
 }
 
+int32_t Program::axial_rope(const AxialRope& rope) {
+  for (const int32_t axis : rope.axes) {
+    check_argument(axis >= 0 && axis < kMostAxes, "a rope cannot turn by axis ", axis);
+    limits_.axes = std::max<int64_t>(limits_.axes, axis + 1);
+  }
+  for (size_t i = 0; i < axial_ropes_.size(); i++) {
+    const AxialRope& known = axial_ropes_[i];
+    if (known.cos == rope.cos && known.sin == rope.sin && known.axes == rope.axes) {
+      return static_cast<int32_t>(i);
+    }
+  }
+  axial_ropes_.push_back(rope);
+  return static_cast<int32_t>(axial_ropes_.size()) - 1;
+}
+
 Id Program::add_state(const StateLayer& layer) {
   states_.push_back(layer);
   return last_id(states_.size());

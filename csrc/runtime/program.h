@@ -71,16 +71,25 @@ struct CacheLayer {
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
+// A rope with frequencies on several axes of places (RopeStoreOp::axes). A step with angles
+// has tables of its own for it, with a row of cos and sin for each token (Executor::turn).
+struct AxialRope {
+  Id cos, sin;
+  std::vector<int32_t> axes;  // the axis of each frequency
+};
+
 // The limits for the steps of a program, which follow from its operations.
 struct ProgramLimits {
   int64_t embed_rows = 0;  // token ids must be below this number
   int64_t max_positions = INT32_MAX;
-  int64_t vocab = 0;         // columns of the logits; 0 = the program has no logits
-  int64_t hidden_width = 0;  // width of the rows that HiddenOp returns; 0 = it has no HiddenOp
-  int64_t adapters = 0;      // number of adapters of AdapterOp; 0 = it has no AdapterOp
-  int64_t media_width = 0;   // columns that operations read of a row of the media buffer
-  int64_t patch_width = 0;   // bytes of a patch of a picture; 0 = it has no PatchesOp
-  int64_t fold = 1;          // tokens of a row after the last FoldOp
+  int64_t vocab = 0;          // columns of the logits; 0 = the program has no logits
+  int64_t hidden_width = 0;   // width of the rows that HiddenOp returns; 0 = it has no HiddenOp
+  int64_t adapters = 0;       // number of adapters of AdapterOp; 0 = it has no AdapterOp
+  int64_t media_width = 0;    // columns that operations read of a row of the media buffer
+  int64_t patch_width = 0;    // bytes of a patch of a picture; 0 = it has no PatchesOp
+  int64_t fold = 1;           // tokens of a row after the last FoldOp
+  int64_t axes = 0;           // number of axes of StepInput::angles that operations read
+  bool needs_angles = false;  // each step must have angles
 };
 
 class Program {
@@ -116,6 +125,7 @@ class Program {
   const std::vector<Vector>& vectors() const { return vectors_; }
   const std::vector<CacheLayer>& kv_layers() const { return kv_layers_; }
   const std::vector<StateLayer>& states() const { return states_; }
+  const std::vector<AxialRope>& axial_ropes() const { return axial_ropes_; }
   const std::vector<Op>& ops() const { return ops_; }
 
   int64_t embed_rows() const { return limits_.embed_rows; }
@@ -125,6 +135,8 @@ class Program {
   int64_t media_width() const { return limits_.media_width; }
   int64_t patch_width() const { return limits_.patch_width; }
   int64_t fold() const { return limits_.fold; }
+  int64_t axes() const { return limits_.axes; }
+  bool needs_angles() const { return limits_.needs_angles; }
   int64_t max_positions() const { return limits_.max_positions; }
   int32_t cache_groups() const { return cache_groups_; }  // groups of KV layers; at least 1
   // The number of block tables of each sequence:
@@ -155,6 +167,8 @@ class Program {
   // Operations that change the program when they are added call the following functions.
   ProgramLimits& limits() { return limits_; }
   Id add_state(const StateLayer& layer);
+  // Returns the index of a rope in axial_ropes(); equal ropes have the same index.
+  int32_t axial_rope(const AxialRope& rope);
   void set_grain(Id matrix, ActFormat out);
   void set_columns(Id vector, int64_t columns);
   Id packed_bias(Id bias, const Matrix& m);
@@ -168,6 +182,7 @@ class Program {
   std::vector<Vector> vectors_;
   std::vector<CacheLayer> kv_layers_;
   std::vector<StateLayer> states_;
+  std::vector<AxialRope> axial_ropes_;
   std::vector<Op> ops_;
   ProgramLimits limits_;
   int32_t cache_groups_ = 1;

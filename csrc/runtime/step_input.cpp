@@ -11,9 +11,11 @@ namespace {
 constexpr int64_t kHeader = 12;
 // Indices of words in the header of the input. These words are the number of masks,
 // the number of entries of `adapters` (and of `adapter_scales`), the number of block tables
-// of a sequence after the first table, the numbers of entries of row_draft and of media_rows.
+// of a sequence after the first table, the numbers of entries of row_draft and of media_rows,
+// and the number of axes of `angles`.
 // The words from kUnused on have no meaning yet and are 0.
-constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7, kMedia = 8, kUnused = 9;
+constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7, kMedia = 8, kAxes = 9;
+constexpr int64_t kUnused = 10;
 
 class Reader {
  public:
@@ -119,6 +121,13 @@ void check_media(const StepInput& in, const StepLimits& limits) {
   }
 }
 
+// Checks that a step with angles has a row of the tables of cos and sin for each of them.
+void check_angles(const StepInput& in, const StepLimits& limits) {
+  for (int64_t i = 0; in.angles && i < limits.axes * in.tokens; i++) {
+    check_range("angles", i, in.angles[i], 0, limits.max_positions);
+  }
+}
+
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_token", r, in.row_token[r], 0, in.tokens / limits.fold);
   check_range("row_slot", r, in.row_slot[r], 0, limits.num_slots);
@@ -181,8 +190,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
                  limits.max_tokens, " tokens, not ", in.tokens);
   check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step must have 1 to ",
                  limits.max_seqs, " sequences, not ", in.seqs);
-  check_argument(in.rows >= 0 && in.rows <= limits.max_tokens, "a step must have 0 to ",
-                 limits.max_tokens, " logit rows, not ", in.rows);
+  const int64_t most_rows = limits.max_tokens / limits.fold;
+  check_argument(in.rows >= 0 && in.rows <= most_rows, "a step must have 0 to ", most_rows,
+                 " logit rows, not ", in.rows);
   check_argument(in.rows == 0 || limits.vocab > 0 || limits.hidden,
                  "the step has rows, but this program has neither a logits nor a hidden op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " new blocks");
@@ -197,6 +207,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   const int64_t media = header[kMedia];
   check_argument(media == 0 || media == in.tokens, "a step of ", in.tokens, " tokens cannot have ",
                  media, " media rows: it has one for each, or none");
+  const int64_t axes = header[kAxes];
+  check_argument(axes == limits.axes || (axes == 0 && !limits.needs_angles),
+                 "the step has angles of ", axes, " axes, but the program has ", limits.axes);
   for (int64_t i = kUnused; i < kHeader; i++) check_range("header", i, header[i], 0, 1);
   const int64_t words_of_masks = num_masks * mask_words(limits.vocab);
   check_argument(num_masks >= 0 && masks.size() == words_of_masks, "the ", num_masks,
@@ -214,6 +227,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
   in.adapter_scales = adapters > 0 ? reader.take(adapters) : nullptr;
   in.media_rows = media > 0 ? reader.take(media) : nullptr;
+  in.angles = axes > 0 ? reader.take(axes * in.tokens) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);
@@ -232,6 +246,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
     check_range("adapters", s, in.adapters[s], -1, limits.adapters);
   }
   check_media(in, limits);
+  check_angles(in, limits);
   for (int64_t r = 0; r < in.rows; r++) check_row(in, limits, r);
   if (in.row_draft) check_drafts(in, limits);
   for (int64_t r = 0; in.row_mask && r < in.rows; r++) {

@@ -25,6 +25,7 @@ struct StepInput {
   const int32_t* adapters;                                     // [seqs], or null without adapters
   const int32_t* adapter_scales;                               // [seqs] bits of floats, or null
   const int32_t* media_rows;                                   // [tokens], or null without media
+  const int32_t* angles;                                       // [axes, tokens], or null
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks
@@ -46,10 +47,16 @@ struct StepInput {
   // Returns the row of the media buffer that token t has instead of the row of its id, or -1.
   int32_t media_row(int64_t t) const noexcept { return media_rows ? media_rows[t] : -1; }
 
+  // Returns the place of token t on an axis, which its angles depend on. Call it only if the step
+  // has angles; in other steps it is the position on every axis.
+  int32_t angle(int64_t axis, int64_t t) const noexcept { return angles[axis * tokens + t]; }
+
   // Returns the draft token of row r, or -1 if the row has none.
   // The next row gets a token only if row r samples its draft token.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
 };
+
+constexpr int64_t kMostAxes = 4;  // of the places of a token (StepInput::angles)
 
 // Returns the number of int32 words of a bitmask, which has one bit for each id of the vocabulary.
 constexpr int64_t mask_words(int64_t vocab) { return (vocab + 31) / 32; }
@@ -62,6 +69,8 @@ struct StepLimits {
   int64_t states = 0;    // number of state slots, for the last table of a sequence; 0: no states
   int64_t media = 0;     // number of rows of the media buffer
   int64_t fold = 1;      // each sequence has a multiple of `fold` tokens, and a row for each fold
+  int64_t axes = 0;      // number of axes that ropes turn by (RopeStoreOp::axes)
+  bool needs_angles = false;  // each step has angles
 };
 
 // Checks every number that kernels use as an index, because kernels do not check it again.

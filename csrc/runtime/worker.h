@@ -89,6 +89,10 @@ struct Worker {
   Routing& routing() const noexcept { return e.routing_; }
   const float* media_row(int64_t row) const noexcept { return e.media_row(row); }
   const uint8_t* patch(int64_t row) const noexcept { return e.patch(row); }
+  const Executor::Turns& turns(int32_t axial) const noexcept {
+    return e.turns_[static_cast<size_t>(axial)];
+  }
+  const int32_t* token_numbers() const noexcept { return e.token_numbers_; }
   const KvCache& kv() const noexcept { return e.kv_; }
   // kv_slots returns the KV slot of each token, in the cache group of KV layer `layer`. block_table
   // returns the block table of a sequence in the cache group of the layer.

@@ -162,3 +162,51 @@ def test_two_pictures_in_a_block_are_two_keys():
     one, other = picture("a", [(0, 1), (1, 1)]), picture("b", [(2, 1)])
     content = named(one, other).contents[0]
     assert extra_keys(content, SIZE) == [(one.digest.hex(), 0), (other.digest.hex(), 2)]
+
+
+def grids(merge, *placed):
+    """Placeholders of pictures, each (position, merged rows, merged columns)."""
+    made = [
+        picture(
+            f"{place}", spans=[(place, rows * columns)], tiles=[(rows * merge, columns * merge)]
+        )
+        for place, rows, columns in placed
+    ]
+    return Placeholders(made)
+
+
+def test_the_places_of_a_picture_are_its_rows_and_columns():
+    found = grids(2, (2, 2, 3), (10, 1, 2))
+    # Text 0 1, a picture of 2 x 3 at 2, text at 2 + 3 = 5, a picture of 1 x 2 at 7, text at 9.
+    wanted = [
+        [0, 1, *[2] * 6, 5, 6, 7, 7, 9, 10],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 7, 9, 10],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    ]
+    assert found.angles(0, 14, 2) == wanted
+    assert found.angles(0, 2, 2) is None
+    for begin in range(14):
+        for end in range(max(begin + 1, 3), 15):
+            assert found.angles(begin, end, 2) == [axis[begin:end] for axis in wanted]
+    assert found.angles(100, 103, 2) == [[97, 98, 99]] * 3
+
+
+def test_places_are_those_of_transformers():
+    """The places of three pictures and of text around them (Qwen3-VL, and alike Qwen2.5-VL)."""
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3VLConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+    placed = [(3, 2, 5), (14, 4, 1), (30, 3, 3)]
+    kinds = torch.zeros(1, 50, dtype=torch.int)
+    for place, rows, columns in placed:
+        kinds[0, place : place + rows * columns] = 1
+    model = Qwen3VLModel.__new__(Qwen3VLModel)
+    torch.nn.Module.__init__(model)
+    model.config = Qwen3VLConfig()
+    shapes = torch.tensor([[1, 2 * rows, 2 * columns] for _, rows, columns in placed])
+    ids = torch.ones(1, 50, dtype=torch.long)
+    wanted, shift = model.get_rope_index(ids, kinds, image_grid_thw=shapes)
+    found = grids(2, *placed)
+    assert found.angles(0, 50, 2) == wanted[:, 0].tolist()
+    assert found.angles(70, 71, 2) == [[70 + int(shift)]] * 3

@@ -104,12 +104,38 @@ TEST(media_rows_are_refused_unless_the_buffer_has_them) {
   EXPECT(refusal({0, 5, 1}).find("media_rows[1] = 5") != std::string::npos);
   EXPECT(refusal({0, 4, -2}).find("media_rows[2] = -2") != std::string::npos);
   EXPECT(refusal({0, 1}).find("one for each, or none") != std::string::npos);
-  for (size_t unused : {9, 10, 11}) {
+  for (size_t unused : {10, 11}) {
     EXPECT(refusal({0, 1, 2}, unused).find("header[") != std::string::npos);
   }
   const std::vector<int32_t> none = words_of(token_ids(3), 3);
   EXPECT(parse_alone(none, limits).media_rows == nullptr);
   EXPECT(parse_alone(none, limits).media_row(1) == -1);
+}
+
+TEST(angles_are_refused_unless_the_tables_of_the_ropes_have_them) {
+  StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
+  limits.axes = 2;
+  const auto with_angles = [](const std::vector<int32_t>& places, int32_t axes) {
+    std::vector<int32_t> w = words_of(token_ids(3), 3);
+    w[9] = axes;
+    w.insert(w.end() - 4 * 3, places.begin(), places.end());
+    return w;
+  };
+  const auto refusal = [&](const std::vector<int32_t>& places, int32_t axes = 2) {
+    const std::vector<int32_t> words = with_angles(places, axes);
+    return testing::message_of<std::invalid_argument>([&] { parse_alone(words, limits); });
+  };
+  const std::vector<int32_t> good = with_angles({0, 99, 7, 8, 2, 0}, 2);
+  const StepInput in = parse_alone(good, limits);
+  EXPECT(in.angle(0, 1) == 99 && in.angle(1, 0) == 8 && in.angle(1, 2) == 0);
+  EXPECT(refusal({0, 100, 7, 8, 2, 0}).find("angles[1] = 100") != std::string::npos);
+  EXPECT(refusal({0, 1, 7, 8, 2, -1}).find("angles[5] = -1") != std::string::npos);
+  EXPECT(refusal({0, 1, 2}, 1).find("angles of 1 axes") != std::string::npos);
+  EXPECT(refusal({0, 1, 2, 0, 1, 2, 0, 1, 2}, 3).find("angles of 3 axes") != std::string::npos);
+  const std::vector<int32_t> none = words_of(token_ids(3), 3);
+  EXPECT(parse_alone(none, limits).angles == nullptr);
+  limits.needs_angles = true;
+  EXPECT_THROWS(std::invalid_argument, "angles of 0 axes", parse_alone(none, limits));
 }
 
 TEST(words_cut_anywhere_are_refused) {

@@ -19,6 +19,8 @@ class FakeTower:
     slices: the budget of each slice so far. started: how often a picture was begun.
     """
 
+    turned_merge = 0
+
     def __init__(self, rows_a_slice: int = 1000, broken: int = -1) -> None:
         self.slices: list[float] = []
         self.started = 0

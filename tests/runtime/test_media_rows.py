@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cpuserve.core.step import SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
@@ -25,7 +28,7 @@ IDS = [(i * 37 + i * i * 5) % 509 for i in range(70)]
 PICTURE = range(20, 52)  # the places of the tokens whose ids are placeholders in a step with media
 
 
-def executor_of(kind, family="llama", media_rows=36):
+def executor_of(kind, family="llama", media_rows=36, axes=None):
     config = fake_config(
         max_num_batched_tokens=96,
         block_size=32,
@@ -37,7 +40,11 @@ def executor_of(kind, family="llama", media_rows=36):
         media_rows=media_rows,
     )
     checkpoint = open_checkpoint(tiny_model(family))
-    program = build_program(spec_from_config(checkpoint.config))
+    spec = spec_from_config(checkpoint.config)
+    if axes is not None:
+        count = len(spec.rope.inv_freq)
+        spec = replace(spec, rope=structs.replace(spec.rope, axes=axes(count)))
+    program = build_program(spec)
     if kind == "torch":
         executor = TorchExecutor(config, program, checkpoint.weights)
     else:
@@ -52,7 +59,7 @@ def embeddings(weights, ids):
     return dequantize(weights.get("model.embed_tokens.weight"))[ids]
 
 
-def tokens(executor, ids, media=None, chunk=70):
+def tokens(executor, ids, media=None, chunk=70, angles=None):
     """The tokens and logprobs of every row of `ids`, computed in chunks."""
     found = []
     sequence = Sequence(0, ids, [4, 7, 2])
@@ -63,6 +70,8 @@ def tokens(executor, ids, media=None, chunk=70):
         for row in part.rows:
             row.num_top = 2
         part.media = None if media is None else media[at : at + len(part.token_ids)]
+        if angles is not None:
+            part.angles = [axis[at : at + len(part.token_ids)] for axis in angles]
         out = executor.step(step(part))
         n = len(part.rows)
         found.append(np.concatenate([out.logprobs[:n], out.top_logprobs[:n, :2].reshape(-1)]))
@@ -146,3 +155,39 @@ def test_media_rows_outside_of_a_small_buffer_are_named():
     again.media = [-1, 3]
     with pytest.raises(ValueError, match="media row"):
         check_step(view(step(again)), vocab=9, num_blocks=1, block=32, num_media=3)
+
+
+AXES = {
+    "sections": lambda count: (0,) * (count - 4) + (1, 1, 2, 2),
+    "interleaved": lambda count: tuple(i % 3 for i in range(count)),
+}
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_angles_turn_keys_by_their_places(axes):
+    """Equal places on all axes are a text; places on several axes are those of the reference."""
+    text = [list(range(len(IDS)))] * 3
+    stream = np.random.default_rng(1)
+    places = [sorted(stream.integers(0, 60, len(IDS)).tolist()) for _ in range(3)]
+    found = {}
+    for kind in ("torch", "native"):
+        executor, _ = executor_of(kind, axes=AXES[axes])
+        plain = tokens(executor, IDS)
+        assert np.array_equal(tokens(executor, IDS, angles=text), plain)
+        found[kind] = tokens(executor, IDS, angles=places)
+        assert np.abs(found[kind] - plain).max() > 0.01
+        # An equal turn of all keys and queries changes nothing but the rounding.
+        later = [[place + 5 for place in axis] for axis in text]
+        assert np.allclose(tokens(executor, IDS, angles=later)[:70], plain[:70], atol=1e-4)
+    assert np.allclose(found["native"], found["torch"], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["torch", "native"])
+def test_angles_that_the_model_does_not_have_are_refused(kind):
+    executor, _ = executor_of(kind)
+    with pytest.raises(ValueError, match="angles of"):
+        tokens(executor, IDS, angles=[list(range(len(IDS)))] * 3)
+    executor, _ = executor_of(kind, axes=AXES["sections"])
+    for bad in (-1, 128) if kind == "native" else (-1,):
+        with pytest.raises(ValueError, match="angle"):
+            tokens(executor, IDS, angles=[[bad] * len(IDS)] * 3)

@@ -61,6 +61,23 @@ def test_rows_that_are_masked_name_the_mask_of_their_slot():
     assert len(view(pack(batch())).row_mask) == 0
 
 
+def test_a_step_has_angles_only_if_a_chunk_has_them():
+    assert view(pack(batch())).token_angles is None
+    plain = batch()
+    plain.chunks[1].angles = [[4, 4, 4], [4, 4, 5], [4, 5, 4]]
+    arrays = pack(plain)
+    assert arrays.words[:HEADER].tolist() == [6, 3, 3, 5, *[0] * 5, 3, 0, 0]
+    assert view(arrays).token_angles.tolist() == [
+        [40, 4, 4, 4, 31, 32],
+        [40, 4, 4, 5, 31, 32],
+        [40, 4, 5, 4, 31, 32],
+    ]
+    check_step(view(arrays), vocab=100, num_blocks=9, block=32, axes=3, max_position=41)
+    for wrong in ({"axes": 2}, {"axes": 3, "max_position": 40}, {}):
+        with pytest.raises(ValueError, match="angle"):
+            check_step(view(arrays), vocab=100, num_blocks=9, block=32, **wrong)
+
+
 def test_slots_follow_the_block_tables():
     step = view(pack(batch()))
     assert token_slots(step, 32).tolist() == [8 * 32 + 8, 192, 193, 194, 1 * 32 + 31, 4 * 32]

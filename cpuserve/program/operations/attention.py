@@ -44,12 +44,20 @@ class RopeStoreKV(Op, frozen=True):
     plus_one: bool = False
     stores: bool = True
 
+    @property
+    def num_axes(self) -> int:
+        """Return the number of axes on which the tokens of a step may have places."""
+        return max((() if self.rope is None else self.rope.axes), default=-1) + 1
+
     def lower(self, to: Lowering) -> None:
+        import numpy as np
+
         to.add(
             self,
             q=to.take_queries(self.qkv, self.q_heads, self.head_dim),
             q_norm=to.norm_weight(self.q_norm, self.head_dim, self.plus_one),
             k_norm=to.norm_weight(self.k_norm, self.head_dim, self.plus_one),
+            axes=np.array(() if self.rope is None else self.rope.axes, np.int32),
             **to.rope(self.rope),
         )
 
@@ -70,7 +78,7 @@ class RopeStoreKV(Op, frozen=True):
         if self.k_norm is not None:
             k = rms_norm(k, at.vector(self.k_norm) + more, self.eps)
         if self.rope is not None:
-            cos, sin = at.turns(self.rope)
+            cos, sin = at.turns(self.rope, axial=True)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if at.kv_type in MIXED_KV:
             q = mix(q) / mix_width(self.head_dim)
@@ -471,4 +479,7 @@ def check_rope(rope: Rope, head_dim: int) -> None:
             f"rope: {rope.rotary} rotated dims need {rope.rotary // 2} frequencies (got "
             f"{len(rope.inv_freq)}) and at least as large a head_dim (got head_dim {head_dim})"
         )
+        raise ModelError(msg)
+    if rope.axes and len(rope.axes) != len(rope.inv_freq):
+        msg = f"rope: {len(rope.axes)} axes for {len(rope.inv_freq)} frequencies"
         raise ModelError(msg)

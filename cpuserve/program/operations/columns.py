@@ -363,7 +363,7 @@ class ColumnsBuilder(BaseBuilder):
         """Return a copy of `width` columns of x from `column` on, followed by a copy of `more`."""
         self._check_columns("columns", x, column, width)
         total = width + (0 if more is None else self._width(more))
-        out = self._value("columns", total)
+        out = self._value("columns", total, like=x)
         self._ops.append(Columns(x, out, width, column, more))
         return out
 

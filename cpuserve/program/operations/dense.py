@@ -72,6 +72,31 @@ class Embed(Op, frozen=True):
         return rows
 
 
+class AddMedia(Op, frozen=True):
+    """x[t] += columns of the token's row of the media buffer, from `column` on, if it has one."""
+
+    write_of = "x"
+
+    x: ValueId
+    width: int
+    column: int
+
+    @property
+    def media_width(self) -> int:
+        """Return how many columns the rows of the media buffer need."""
+        return self.column + self.width
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        if not len(at.step.media_rows):
+            return x
+        media = torch.from_numpy(at.step.media_rows).long()
+        has, out = media >= 0, x.clone()
+        out[has] += at.media[media[has], self.column : self.column + self.width]
+        return out
+
+
 class PositionEmbed(Op, frozen=True):
     """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
 
@@ -318,6 +343,10 @@ class DenseBuilder(ExpertsBuilder):
             self._ops.append(Embed(found, table, vocab, columns, scale, "zero"))
             self._add_adapters_of_table(found, name, out)
         return out
+
+    def add_media(self, x: ValueId, *, column: int) -> None:
+        """Add columns of rows of the media buffer, from `column` on, to the tokens of pictures."""
+        self._ops.append(AddMedia(x, self._width(x), column))
 
     def position_embed(
         self,

@@ -77,6 +77,49 @@ class PlaceEmbed(Op, frozen=True):
         return x + at.vector(self.weight)[places[at.positions]]
 
 
+class GridEmbed(Op, frozen=True):
+    """x[t] += the embedding of patch t's place in its picture; weight [side^2, D].
+
+    The table of side x side places is stretched over the rows and columns of the picture, corner to
+    corner; between places of the table, the four neighbours are weighted. The angles of a step have
+    the row and the column of each patch on axes 0 and 1, and a picture is a sequence.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str
+    side: int
+    width: int
+
+    @property
+    def num_axes(self) -> int:
+        """Return 2: a patch has a row and a column."""
+        return 2
+
+    def lower(self, to: Lowering) -> None:
+        to.add(self, table=to.plain(self.weight, self.side**2 * self.width))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        places, out, table = at.step.token_angles, x.clone(), at.vector(self.weight)
+        assert places is not None, "the step has no angles"
+        for seq in range(at.step.num_seqs):
+            tokens = at.step.queries(seq)
+            grid = torch.from_numpy(places[:2, tokens]).float()
+            along = grid * (self.side - 1) / grid[:, -1:].clamp(min=1)
+            first = along.int().clamp(max=self.side - 1)
+            share = along - first
+            for down in (0, 1):
+                for right in (0, 1):
+                    more = torch.tensor([[down], [right]])
+                    row, column = (first + more).clamp(max=self.side - 1)
+                    weight = torch.where(more > 0, share, 1 - share).prod(dim=0)
+                    out[tokens] += weight[:, None] * table[row * self.side + column]
+        return out
+
+
 class Fold(Op, frozen=True):
     """out [T / count, count * width]: a row has the columns of `count` successive rows of x."""
 
@@ -111,6 +154,15 @@ class PatchesBuilder(BaseBuilder):
         width = self._width(x)
         weight = self._need(f"{name}.weight", (table * table, width), "table")
         self._ops.append(PlaceEmbed(x, weight, table, side, merge, width))
+
+    def grid_embed(self, x: ValueId, name: str, *, side: int) -> None:
+        """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).
+
+        name: the weight [side * side, width of x].
+        """
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (side * side, width), "table")
+        self._ops.append(GridEmbed(x, weight, side, width))
 
     def fold(self, x: ValueId, count: int) -> ValueId:
         """Return rows of `count` successive rows of x: [T / count, count * width of x]."""

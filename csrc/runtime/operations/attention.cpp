@@ -196,7 +196,7 @@ void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin) {
   p.limits().max_positions = std::min(p.limits().max_positions, count / half);
 }
 
-void prepare(const RopeStoreOp& op, Program& p) {
+void prepare(RopeStoreOp& op, Program& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   p.check_tokens("rope_store_kv", {op.qkv, op.q});
   const Value& qkv = p.f32_value(op.qkv, "rope_store_kv qkv");
@@ -212,6 +212,11 @@ void prepare(const RopeStoreOp& op, Program& p) {
                  "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
   check_argument(!kv.latent, "rope_store_kv: layer ", op.layer, " keeps no values");
   if (op.rotary > 0) check_rope(p, "rope_store_kv", op.rotary, op.cos, op.sin);
+  if (!op.axes.empty()) {
+    check_argument(static_cast<int64_t>(op.axes.size()) == op.rotary / 2,
+                   "rope_store_kv: ", op.axes.size(), " axes for ", op.rotary / 2, " frequencies");
+    op.axial = p.axial_rope({op.cos, op.sin, op.axes});
+  }
   p.check_vector(op.q_norm, kv.head_dim, "q norm");
   p.check_vector(op.k_norm, kv.head_dim, "k norm");
 }
@@ -233,6 +238,11 @@ void run(const RopeStoreOp& op, Worker& w) noexcept {
   args.k_norm = w.vector(op.k_norm);
   args.eps = op.eps;
   args.positions = w.input().positions;
+  if (w.input().angles && op.axial != kNone) {
+    args.cos = w.turns(op.axial).cos;
+    args.sin = w.turns(op.axial).sin;
+    args.positions = w.token_numbers();  // the tables of the step have a row for each token
+  }
   args.slots = w.kv_slots(op.layer);
   args.m0 = rows.begin;
   args.m1 = rows.end;

@@ -14,10 +14,14 @@ struct RopeStoreOp {
   Id cos, sin, q_norm, k_norm;
   float eps;
   bool stores = true;  // false: an earlier op stored keys and values; qkv has only queries
-  CPUSERVE_FIELDS_WITH_DEFAULTS(1, qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps,
-                                stores)
+  // The axis of each of the rotary / 2 frequencies: in a step with angles, the place of a token
+  // on this axis (StepInput::angles) is the row of cos and sin. Empty: it is always the position.
+  std::vector<int32_t> axes;
+  int32_t axial = kNone;  // the index of the rope in Program::axial_ropes()
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps,
+                                stores, axes)
 };
-void prepare(const RopeStoreOp& op, Program& p);
+void prepare(RopeStoreOp& op, Program& p);
 void run(const RopeStoreOp& op, Worker& w) noexcept;
 inline Accesses accesses(const RopeStoreOp& op, const Program&) {
   return {{own(op.qkv)}, {own(op.q), own(op.qkv), any(kCache)}};

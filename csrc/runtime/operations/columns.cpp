@@ -120,10 +120,10 @@ void run(const ScaleOp& op, Worker& w) noexcept {
 }
 
 void prepare(const ColumnsOp& op, const Program& p) {
-  p.check_tokens("columns", {op.x, op.out});
+  p.check_rows("columns", {op.x, op.out});
   int64_t width = p.f32_value(op.out, "columns out").width;
   if (op.more != kNone) {
-    p.check_tokens("columns", {op.more});
+    p.check_rows("columns", {op.x, op.more});
     width -= p.f32_value(op.more, "columns more").width;
   }
   check_argument(width >= 1, "columns: out has no columns for those of x");
@@ -134,7 +134,7 @@ void prepare(const ColumnsOp& op, const Program& p) {
 void run(const ColumnsOp& op, Worker& w) noexcept {
   const Rows& out = w.value(op.out);
   const int64_t more = op.more == kNone ? 0 : w.value(op.more).width, own = out.width - more;
-  const Range mine = w.share(w.tokens());
+  const Range mine = w.share(w.rows(op.out));
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = floats_of(out, t);
     std::copy_n(floats_of(w.value(op.x), t) + op.column, own, to);

@@ -92,6 +92,26 @@ void run(const EmbedOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const AddMediaOp& op, Program& p) {
+  p.check_tokens("add_media", {op.x});
+  check_argument(op.column >= 0, "add_media: there is no column ", op.column);
+  const int64_t end = op.column + p.f32_value(op.x, "add_media x").width;
+  p.limits().media_width = std::max(p.limits().media_width, end);
+}
+
+void run(const AddMediaOp& op, Worker& w) noexcept {
+  if (!w.input().media_rows) return;
+  const Rows& x = w.value(op.x);
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const int32_t row = w.input().media_row(t);
+    if (row < 0) continue;
+    const float* from = w.media_row(row) + op.column;
+    float* to = floats_of(x, t);
+    for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
+  }
+}
+
 void prepare(const PatchesOp& op, Program& p) {
   p.check_tokens("patches", {op.out});
   check_argument(p.limits().patch_width == 0, "a program can have only one patches op");
@@ -155,6 +175,59 @@ void run(const PositionEmbedOp& op, Worker& w) noexcept {
     float* to = reinterpret_cast<float*>(row_of(x, t));
     const float* from = w.vector(op.table) + (w.input().positions[t] + op.offset) * x.width;
     for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
+  }
+}
+
+void prepare(const GridEmbedOp& op, Program& p) {
+  p.check_tokens("grid_embed", {op.x});
+  check_argument(op.table != kNone && op.side >= 1, "grid_embed: the table is missing");
+  p.check_vector(op.table, int64_t{op.side} * op.side * p.f32_value(op.x, "grid_embed x").width,
+                 "table of places");
+  p.limits().axes = std::max<int64_t>(p.limits().axes, 2);
+  p.limits().needs_angles = true;
+}
+
+namespace {
+
+// A place of a grid between two places of a table: the first of them, and the weight of the second.
+struct Between {
+  int64_t at;
+  float weight;
+};
+
+Between between(int32_t place, int32_t last, int32_t side) noexcept {
+  if (place == 0 || last == 0) return {0, 0.0f};
+  const float x =
+      static_cast<float>(place) * (static_cast<float>(side - 1) / static_cast<float>(last));
+  const int64_t at = std::clamp<int64_t>(static_cast<int64_t>(x), 0, side - 1);
+  return {at, x - static_cast<float>(at)};
+}
+
+}  // namespace
+
+void run(const GridEmbedOp& op, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  const Rows& x = w.value(op.x);
+  const float* table = w.vector(op.table);
+  const Range mine = w.share(w.tokens());
+  int64_t seq = 0;
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    while (in.query_start[seq + 1] <= t) seq++;
+    const int64_t last = in.query_start[seq + 1] - 1;
+    const Between row = between(in.angle(0, t), in.angle(0, last), op.side);
+    const Between column = between(in.angle(1, t), in.angle(1, last), op.side);
+    const int64_t below = std::min<int64_t>(row.at + 1, op.side - 1);
+    const int64_t right = std::min<int64_t>(column.at + 1, op.side - 1);
+    const auto place = [&](int64_t y, int64_t z) { return table + (y * op.side + z) * x.width; };
+    const float *a = place(row.at, column.at), *b = place(row.at, right);
+    const float *c = place(below, column.at), *d = place(below, right);
+    const float wa = (1.0f - row.weight) * (1.0f - column.weight);
+    const float wb = (1.0f - row.weight) * column.weight;
+    const float wc = row.weight * (1.0f - column.weight), wd = row.weight * column.weight;
+    float* to = floats_of(x, t);
+    for (int64_t i = 0; i < x.width; i++) {
+      to[i] += a[i] * wa + b[i] * wb + c[i] * wc + d[i] * wd;
+    }
   }
 }
 

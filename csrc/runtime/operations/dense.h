@@ -26,6 +26,18 @@ void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const EmbedOp& op, const Program&) { return {{}, {own(op.out)}}; }
 
+// Adds columns of rows of the media buffer, from `column` on, to x: each token with such a row
+// (StepInput::media_rows) gets the columns of its row.
+struct AddMediaOp {
+  static constexpr const char* kName = "add_media";
+  Id x;
+  int64_t column;
+  CPUSERVE_FIELDS(x, column)
+};
+void prepare(const AddMediaOp& op, Program& p);
+void run(const AddMediaOp& op, Worker& w) noexcept;
+inline Accesses accesses(const AddMediaOp& op, const Program&) { return changes({}, op.x); }
+
 // The number of a row of a matrix, and the memory to read this row to, as floats.
 struct MatrixRow {
   Id matrix;
@@ -67,6 +79,21 @@ void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
+// Adds embeddings of places in a grid to x. The table has side x side places, which are stretched
+// over the grid of a sequence: the corners of the grid have those of the table, and a place between
+// places of the table has a weighted mean of its four neighbours. A token's row and column in the
+// grid are its places on axes 0 and 1 (StepInput::angles); the last token is in the last row and
+// column.
+struct GridEmbedOp {
+  static constexpr const char* kName = "grid_embed";
+  Id x, table;
+  int32_t side;
+  CPUSERVE_FIELDS(x, table, side)
+};
+void prepare(const GridEmbedOp& op, Program& p);
+void run(const GridEmbedOp& op, Worker& w) noexcept;
+inline Accesses accesses(const GridEmbedOp& op, const Program&) { return changes({}, op.x); }
+
 // Converts x to the row format of out. If the vector `order` is set, column i of out
 // is column order[i] of x. If `routing` is set, x has one row for each token and chosen expert;
 // `order` then has one column order for each expert, and each row uses the order of its expert.
@@ -107,7 +134,7 @@ void prepare(const ActivationOp& op, const Program& p);
 void run(const ActivationOp& op, Worker& w) noexcept;
 Accesses accesses(const ActivationOp& op, const Program& p);
 
-using DenseOps =
-    Family<EmbedOp, PatchesOp, FoldOp, PositionEmbedOp, ConvertOp, LinearOp, ActivationOp>;
+using DenseOps = Family<EmbedOp, AddMediaOp, PatchesOp, FoldOp, PositionEmbedOp, GridEmbedOp,
+                        ConvertOp, LinearOp, ActivationOp>;
 
 }  // namespace cpuserve
