@@ -69,9 +69,11 @@ const chat = new Chat(generator, {
   shown: drawState,
 });
 const composer = new Composer({
-  send: (text, images, files) => chat.send(text, images, files),
+  send: (text, attached) => chat.send(text, attached),
+  measure: (part) => models.measure(modelOf(conversation), part),
   stop: () => chat.stop(),
   draft: (text) => keepDraft(draftKey(conversation), text),
+  announce,
   complain: (text) => notify(text),
 });
 const sidebar = new Sidebar(library, {
@@ -119,8 +121,9 @@ function keepField(one, name, value) {
 
 /** @param {Conversation} chosen */
 function select(chosen) {
-  const { text, images, files } = drafts.get(chosen) ?? { text: draftOf(draftKey(chosen)), images: [], files: [] };
-  drafts.set(conversation, composer.exchange({ text, images, files }));
+  const none = { images: [], documents: [], files: [] };
+  const draft = drafts.get(chosen) ?? { text: draftOf(draftKey(chosen)), ...none };
+  drafts.set(conversation, composer.exchange(draft));
   conversation = chosen;
   session.set(OPEN, chosen.id);
   chat.show(chosen);

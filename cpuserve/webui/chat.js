@@ -190,13 +190,13 @@ export class Chat {
   /**
    * Adds a user message and generates a response to it.
    * @param {string} text
-   * @param {string[]} images
-   * @param {import("./conversation.js").TextFile[]} files
+   * @param {import("./attachments.js").Attached} attached
    */
-  async send(text, images, files) {
+  async send(text, { images, documents, files }) {
     this.stop();
     const conversation = this.shown();
-    const message = addMessage(conversation, conversation.head, { role: "user", text, images, files });
+    const pictures = { images: images.map(({ url }) => url), seen: images.map(({ seen }) => seen) };
+    const message = addMessage(conversation, conversation.head, { role: "user", text, ...pictures, documents, files });
     await this.respond(message.id);
   }
 
@@ -206,8 +206,8 @@ export class Chat {
    */
   async edit(message, text) {
     this.stop();
-    const { images, files } = message;
-    const values = { role: message.role, text, images, files };
+    const { role, images, seen, documents, files } = message;
+    const values = { role, text, images, seen, documents, files };
     await this.respond(addMessage(this.shown(), message.parent, values).id);
   }
 

@@ -1,11 +1,11 @@
 /** The input field for messages: its size, attached files, and the button that sends or stops. */
 
-import { readFiles } from "./attachments.js";
+import { documentText, pictureText, readFiles } from "./attachments.js";
 import { byId, h, icon, iconButton } from "./dom.js";
 
 /**
- * @typedef {import("./conversation.js").TextFile} TextFile
- * @typedef {{text: string, images: string[], files: TextFile[]}} Draft
+ * @typedef {import("./attachments.js").Attached} Attached
+ * @typedef {Attached & {text: string}} Draft
  */
 
 const DRAFT_MS = 300;
@@ -15,11 +15,13 @@ const TEXT_TYPES = "text/*,application/json,.md,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.
 export class Composer {
   /**
    * @param {{
-   *   send: (text: string, images: string[], files: TextFile[]) => void,
+   *   send: (text: string, attached: Attached) => void,
+   *   measure: import("./attachments.js").Measure,
    *   stop: () => void,
    *   draft: (text: string) => void,
+   *   announce: (text: string) => void,
    *   complain: (text: string) => void,
-   * }} page `draft` keeps a text that is not sent yet
+   * }} page `draft` keeps a text that is not sent yet; `announce` is for screen readers
    */
   constructor(page) {
     this.page = page;
@@ -29,10 +31,10 @@ export class Composer {
     this.readsPictures = true;
     this.timer = 0;
     this.kept = "";
-    /** @type {string[]} */
-    this.images = [];
-    /** @type {TextFile[]} */
-    this.files = [];
+    /** @type {Attached} */
+    this.attached = { images: [], documents: [], files: [] };
+    /** @type {Promise<void> | null} the files that are being read */
+    this.reading = null;
     const choose = /** @type {HTMLInputElement} */ (byId("attach-file"));
     byId("attach").append(icon("clip"));
     byId("attach").addEventListener("click", () => choose.click());
@@ -53,9 +55,16 @@ export class Composer {
     this.input.addEventListener("keydown", (event) => this.onKey(event));
     this.input.addEventListener("paste", (event) => this.onPaste(event));
     const view = byId("chat");
-    view.addEventListener("dragover", (event) => event.preventDefault());
+    view.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      view.classList.toggle("dropping", event.dataTransfer?.types.includes("Files"));
+    });
+    view.addEventListener("dragleave", (event) => {
+      if (!view.contains(/** @type {Node | null} */ (event.relatedTarget))) view.classList.remove("dropping");
+    });
     view.addEventListener("drop", (event) => {
       event.preventDefault();
+      view.classList.remove("dropping");
       this.attach([...(event.dataTransfer?.files ?? [])]);
     });
     this.setRunning(false);
@@ -77,11 +86,11 @@ export class Composer {
    * @param {Draft} draft
    * @returns {Draft}
    */
-  exchange({ text, images, files }) {
+  exchange({ text, images, documents, files }) {
     this.keepDraft();
-    const before = { text: this.input.value, images: this.images, files: this.files };
-    this.images = images;
-    this.files = files;
+    // The same lists, into which files may still be read.
+    const before = { text: this.input.value, ...this.attached };
+    this.attached = { images, documents, files };
     this.drawAttached();
     this.input.value = this.kept = text;
     this.resize();
@@ -94,7 +103,7 @@ export class Composer {
    */
   setPictures(reads) {
     this.readsPictures = reads;
-    const label = reads ? "Attach pictures or text files" : "Attach text files";
+    const label = reads ? "Attach pictures, PDF or text files" : "Attach text files";
     byId("attach").setAttribute("aria-label", label);
     byId("attach").setAttribute("title", label);
     byId("attach-file").toggleAttribute("accept", !reads);
@@ -139,49 +148,85 @@ export class Composer {
     this.attach(files);
   }
 
-  /** @param {File[]} files */
+  /**
+   * Reads files, one selection after another, into the lists that are shown now.
+   * @param {File[]} files
+   */
   async attach(files) {
-    const { images, texts, errors } = await readFiles(files, this.readsPictures);
-    this.images.push(...images);
-    this.files.push(...texts);
+    if (!files.length) return;
+    const reading = this.read(files, this.attached, this.reading);
+    this.reading = reading;
     this.drawAttached();
+    await reading;
+    if (this.reading === reading) this.reading = null;
+    this.drawAttached();
+  }
+
+  /**
+   * @param {File[]} files
+   * @param {Attached} place
+   * @param {Promise<void> | null} before
+   */
+  async read(files, place, before) {
+    await before;
+    const { errors, ...read } = await readFiles(files, this.readsPictures, this.page.measure);
+    place.images.push(...read.images);
+    place.documents.push(...read.documents);
+    place.files.push(...read.files);
+    const told = [
+      ...read.images.map(({ seen }) => `Picture attached, ${pictureText(seen)}`),
+      ...read.documents.map((each) => `${each.name} attached, ${documentText(each)}`),
+      ...read.files.map(({ name }) => `${name} attached`),
+    ];
+    if (told.length) this.page.announce(told.join(". "));
     if (errors.length) this.page.complain(errors.join("; "));
   }
 
   drawAttached() {
-    const pictures = this.images.map((src, i) =>
-      this.chip(h("img", { src, alt: `Picture ${i + 1}` }), `picture ${i + 1}`, () => this.images.splice(i, 1)),
-    );
-    const texts = this.files.map((file, i) =>
-      this.chip(h("span", {}, file.name), file.name, () => this.files.splice(i, 1)),
-    );
+    const { images, documents, files } = this.attached;
+    const chips = [
+      ...images.map(({ url, seen }, i) =>
+        this.chip(h("img", { src: url, alt: `Picture ${i + 1}` }), pictureText(seen), `picture ${i + 1}`, images, i),
+      ),
+      ...documents.map((each, i) => this.chip(h("span", {}, each.name), documentText(each), each.name, documents, i)),
+      ...files.map(({ name }, i) => this.chip(h("span", {}, name), "", name, files, i)),
+    ];
+    if (this.reading) chips.push(h("li", { class: "chip reading" }, "Reading…"));
     const place = byId("attached");
-    place.hidden = pictures.length + texts.length === 0;
-    place.replaceChildren(...pictures, ...texts);
+    place.hidden = !chips.length;
+    place.replaceChildren(...chips);
   }
 
   /**
    * @param {HTMLElement} shown
+   * @param {string} size
    * @param {string} name
-   * @param {() => void} remove
+   * @param {unknown[]} list the list that has the file at the index `at`
+   * @param {number} at
    */
-  chip(shown, name, remove) {
-    const click = () => {
-      remove();
+  chip(shown, size, name, list, at) {
+    const remove = () => {
+      list.splice(at, 1);
       this.drawAttached();
+      this.input.focus();
     };
-    return h("span", { class: "chip" }, shown, iconButton("close", `Remove ${name}`, click));
+    const button = iconButton("close", `Remove ${name}`, remove);
+    return h("li", { class: "chip" }, shown, size && h("small", {}, size), button);
   }
 
-  submit() {
+  async submit() {
+    while (this.reading) await this.reading;
     const text = this.input.value.trim();
-    if (!text && !this.images.length && !this.files.length) return;
-    const { images, files } = this;
-    this.images = [];
-    this.files = [];
+    const { images, documents, files } = this.attached;
+    if (!text && !images.length && !documents.length && !files.length) return;
+    if (!this.readsPictures && images.length + documents.length) {
+      this.page.complain("The chosen model reads no pictures: remove them, or choose a model that reads them.");
+      return;
+    }
+    this.attached = { images: [], documents: [], files: [] };
     this.drawAttached();
     this.setText("");
     this.keepDraft();
-    this.page.send(text, images, files);
+    this.page.send(text, { images, documents, files });
   }
 }

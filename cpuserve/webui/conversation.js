@@ -7,12 +7,19 @@
  * the newer version of each.
  */
 
+import { documentPart, imagePart } from "./attachments.js";
+
 /**
- * @typedef {{type: "text", text: string} | {type: "image_url", image_url: {url: string}}} Part
+ * @typedef {{type: "text", text: string} | {type: "image_url", image_url: {url: string}}
+ *   | {type: "file", file: {filename: string, file_data: string}}} Part
  * @typedef {{id: string, type: "function", function: {name: string, arguments: string}}} ToolCall
  * @typedef {{name: string, text: string}} TextFile
+ * @typedef {{width: number, height: number, used_width?: number, used_height?: number, tokens?: number}} Seen
+ *   the size of a picture in pixels, the size at which the model sees it, and its tokens in the prompt
+ * @typedef {{name: string, url: string, pages?: number, tokens?: number}} PdfFile url: a data URL
  * @typedef {{prompt: number, cached: number, tokens: number, seconds: number, first: number,
- *   context?: number}} Figures context: the tokens of the prompt and the response of the last request
+ *   context?: number, pictures?: number}} Figures context: the tokens of the prompt and the response of the
+ *   last request; pictures: the tokens of the prompt that pictures have
  * @typedef {"streaming" | "stopped" | "failed" | "done"} State
  *
  * @typedef {object} Message
@@ -22,6 +29,8 @@
  * @property {State} state
  * @property {string} text
  * @property {string[]} images data URLs
+ * @property {Seen[]} [seen] the sizes of `images`; earlier versions of the page did not keep them
+ * @property {PdfFile[]} [documents]
  * @property {TextFile[]} files
  * @property {string} thought
  * @property {ToolCall[]} calls
@@ -112,7 +121,8 @@ export function addMessage(conversation, parent, values) {
 /** @param {Message} message */
 function titleOf(message) {
   const line = message.text.trim().split("\n")[0];
-  return (line || message.files[0]?.name || "Picture").slice(0, LONGEST_TITLE);
+  const file = message.documents?.[0] ?? message.files[0];
+  return (line || file?.name || "Picture").slice(0, LONGEST_TITLE);
 }
 
 /**
@@ -346,8 +356,7 @@ function apiMessage(message, withCalls) {
   }
   const files = message.files.map((file) => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`);
   const text = files.join("") + message.text;
-  if (!message.images.length) return { role: "user", content: text };
-  /** @type {Part[]} */
-  const parts = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role: "user", content: [...parts, { type: "text", text }] };
+  const parts = [...message.images.map(imagePart), ...(message.documents ?? []).map(documentPart)];
+  if (!parts.length) return { role: "user", content: text };
+  return { role: "user", content: text ? [...parts, { type: "text", text }] : parts };
 }

@@ -232,6 +232,7 @@ class ResponseReader {
       seconds: this.before.seconds + (now - this.first) / 1000,
       first: (this.first - this.sent) / 1000,
       context: chunk.usage.prompt_tokens + chunk.usage.completion_tokens,
+      pictures: chunk.usage.prompt_tokens_details?.multimodal_tokens?.image ?? 0,
     };
   }
 }

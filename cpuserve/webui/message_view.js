@@ -1,5 +1,6 @@
 /** The DOM of one message: text, thoughts, pictures, tool calls, timing figures and buttons. */
 
+import { documentText, pictureText } from "./attachments.js";
 import { isEmptyFailure } from "./conversation.js";
 import { copyText } from "./copy.js";
 import { h, icon, iconButton } from "./dom.js";
@@ -85,12 +86,25 @@ export class MessageView {
   }
 
   attachments() {
-    const { images, files } = this.message;
-    const pictures = images.map((src, i) => h("img", { src, alt: `Attached picture ${i + 1}` }));
+    const { images, seen = [], documents = [], files } = this.message;
+    const pictures = images.map((src, i) => {
+      const text = pictureText(seen[i]);
+      const image = h("img", { src, alt: `Attached picture ${i + 1}` });
+      return h("figure", {}, image, text && h("figcaption", {}, text));
+    });
+    const links = documents.map((each) =>
+      h(
+        "a",
+        { class: "file document", href: each.url, download: each.name },
+        h("span", {}, each.name),
+        h("small", {}, documentText(each)),
+      ),
+    );
     const texts = files.map((file) =>
       h("details", { class: "file" }, h("summary", {}, file.name), h("pre", { tabindex: "0" }, file.text)),
     );
-    return pictures.length + texts.length ? [h("div", { class: "attachments" }, ...pictures, ...texts)] : [];
+    const all = [...pictures, ...links, ...texts];
+    return all.length ? [h("div", { class: "attachments" }, ...all)] : [];
   }
 
   /**
@@ -335,7 +349,8 @@ function figureText(message) {
   parts.push(`first after ${figures.first < 10 ? figures.first.toFixed(2) : Math.round(figures.first)} s`);
   if (figures.prompt) {
     const share = Math.round((100 * figures.cached) / figures.prompt);
-    parts.push(`prompt ${figures.prompt}, ${share} % cached`);
+    const pictures = figures.pictures ? ` (${figures.pictures} of pictures)` : "";
+    parts.push(`prompt ${figures.prompt}${pictures}, ${share} % cached`);
   }
   return parts.join(" · ");
 }

@@ -1,6 +1,6 @@
 /** The models of the server, and what the page has to know about each. */
 
-import { json } from "./api.js";
+import { json, ServerError } from "./api.js";
 
 /**
  * An entry of /v1/models.
@@ -37,5 +37,22 @@ export class Models {
    */
   readsPictures(name) {
     return this.card(name)?.architecture?.input_modalities.includes("image") ?? true;
+  }
+
+  /**
+   * Returns what a model sees of a picture or a document. An error says why the server refuses it.
+   * @param {string} name
+   * @param {import("./conversation.js").Part} part
+   * @returns {Promise<import("./conversation.js").Seen[]>} [] if the server does not say
+   */
+  async measure(name, part) {
+    if (!this.card(name)?.architecture) return []; // the request would load the model
+    try {
+      const messages = [{ role: "user", content: [part] }];
+      return (await json("tokenize", { json: { model: name, messages } })).pictures ?? [];
+    } catch (error) {
+      if (!(error instanceof ServerError) || ![400, 413].includes(error.status)) return [];
+      throw new Error(error.message.replace(/^messages\[0\]\.content\[0\] /, "this file "));
+    }
   }
 }

@@ -60,15 +60,19 @@ const shape = (tests) => (value) => isObject(value) && Object.entries(tests).eve
 const maybe = (test) => (value) => value === undefined || test(value);
 /** @type {Test} ids become keys of objects and parts of element ids */
 const isId = (value) => isText(value) && /^[A-Za-z0-9][\w-]{0,63}$/.test(value) && !(value in {});
-/** @type {Test} */
-const isPicture = (value) => isText(value) && value.startsWith("data:image/");
+/** @type {(kind: string) => Test} */
+const dataOf = (kind) => (value) => isText(value) && value.startsWith(`data:${kind}`);
 
 const isMessage = shape({
   id: isId,
   role: oneOf("user", "assistant", "tool"),
   state: maybe(oneOf("streaming", "stopped", "failed", "done")),
   text: isText,
-  images: list(isPicture),
+  images: list(dataOf("image/")),
+  seen: maybe(list(table(isNumber))),
+  documents: maybe(
+    list(shape({ name: isText, url: dataOf("application/pdf"), pages: maybe(isNumber), tokens: maybe(isNumber) })),
+  ),
   files: list(shape({ name: isText, text: isText })),
   thought: isText,
   calls: list(shape({ id: isText, function: shape({ name: isText, arguments: isText }) })),
@@ -142,11 +146,12 @@ export function asMarkdown(conversation) {
 function messageLines(message) {
   const name = { user: "You", assistant: message.model ?? "Model", tool: `${message.name ?? "tool"} returned` };
   const pictures = message.images.length ? [`*${message.images.length} attached picture(s)*`] : [];
+  const documents = (message.documents ?? []).map((each) => `*${each.name}, attached*`);
   const files = message.files.map((file) => `**${file.name}**\n\n${fenced(file.text)}`);
   const thought = message.thought ? [quoted(message.thought)] : [];
   const calls = message.calls.map((call) => `**${call.function.name}**\n\n${fenced(call.function.arguments, "json")}`);
   const text = message.role === "tool" ? fenced(message.text) : message.text;
-  return [`## ${name[message.role]}`, ...pictures, ...files, ...thought, text, ...calls].filter(Boolean);
+  return [`## ${name[message.role]}`, ...pictures, ...documents, ...files, ...thought, text, ...calls].filter(Boolean);
 }
 
 /** @param {string} text */

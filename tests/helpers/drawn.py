@@ -9,7 +9,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from cpuserve.media.families.idefics3 import Idefics3
 
@@ -21,6 +21,19 @@ def picture(width=100, height=60, seed=0):
     """A picture of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def invoice(lines=(("Sand, 2 t", "96.00"), ("Gravel, 4 t", "164.50"), ("Total", "310.50 EUR"))):
+    """A page of 150 dpi with a title and lines of a table."""
+    page = Image.new("L", (1275, 1650), 255)
+    draw = ImageDraw.Draw(page)
+    draw.text((120, 120), "INVOICE 2214", fill=0, font=ImageFont.load_default(80))
+    for number, texts in enumerate(lines):
+        y = 400 + 90 * number
+        draw.line((120, y, 1150, y), fill=128, width=3)
+        for x, text in zip((120, 900), texts, strict=True):
+            draw.text((x, y + 20), text, fill=0, font=ImageFont.load_default(40))
+    return page
 
 
 def saved(image, kind="PNG", **options):

@@ -232,7 +232,8 @@ class Browser:
                 mobile=width < 600,
             )
 
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the page as PNG."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
+    def screenshot(self, path: Path, clip: dict | None = None) -> None:
+        """Write a picture of the page as PNG, or only of a rectangle of it."""
+        part = {} if clip is None else {"clip": clip}
+        data = self.call("Page.captureScreenshot", format="png", **part)["data"]
         path.write_bytes(base64.b64decode(data))

@@ -3,8 +3,6 @@
 Most of these tests are deep: each waits for a browser, which takes a second of CPU time.
 """
 
-import base64
-import io
 import json
 import struct
 import zlib
@@ -15,12 +13,10 @@ from tests.clients.scripted import scripted_server
 from tests.webui.visit import (
     ALL,
     BUSY,
-    CHAT,
     IDLE,
     LAST,
     LOADED,
     LONG,
-    before_scripts,
     browser,
     chats,
     choose_model,
@@ -180,37 +176,6 @@ def test_a_text_file_is_sent_before_the_message(page, server, tmp_path):
     say(page, "[[say Read.]]")
     text = chats(page, server)[-1]["messages"][0]["content"]
     assert text == "File notes.txt:\n```\nThe code is 42.\n```\n\n[[say Read.]]"
-
-
-READS_PICTURES = """(() => {
-  const real = window.fetch;
-  window.fetch = async (path, init) => {
-    const response = await real(path, init);
-    if (path !== 'v1/models') return response;
-    const models = await response.json();
-    for (const card of models.data) card.architecture.input_modalities.push('image');
-    return new Response(JSON.stringify(models));
-  };
-})()"""
-
-
-def test_a_picture_is_sent_as_png_and_the_servers_refusal_is_shown(page, server, tmp_path):
-    with before_scripts(page, READS_PICTURES):
-        open_page(page, server.url)
-    file = tmp_path / "grey.png"
-    file.write_bytes(png(3000, 30))
-    page.choose_files("#attach-file", file)
-    page.until("document.querySelectorAll('.chip img').length === 1")
-    say(page, "What is it?")
-    assert chats(page, server) == []
-    sent = [x for x in server.exchanges if x.path == CHAT][-1].body
-    picture, text = sent["messages"][0]["content"]
-    assert text == {"type": "text", "text": "What is it?"}
-    data = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
-    width, height = struct.unpack(">II", io.BytesIO(data[16:24]).read())
-    assert (width, height) == (2048, 20)
-    # The scripted model reads text only.
-    assert "image" in page.run(f"{LAST}.querySelector('.trouble').innerText")
 
 
 @pytest.mark.deep
