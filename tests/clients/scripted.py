@@ -36,7 +36,7 @@ __all__ = ["BLOCK", "NAMES", "Settings", "scripted_server", "serving", "tokenize
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("scripted",)
-# How the template writes a content, and how that of a model does which reads pictures.
+# How the template writes a content, and what it does in a model that reads pictures.
 _TEXT = "{{- m.content or '' }}"
 _PARTS = (
     "{%- if m.content is string %}{{- m.content }}{%- else %}{%- for p in m.content or [] %}"
