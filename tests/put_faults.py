@@ -774,7 +774,7 @@ FAULTS = [
         "tests/api/test_api_chat.py -k reasoning_effort",
     ),
     Fault(
-        "cpuserve/api/anthropic/writer.py",
+        "cpuserve/api/anthropic/router.py",
         "OutputTokensDetails(usage.reasoning) if usage.reasoning else",
         "OutputTokensDetails(usage.reasoning) if usage.cached else",
         "tests/api/test_api_thought_families.py -k messages",
@@ -792,7 +792,7 @@ FAULTS = [
         "tests/serving/test_registry.py -k one_moment",
     ),
     Fault(
-        "cpuserve/api/anthropic/writer.py",
+        "cpuserve/api/anthropic/router.py",
         "        out = self._close()\n        self._open = kind\n",
         '        out = b""\n        self._open = kind\n',
         "tests/api/test_api_recorded.py -k tools",

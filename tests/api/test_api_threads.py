@@ -12,9 +12,9 @@ from cpuserve.api.llamacpp.completion import prompts
 from cpuserve.api.ollama import create
 from cpuserve.api.ollama.created.store import CreatedModels
 from cpuserve.api.openai import conversations
+from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.chat import schema
-from cpuserve.api.openai.chat import writer as chat
-from cpuserve.api.openai.completions import writer as completions
+from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openai.responses import history
 from cpuserve.api.response.in_parts import in_parts
