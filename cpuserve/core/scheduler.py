@@ -41,9 +41,8 @@ from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
-from cpuserve.core.order import PromptOrder
 from cpuserve.core.prompt_blocks import PromptBlocks
-from cpuserve.core.queue import Policy, WaitingQueue, by_rank, next_requests, rank_of
+from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, next_requests, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
@@ -389,7 +388,7 @@ class Scheduler:
         return found
 
     def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
-        """Schedule prompts in their order (order.py); reserve a share for the oldest prompt."""
+        """Schedule prompts in their order (queue.py); reserve a share for the oldest prompt."""
         prompts.sort(key=by_rank)
         while prompts and not self._start(prompts[0], budget):
             del prompts[0]
