@@ -15,10 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from cpuserve.api.http import otlp, traces
-from cpuserve.api.http.otlp import Collector
+from cpuserve.api.http import traces
 from cpuserve.api.http.records import Records, check_protocol, endpoint_of, records_of, with_path
-from cpuserve.api.http.traces import Traces
+from cpuserve.api.http.traces import Collector, Traces
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 from tests.api.fakes import Api, speak
@@ -421,7 +420,7 @@ def test_a_variable_that_cannot_be_used_is_said_in_one_line(name, value):
 
 
 def test_a_collector_that_has_too_much_to_do_is_tried_again(collector, monkeypatch):
-    monkeypatch.setattr(otlp, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(traces, "_FIRST_PAUSE_S", 0.0)
     sender = Collector(collector.url, {"OTEL_EXPORTER_OTLP_TIMEOUT": "3600"})
     collector.passing = [503, 429, 502]
     assert sender.send(b"") is None

@@ -2,26 +2,288 @@
 
 The event loop only puts the facts of a request into a bounded queue. A thread makes the spans and
 sends them with OTLP over HTTP, so that no request and no end of the server waits for a collector.
-The names of attributes are those that OpenTelemetry has for generative AI (gen_ai.*) and for HTTP.
+Attributes are called as in OpenTelemetry, for generative AI (gen_ai.*) and for HTTP.
+
+The messages of OpenTelemetry's protocol are filled directly. Spans of its SDK, and their conversion
+to these messages, took twelve times as much CPU time. The SDK decides which traces are
+sampled, their ids and the attributes of this server, by its standard variables.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import http.client
+import logging
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
+import zlib
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from cpuserve.api.http.otlp import Collector, Encoder, Trace
+from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
+from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from cpuserve.api.errors.record import EndedRequest, RequestRecord
     from cpuserve.serving.generation.report import GenerationReport
 
     Headers = Sequence[tuple[bytes, bytes]]
+
+_INSTALL = "traces need OpenTelemetry: pip install 'cpuserve[traces]'"
+# The variables of the collector begin with the first of these words, else with the second.
+_VARIABLES = "OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"
+_TIMEOUT_S = 10.0
+# A collector that responds with one of these statuses may take the same spans later.
+_PASSING = frozenset({429, 502, 503, 504})
+_FIRST_PAUSE_S = 0.5
+_PACKED: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+# Facts about a span, in the protocol's bits: whether its parent is in another process is known,
+# and it is.
+_PARENT_IS_KNOWN, _PARENT_IS_REMOTE = 0x100, 0x200
+# Attributes of these types have a field of their own in the protocol.
+_FIELD_OF = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+
+Attribute = str | bool | int | float | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The span of a request and its children. Times are nanoseconds since 1970.
+
+    children: the name, the start and the end of each child.
+    parent: the headers that describe the parent; {} = there is none.
+    """
+
+    name: str
+    attributes: Mapping[str, Attribute]
+    children: Sequence[tuple[str, int, int]]
+    failed: bool
+    parent: Mapping[str, str]
+    begun: int
+    ended: int
+
+
+class Encoder:
+    """Makes the bytes of an export request from traces."""
+
+    def __init__(self) -> None:
+        """Raise ConfigError if OpenTelemetry is not installed."""
+        try:
+            from opentelemetry import trace
+            from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+            from opentelemetry.trace.propagation import tracecontext
+        except ImportError:
+            raise ConfigError(_INSTALL) from None
+        # Complaints about values of the variables go to our log.
+        logging.getLogger("opentelemetry").handlers = list(logging.getLogger("cpuserve").handlers)
+        resource: Any = Resource.create()  # with OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+        facts = {"service.version": version()}
+        if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+            facts["service.name"] = "cpuserve"
+        provider: Any = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._sampler, self._ids = provider.sampler, provider.id_generator
+        limits: Any = SpanLimits()
+        self._most, self._longest = limits.max_span_attributes, limits.max_span_attribute_length
+        self._trace: Any = trace
+        self._propagator: Any = tracecontext.TraceContextTextMapPropagator()
+        self._request: Any = trace_service_pb2.ExportTraceServiceRequest
+        described = {**resource.attributes, **facts}
+        self._resource = [_pair(name, value) for name, value in described.items()]
+
+    def encoded(self, traces: Sequence[Trace]) -> bytes:
+        """Return the request that has the sampled ones of these traces; b"" if none is sampled."""
+        request = self._request()
+        sent = request.resource_spans.add(resource={"attributes": self._resource})
+        scope = sent.scope_spans.add(scope={"name": "cpuserve", "version": version()})
+        for trace in traces:
+            self._add(trace, scope.spans)
+        data: bytes = request.SerializeToString() if scope.spans else b""
+        return data
+
+    def _add(self, trace: Trace, spans: Any) -> None:
+        """Add the spans of a trace, unless the sampler leaves it out."""
+        context, parent = None, None
+        if trace.parent:
+            context = self._propagator.extract(trace.parent)
+            found = self._trace.get_current_span(context).get_span_context()
+            parent = found if found.is_valid else None
+        number = self._ids.generate_trace_id() if parent is None else parent.trace_id
+        kind = self._trace.SpanKind.SERVER
+        sampled = self._sampler.should_sample(
+            context, number, trace.name, kind, dict(trace.attributes), ()
+        )
+        if not sampled.decision.is_sampled():
+            return
+        shared = {"trace_id": number.to_bytes(16, "big"), "flags": _PARENT_IS_KNOWN}
+        if sampled.trace_state:
+            shared["trace_state"] = sampled.trace_state.to_header()
+        root = self._id()
+        described = {**trace.attributes, **(sampled.attributes or {})}
+        server = spans.add(
+            **shared,
+            span_id=root,
+            name=trace.name,
+            kind=2,  # SPAN_KIND_SERVER
+            start_time_unix_nano=trace.begun,
+            end_time_unix_nano=trace.ended,
+            attributes=self._attributes(described),
+            status={"code": 2} if trace.failed else None,  # STATUS_CODE_ERROR
+        )
+        if parent is not None:
+            server.parent_span_id = parent.span_id.to_bytes(8, "big")
+            server.flags |= _PARENT_IS_REMOTE
+        for name, begun, ended in trace.children:
+            spans.add(
+                **shared,
+                span_id=self._id(),
+                parent_span_id=root,
+                name=name,
+                kind=1,  # SPAN_KIND_INTERNAL
+                start_time_unix_nano=begun,
+                end_time_unix_nano=max(begun, ended),
+            )
+
+    def _id(self) -> bytes:
+        number: int = self._ids.generate_span_id()
+        return number.to_bytes(8, "big")
+
+    def _attributes(self, described: Mapping[str, Attribute]) -> list[dict[str, Any]]:
+        """Return the attributes of a span within the limits of OTEL_SPAN_ATTRIBUTE_..."""
+        pairs = list(described.items())[: self._most]
+        if self._longest is not None:
+            pairs = [(n, v[: self._longest] if isinstance(v, str) else v) for n, v in pairs]
+        return [_pair(name, value) for name, value in pairs]
+
+
+def _pair(name: str, value: Attribute) -> dict[str, Any]:
+    field = _FIELD_OF.get(type(value))
+    if field is not None:
+        return {"key": name, "value": {field: value}}
+    assert not isinstance(value, bool | int | float), value
+    parts = [{"string_value": str(part)} for part in value]
+    return {"key": name, "value": {"array_value": {"values": parts}}}
+
+
+class Collector:
+    """Sends export requests to a collector."""
+
+    def __init__(self, endpoint: str, env: Mapping[str, str]) -> None:
+        """endpoint: the URL that takes OTLP over HTTP. env: has OTEL_EXPORTER_OTLP_...
+
+        Raises:
+          ConfigError: a variable has a value that cannot be used.
+        """
+        url = urlsplit(endpoint)
+        self._headers = {"content-type": "application/x-protobuf", **_headers(env)}
+        if url.username is not None:
+            user = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            self._headers["authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+            url = url._replace(netloc=url.netloc.rpartition("@")[2])
+        self._endpoint = urlunsplit(url)
+        self._timeout_s = _timeout_s(env)
+        packed = _of(env, "COMPRESSION", "none")
+        if packed not in ("none", *_PACKED):
+            msg = f"OTEL_EXPORTER_OTLP_COMPRESSION is {packed[:40]!r}: use none, gzip or deflate"
+            raise ConfigError(msg)
+        self._packed = _PACKED.get(packed)
+        if self._packed is not None:
+            self._headers["content-encoding"] = packed
+        self._opener = urllib.request.build_opener(
+            _NoRedirects, urllib.request.HTTPSHandler(context=_tls(env))
+        )
+
+    def send(self, data: bytes) -> str | None:
+        """Send an export request; return why it was not taken, or None.
+
+        A collector that has too much to do, or is gone, is tried again until the timeout.
+        """
+        body = data if self._packed is None else self._packed(data)
+        ends, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while True:
+            why, again = self._try(body, max(0.001, ends - time.monotonic()))
+            if why is None or not again or time.monotonic() + pause_s >= ends:
+                return why
+            time.sleep(pause_s)
+            pause_s *= 2
+
+    def _try(self, body: bytes, timeout_s: float) -> tuple[str | None, bool]:
+        """Return (why the collector did not take it, or None; whether it may do so later)."""
+        request = urllib.request.Request(self._endpoint, body, self._headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=timeout_s) as response:
+                response.read(1 << 16)
+                return None, False
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"HTTP status {error.code}", error.code in _PASSING
+        except urllib.error.URLError as error:
+            return str(error.reason)[:300], True
+        except (OSError, http.client.HTTPException) as error:
+            return (str(error) or type(error).__name__)[:300], True
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET, so a redirect is an error."""
+
+    def redirect_request(self, *_args: Any) -> None:
+        """Follow none."""
+
+
+def _of(env: Mapping[str, str], name: str, default: str = "") -> str:
+    return next((env[word + name].strip() for word in _VARIABLES if word + name in env), default)
+
+
+def _headers(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of OTEL_EXPORTER_OTLP_HEADERS, such as a=1,b=2 with encoded values."""
+    found: dict[str, str] = {}
+    for item in filter(str.strip, _of(env, "HEADERS").split(",")):
+        name, equals, value = (unquote(part.strip()) for part in item.partition("="))
+        told = name + value
+        if not (name and equals and told.isprintable() and told.isascii()) or set(name) & set(" :"):
+            msg = "OTEL_EXPORTER_OTLP_HEADERS has no headers such as name=value,name=value"
+            raise ConfigError(msg)
+        found[name.lower()] = value
+    return found
+
+
+def _timeout_s(env: Mapping[str, str]) -> float:
+    """Return the seconds in OTEL_EXPORTER_OTLP_TIMEOUT."""
+    text = _of(env, "TIMEOUT", str(_TIMEOUT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        msg = f"OTEL_EXPORTER_OTLP_TIMEOUT is {text[:40]!r}: use seconds, such as 10"
+        raise ConfigError(msg)
+    return seconds
+
+
+def _tls(env: Mapping[str, str]) -> ssl.SSLContext:
+    """Return how an https:// collector is checked, and how it can check this server."""
+    files = {n: _of(env, n) or None for n in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")}
+    try:
+        context = ssl.create_default_context(cafile=files["CERTIFICATE"])
+        if files["CLIENT_CERTIFICATE"] is not None:
+            context.load_cert_chain(files["CLIENT_CERTIFICATE"], files["CLIENT_KEY"])
+    except OSError as error:
+        named = ", ".join(name for name in files.values() if name is not None)
+        msg = f"OTEL_EXPORTER_OTLP_...CERTIFICATE or _KEY cannot be used ({error}): {named}"
+        raise ConfigError(msg) from None
+    return context
+
 
 log = get_logger("serve")
 
