@@ -22,8 +22,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.fault_points import fault
 from cpuserve.limited.child import address_space, limit_memory, limit_time, serve_forks
 from cpuserve.limited.wire import receive, send
-from cpuserve.media.decoding.documents import PdfDocument, is_document
-from cpuserve.media.decoding.formats import opened, rgb
+from cpuserve.media.decoding.formats import PdfDocument, is_document, opened, rgb
 from cpuserve.media.decoding.wire import (
     DECODED,
     READY,
