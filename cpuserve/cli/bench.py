@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
-from cpuserve.bench.measure import Bench, Work, roofline_records
+from cpuserve.bench.measure import Bench, roofline_records
 from cpuserve.bench.schema import Record, Where, markdown, table, told_record
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
 from cpuserve.cli.bench_drawing import records_view
-from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.drawing import say_drawn
+from cpuserve.cli.measuring import roofline_of, tell, where_of, work_of, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError
@@ -33,8 +31,6 @@ from cpuserve.platforms.tuned import describe_sizes, store_tuned
 
 if TYPE_CHECKING:
     from cpuserve.bench.step import What
-    from cpuserve.platforms.probe import Roofline
-    from cpuserve.prepare import Prepared
 
 Measure = Callable[[Bench], list[Record]]
 
@@ -210,35 +206,3 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
     note(f"starting a server for {prepared.facts.name}")
     with ServerProcess(flags.as_arguments(args)) as server:
         return at(server.url, server.key)
-
-
-def where_of(prepared: Prepared) -> Where:
-    """Return the machine, ISA level, threads and model, for the members of every record."""
-    config = prepared.resolved.config
-    return Where(
-        host=prepared.host.cpu_model, isa=config.isa, threads=config.threads, model=config.model
-    )
-
-
-def work_of(prepared: Prepared) -> Work:
-    """Return the work per token, computed from the lowered model without loading its tensors."""
-    if prepared.resolved.config.executor != "native":
-        return Work(prepared.spec.vocab)
-    from cpuserve.loader.load import open_checkpoint
-    from cpuserve.models import build_program
-    from cpuserve.quant import quantize_online
-    from cpuserve.runtime.native import lower
-
-    config = prepared.resolved.config
-    weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
-    lowered = lower(config, build_program(replace(prepared.spec, adapters=None)), weights)
-    bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
-    return Work(prepared.spec.vocab, bytes_read, weights_used, lowered.dot)
-
-
-def roofline_of(prepared: Prepared) -> Roofline | None:
-    """Return probes on the server's threads and CPUs; None without the native executor."""
-    config = prepared.resolved.config
-    if config.executor != "native":
-        return None
-    return CpuPlatform().roofline(config.isa, config.threads, config.thread_cpus)

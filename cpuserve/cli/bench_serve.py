@@ -29,8 +29,8 @@ from cpuserve.bench.schema import commit
 from cpuserve.bench.traffic import Pace, Run, count_tokens, drive
 from cpuserve.bench.workload import Workload, talks
 from cpuserve.cli.bench_drawing import report_view
-from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.drawing import say_drawn
+from cpuserve.cli.measuring import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.config.values import base_url
 from cpuserve.errors import ConfigError

@@ -12,8 +12,8 @@ import msgspec
 
 from cpuserve.cli import flags
 from cpuserve.cli.banner import line
-from cpuserve.cli.bench import roofline_of, work_of
 from cpuserve.cli.commands import prepared_start
+from cpuserve.cli.measuring import roofline_of, work_of
 from cpuserve.cli.terminal import say
 from cpuserve.config.fields import BY_NAME
 from cpuserve.config.nearest import nearest
