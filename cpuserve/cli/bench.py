@@ -157,13 +157,6 @@ def _tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def serve(args: argparse.Namespace) -> int:
-    """Send requests to a running server, and measure its rates and latencies."""
-    from cpuserve.cli.bench_serve import load_server
-
-    return load_server(args)
-
-
 def show(records: list[Record], args: argparse.Namespace) -> int:
     """Print the records as JSON lines (--json), or as a table."""
     if args.json:

@@ -33,7 +33,7 @@ def report_view(console: Console, report: Report) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    # The texts of the second column wrap, and those of the first are never cut.
+    # The texts of the second column wrap; the first column is never cut.
     rates = Table.grid("", "", padding=(0, 2, 0, 0))
     rates.columns[0].no_wrap = True
     for row in summary_rows(report):

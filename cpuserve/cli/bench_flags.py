@@ -29,7 +29,8 @@ def add_bench(parser: Parser) -> None:
         sub: Parser = kinds.add_parser(
             kind, help=text, description=text, epilog=epilog(f"bench {kind}")
         )
-        sub.set_defaults(parser=sub, run=f"cpuserve.cli.bench:{kind}")
+        module = "bench_serve" if kind == "serve" else "bench"
+        sub.set_defaults(parser=sub, run=f"cpuserve.cli.{module}:{kind}")
         _FLAGS[kind](sub)
         sub.add_argument(
             "--json", action="store_true", help="print only JSON records, one per line"

@@ -38,8 +38,11 @@ from cpuserve.errors import ConfigError
 TOLD = 20  # a run prints this many progress lines
 
 
-def load_server(args: argparse.Namespace) -> int:
-    """Run the load, print and save the results; return exit code 1 if a request failed."""
+def serve(args: argparse.Namespace) -> int:
+    """Send requests to a running server, and print and save its rates and latencies.
+
+    Returns the exit code: 1 if a request failed.
+    """
     metrics = args.percentile_metrics.split(",")
     unknown = sorted(set(metrics) - set(METRICS))
     if unknown:
