@@ -1,9 +1,8 @@
-"""The commands `serve`, `config`, `program`, `pull` and `models`."""
+"""The commands `serve`, `config` and `pull`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from cpuserve import log
 from cpuserve.cli import banner, flags
 from cpuserve.cli.terminal import ProgressBars, columns, folded, note, say
-from cpuserve.prepare import Prepared, find, model_facts, model_name, prepare
+from cpuserve.prepare import Prepared, find, model_name, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -147,22 +146,6 @@ def _table(decisions: Sequence[Decision], width: int | None) -> str:
     return "\n".join(folded(line, width, " " * first) for line in lines)
 
 
-def program(args: argparse.Namespace) -> int:
-    """Run `cpuserve program`: print a model's operations, from its config without weights."""
-    from cpuserve.cli.listings import as_records, render
-    from cpuserve.models import build_program
-
-    options = flags.asked(args).options
-    progress = ProgressBars()
-    try:
-        spec, _ = model_facts(options, find(options, progress))
-    finally:
-        progress.close()
-    built = build_program(spec)
-    say(json.dumps(as_records(built), indent=1) if args.json else render(built))
-    return 0
-
-
 def pull(args: argparse.Namespace) -> int:
     """Run `cpuserve pull`: download a model, and print the path of its files."""
     from cpuserve.loader.hub import resolve_model
@@ -173,30 +156,6 @@ def pull(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     say(str(path))
-    return 0
-
-
-def models(args: argparse.Namespace) -> int:
-    """Run `cpuserve models`: list the built-in models and the supported architectures."""
-    from cpuserve.loader.hub import list_builtin
-    from cpuserve.models import MODELS
-
-    if args.supported:
-        from cpuserve.cli.listings import levels, markdown, page
-
-        say(page())
-        say(
-            "\n".join(
-                ["", "Kernels that each ISA level of this CPU takes:", "", *markdown(levels())]
-            )
-        )
-        return 0
-    say("Built-in models (cpuserve serve NAME):")
-    for model in list_builtin():
-        say(f"  {model.name:<16} {model.description}")
-    say("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
-    for name in MODELS.names():
-        say(f"  {name}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Lists that commands show: the operations of a Program, and what `models --supported` has.
+"""The commands `program` and `models`, and the lists that they show.
 
 A Program is text or JSON: its operations with the shapes of their values and weights.
 docs/models.md has the tables of families and formats, from the registries of both.
@@ -6,7 +6,9 @@ docs/models.md has the tables of families and formats, from the registries of bo
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -14,13 +16,53 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.cli import flags
+from cpuserve.cli.terminal import ProgressBars, say
+from cpuserve.prepare import find, model_facts
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
 Shapes = dict[str, tuple[int, ...]]
 
-MOST_WEIGHTS = 4  # a line shows at most this many weight names
+MOST_WEIGHTS = 4  # a line shows at most this many weights
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # not listed: shapes show these
+
+
+def program(args: argparse.Namespace) -> int:
+    """Run `cpuserve program`: print a model's operations, from its config without weights."""
+    from cpuserve.models import build_program
+
+    options = flags.asked(args).options
+    progress = ProgressBars()
+    try:
+        spec, _ = model_facts(options, find(options, progress))
+    finally:
+        progress.close()
+    built = build_program(spec)
+    say(json.dumps(as_records(built), indent=1) if args.json else render(built))
+    return 0
+
+
+def models(args: argparse.Namespace) -> int:
+    """Run `cpuserve models`: list the built-in models and the supported architectures."""
+    from cpuserve.loader.hub import list_builtin
+    from cpuserve.models import MODELS
+
+    if args.supported:
+        say(page())
+        say(
+            "\n".join(
+                ["", "Kernels that each ISA level of this CPU takes:", "", *markdown(levels())]
+            )
+        )
+        return 0
+    say("Built-in models (cpuserve serve NAME):")
+    for model in list_builtin():
+        say(f"  {model.name:<16} {model.description}")
+    say("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
+    for name in MODELS.names():
+        say(f"  {name}")
+    return 0
 
 
 def render(program: Program) -> str:

@@ -180,7 +180,7 @@ def build_parser() -> Parser:
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="print JSON instead of text")
     _size_formats(size.add_mutually_exclusive_group())
-    program = command("program", "commands:program", "Show a model's operations with their shapes.")
+    program = command("program", "listings:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="print JSON instead of text")
     text = "Show this machine, its problems and their remedies."
@@ -193,7 +193,7 @@ def build_parser() -> Parser:
     text = "Write a quantized copy of a model (compressed-tensors), which vLLM also loads."
     _quantize(command("quantize", "quantize:quantize", text))
     text = "List the built-in models and the architectures."
-    _models(command("models", "commands:models", text))
+    _models(command("models", "listings:models", text))
     return parser
 
 

@@ -536,7 +536,7 @@ def test_a_startup_error_anywhere_is_one_line(capsys, monkeypatch):
         msg = "first\n  second"
         raise ModelError(msg)
 
-    monkeypatch.setattr("cpuserve.cli.commands.models", fail)
+    monkeypatch.setattr("cpuserve.cli.listings.models", fail)
     code, _, err = run(capsys, "models")
     assert (code, err) == (2, "cpuserve: error: first second\n")
 
@@ -545,7 +545,7 @@ def test_ctrl_c_ends_without_a_traceback(capsys, monkeypatch):
     def stop(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cpuserve.cli.commands.models", stop)
+    monkeypatch.setattr("cpuserve.cli.listings.models", stop)
     code, _, err = run(capsys, "models")
     assert (code, err) == (130, "")
 
