@@ -10,7 +10,7 @@ import itertools
 import socket
 import time
 
-from cpuserve.engine.child import SocketChannel, exit_now
+from cpuserve.engine.child import SocketChannel
 from cpuserve.engine.ipc import (
     Abort,
     AddRequest,
@@ -23,8 +23,6 @@ from cpuserve.engine.ipc import (
     StepOutput,
 )
 from cpuserve.tokenizer.load import load_tokenizer
-
-__all__ = ["exit_now", "main"]
 
 THOUGHT = """<think>
 The fixture opens a file that nobody closes, so the third test finds it locked.

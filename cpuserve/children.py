@@ -1,4 +1,4 @@
-"""Child processes that run Python: their command, and the thread that starts them."""
+"""Processes that run Python: the command of a child, the thread that starts it, a quick end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 from cpuserve.fault_points import fault
 
@@ -39,6 +39,15 @@ def start_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         RuntimeError: the system refuses another thread.
     """
     return _starter().start(command, options)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without a shutdown of the interpreter: the system frees memory faster."""
+    for stream in (sys.stdout, sys.stderr):
+        # The stream may be closed, or nobody reads it.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 class _Starter:

@@ -45,8 +45,8 @@ def _prepared(asked: Asked, report: ProgressFn, progress: ProgressBars) -> Prepa
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.lifecycle.serve import serve as run
+    from cpuserve.children import exit_now
     from cpuserve.config.several import created_model, several_models
-    from cpuserve.engine.child import exit_now
     from cpuserve.serving.models.preparation import StoppedWhilePreparing
 
     asked, others = several_models(flags.asked(args))

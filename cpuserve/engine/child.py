@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import faulthandler
 import gc
-import os
 import queue
 import select
 import signal
@@ -24,11 +23,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.children import exit_now
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.ipc import (
     Abort,
@@ -287,15 +286,6 @@ class _Throttle:
         if done >= total or now - self._sent_at >= PROGRESS_PERIOD_S:
             self._sent_at = now
             self._channel.send(StageProgress(stage, done, total))
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process without a shutdown of the interpreter: the system frees memory faster."""
-    for stream in (sys.stdout, sys.stderr):
-        # The stream may be closed, or nobody reads it.
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ CHILD_MODULE = "cpuserve.engine.child"
 # The most seconds that a spare process waits for an engine. A load may wait a minute for memory,
 # and models that take turns in memory soon need the next process.
 LONGEST_S = 300.0
-BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
+BOOTSTRAP = "from cpuserve.children import exit_now; from {module} import main; exit_now(main())"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from cpuserve.api.lifecycle.serve import serve
+from cpuserve.children import exit_now
 from cpuserve.config.engine import Resolved
 from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
 from cpuserve.config.several import NamedModel
-from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import ModelError, StartupError

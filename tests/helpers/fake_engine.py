@@ -18,12 +18,9 @@ import time
 from pathlib import Path
 
 from cpuserve.engine import child
-from cpuserve.engine.child import exit_now
 from cpuserve.errors import ModelError
 from cpuserve.log import get_logger
 from tests.helpers.fake_executor import fake_core
-
-__all__ = ["exit_now", "main"]
 
 
 def build(config, progress, team):
