@@ -83,7 +83,7 @@ def prepare(
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += tuned_notes(host.tuned, resolved.config.isa)
     notes += plugin_notes()
-    notes += unserved_notes(facts.name, facts.unserved)
+    notes += unserved_notes(facts.name, facts.unserved, facts.unread_why)
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
@@ -537,12 +537,20 @@ def _parts(tower: TowerSpec | None, path: Path, config: Mapping[str, Any]) -> di
     """Return the facts about the parts of a model that are not text."""
     from cpuserve.models.generic import parts_beside_text
 
-    found = None if tower is None else _tower_facts(tower, path)
-    return {"tower": found, "unserved": parts_beside_text(config, pictures=found is not None)}
+    found, why = None, ""
+    try:
+        found = None if tower is None else _tower_facts(tower, path)
+    except ModelError as error:  # the tower is known, but not how a picture is prepared for it
+        why = str(error)
+    unserved = parts_beside_text(config, pictures=found is not None)
+    return {"tower": found, "unserved": unserved, "unread_why": why}
 
 
 def _tower_facts(tower: TowerSpec, path: Path) -> TowerFacts | None:
-    """Return the numbers of a tower; None if cpuserve cannot prepare pictures for it."""
+    """Return the numbers of a tower; None if cpuserve cannot prepare pictures for it.
+
+    Raises ModelError if the settings of the image processor are not complete.
+    """
     from cpuserve.media.families.table import family_of
 
     family = family_of(path)

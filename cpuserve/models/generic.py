@@ -272,11 +272,15 @@ def parts_beside_text(config: Mapping[str, Any], *, pictures: bool = False) -> s
     return " and ".join(found) if found else None
 
 
-def unserved_notes(name: str, parts: str | None) -> list[str]:
-    """Return a line for the start about the parts that `parts_beside_text` found in a model."""
+def unserved_notes(name: str, parts: str | None, why: str = "") -> list[str]:
+    """Return a line for the start about the parts that `parts_beside_text` found in a model.
+
+    why: why they are not read.
+    """
     if parts is None:
         return []
+    reason = f" ({why})" if why else ""
     return [
-        f"{name} is served as a text model: its part for {parts} is not read, and requests with "
-        "pictures or sound are refused"
+        f"{name} is served as a text model: its part for {parts} is not read{reason}, and requests "
+        "with pictures or sound are refused"
     ]

@@ -81,6 +81,7 @@ class ModelFacts:
     parameters: number of weights in all tensors, without adapters (0 without a Program).
       Lists of models show `family` and `parameters` to clients.
     unserved: the parts of the model that cpuserve does not run, such as "vision and audio".
+    unread_why: why pictures are not read, although the model has a tower; "" = another reason.
     tower: the tower of a model that reads pictures.
     """
 
@@ -120,6 +121,7 @@ class ModelFacts:
     family: str = ""
     parameters: int = 0
     unserved: str | None = None
+    unread_why: str = ""
     tower: TowerFacts | None = None
 
 

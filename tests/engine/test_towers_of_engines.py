@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import msgspec
@@ -53,6 +54,24 @@ def test_the_settings_say_what_a_page_costs(model, tmp_path):
     # The start says so only if pictures are not read.
     assert not [note for note in found.notes if "text model" in note]
     assert [note for note in plain.notes if "text model" in note]
+
+
+def test_a_model_with_incomplete_settings_of_pictures_starts_as_a_text_model(model, tmp_path):
+    texts = shutil.copytree(model, tmp_path / "texts")
+    file = texts / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    del settings["size"]
+    file.write_text(json.dumps(settings))
+    plain = prepared(texts)
+    assert plain.facts.tower is None
+    config = plain.resolved.config
+    assert config.media_rows == 0
+    (note,) = [note for note in plain.notes if "text model" in note]
+    assert "vision is not read (size is {}: longest_edge is needed" in note
+    built = []
+    team = make_team(config)
+    team.run(lambda: built.append(build_engine(config, None, team).executor.tower))
+    assert built == [None]
 
 
 def test_the_operations_of_a_tile_are_those_of_its_linears_and_attention(model):
