@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+import time
 from contextlib import contextmanager
 
 import msgspec
@@ -328,6 +329,36 @@ def test_requests_share_writes(tmp_path, monkeypatch):
 
     asyncio.run(main())
     assert len(calls) <= 2
+
+
+def test_lines_of_one_turn_of_the_event_loop_share_one_write(tmp_path, monkeypatch):
+    calls, fsync = [], os.fsync
+    file = AuditFile(tmp_path / "audit", LONG, keeps=True)
+    monkeypatch.setattr(audit_file.os, "fsync", lambda fd: (calls.append(fd), fsync(fd)))
+
+    async def write(number):
+        time.sleep(0.005)  # as a call of the system: the thread may run meanwhile
+        await file.write(b'{"time": "%d"}\n' % number)
+
+    async def main():
+        for turns in (1, 2):
+            await asyncio.gather(*map(write, range(16)))
+            assert len(calls) == turns
+
+    asyncio.run(main())
+    file.close()
+    assert len(lines_of(tmp_path / "audit")) == 32
+
+
+def test_a_line_of_a_turn_that_has_not_ended_is_written_at_the_end_of_the_server(tmp_path):
+    file = AuditFile(tmp_path / "audit", LONG, keeps=True)
+
+    async def main():
+        file.put(b'{"time": "0"}\n')
+        file.close()
+
+    asyncio.run(main())
+    assert len(lines_of(tmp_path / "audit")) == 1
 
 
 def test_a_new_file_is_private_and_an_old_one_is_continued(tmp_path, caplog):

@@ -1,6 +1,8 @@
 """AuditFile: a thread appends lines to a file, and says when they are on disk.
 
-Lines that wait at the same time share one write and one fsync. The file is always a sequence of
+The lines of requests that end in one turn of the event loop, as with one step of the engine, go to
+the thread together: it then takes the interpreter's lock from the loop once. Lines that wait at the
+same time share one write and one fsync. The file is always a sequence of
 whole lines: a line that was written only in part is cut off, after a failed write at once, and
 after a crash at the next start.
 """
@@ -50,13 +52,17 @@ class NotAudited(Exception):
 
 
 class _Pending:
-    """A line that waits to be written. done: gets the result; None = nobody waits for it."""
+    """A line that waits to be written.
 
-    __slots__ = ("data", "done")
+    done: gets the result; None = nobody waits for it. late: ends the wait of all lines of a turn.
+    """
+
+    __slots__ = ("data", "done", "late")
 
     def __init__(self, data: bytes, done: asyncio.Future[str | None] | None = None) -> None:
         self.data = data
         self.done = done
+        self.late: asyncio.TimerHandle | None = None
 
 
 class AuditFile:
@@ -80,6 +86,7 @@ class AuditFile:
         self._keeps = keeps
         self._owed: list[bytes] = []
         self._waiting: list[_Pending] = []
+        self._turns: dict[asyncio.AbstractEventLoop, list[_Pending]] = {}
         self._ready = threading.Condition()
         self._ended = False
         self._fd, self._size, self._identity = -1, 0, (0, 0)
@@ -100,49 +107,71 @@ class AuditFile:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[str | None] = loop.create_future()
         waiting = _Pending(line, done)
-        if not self._add(waiting):
+        if not self._add(waiting, loop):
             msg = "too many lines wait for the disk"
             raise NotAudited(msg, kept=True)
-        # asyncio.wait_for would take a tenth of the time that the whole line takes.
-        late = loop.call_later(LONGEST_S, self._give_up, waiting, done)
         try:
             why = await done
         except BaseException:
             waiting.done = None
             raise
-        finally:
-            late.cancel()
         if why is not None:
             raise NotAudited(why, kept=False)
 
-    def _give_up(self, waiting: _Pending, done: asyncio.Future[str | None]) -> None:
-        """Stop waiting for a line; it goes on as a line that nobody waits for."""
-        if not done.done():
-            waiting.done = None
-            self.trouble = f"the disk has not taken a line for {LONGEST_S:g} s"
-            done.set_exception(NotAudited(self.trouble, kept=True))
+    def _give_up(self, lines: Sequence[_Pending]) -> None:
+        """Stop waiting for lines; they go on as lines that nobody waits for."""
+        for line in lines:
+            done = line.done
+            if done is not None and not done.done():
+                line.done = None
+                self.trouble = f"the disk has not taken a line for {LONGEST_S:g} s"
+                done.set_exception(NotAudited(self.trouble, kept=True))
 
     def put(self, line: bytes) -> None:
         """Append a line soon, without waiting for it."""
-        self._add(_Pending(line))
+        try:
+            self._add(_Pending(line), asyncio.get_running_loop())
+        except RuntimeError:  # this thread has no event loop
+            self._add(_Pending(line), None)
 
     def close(self) -> None:
         """Write the lines that wait, for at most CLOSE_S, and log those that cannot be written."""
         with self._ready:
+            for loop in [*self._turns]:
+                self._waiting += self._turns.pop(loop)
             self._ended = True
             self._ready.notify()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             _log_unaudited([*self._owed, *(line.data for line in self._waiting)])
 
-    def _add(self, line: _Pending) -> bool:
+    def _add(self, line: _Pending, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Let a line wait for the end of this turn of the event loop; return whether it may."""
         with self._ready:
-            if not self._ended and len(self._waiting) + len(self._owed) < MOST_WAITING:
-                self._waiting.append(line)
-                self._ready.notify()
+            others = sum(map(len, self._turns.values()))
+            if not self._ended and len(self._waiting) + len(self._owed) + others < MOST_WAITING:
+                if loop is None:
+                    self._waiting.append(line)
+                    self._ready.notify()
+                else:
+                    if loop not in self._turns:
+                        self._turns[loop] = []
+                        loop.call_soon(self._end_turn, loop)
+                    self._turns[loop].append(line)
                 return True
         _log_unaudited([line.data])
         return False
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the thread the lines of this turn of the event loop."""
+        with self._ready:
+            turn = self._turns.pop(loop, [])
+            self._waiting += turn
+            self._ready.notify()
+        if any(line.done is not None for line in turn):
+            late = loop.call_later(LONGEST_S, self._give_up, turn)
+            for line in turn:
+                line.late = late
 
     def _run(self) -> None:
         while True:
@@ -184,6 +213,8 @@ class AuditFile:
     def _tell(self, lines: Sequence[_Pending], why: str | None) -> None:
         """Wake the writers of lines; runs in their event loop."""
         for line in lines:
+            if line.late is not None:
+                line.late.cancel()
             if line.done is None:
                 if why is not None:  # its writer stopped waiting while the line was written
                     self.put(line.data)
