@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -24,8 +25,9 @@ ROLES = {
 class Held:
     """The sums of all processes of a server.
 
-    rss: bytes of memory. A page that processes share counts once, with a part in each of them:
-      a fork lives for a moment, and has all pages of its parent.
+    rss: bytes of memory, without pages of files, which other programs share as well. A page that
+      processes share counts once, with a part in each of them: a fork lives for a moment, and has
+      all pages of its parent.
     shm: mappings of files in memory (/dev/shm, memfd).
     """
 
@@ -64,7 +66,7 @@ def resident(pid: int) -> Counter[str]:
     root = psutil.Process(pid)
     found: Counter[str] = Counter()
     for process in [root, *root.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             line = " ".join(process.cmdline())
             role = next((role for module, role in ROLES.items() if module in line), FRONT_END)
             found[role] += _memory(process)
@@ -73,7 +75,8 @@ def resident(pid: int) -> Counter[str]:
 
 def _memory(process: psutil.Process) -> int:
     """Return the bytes of memory of a process, with its part of the pages that it shares."""
-    return int(process.memory_full_info().pss)
+    told = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return sum(int(size) << 10 for size in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", told, re.M))
 
 
 @dataclass(frozen=True, slots=True)
