@@ -126,7 +126,7 @@ class CostModel:
     def decode_seconds(self, rows: int, keys: int, drafts: int = 0) -> float:
         """Return the predicted seconds of a step without prompt tokens."""
         decode = self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
-        return decode + self.draft_seconds(drafts)
+        return decode + self.draft_seconds(drafts) if drafts else decode
 
     def draft_seconds(self, drafts: int) -> float:
         """Return the predicted seconds that drafts add to a step."""
@@ -145,13 +145,13 @@ class CostModel:
     def observe(self, work: StepWork, seconds: float) -> None:
         """Correct the weights after a step with this work took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys, work.drafts)
-        prompt = self.prompt_seconds(work.tokens, work.pairs, work.scores)
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
                 self._mixed_steps = 0
                 self._observe_decode(work, seconds, decode)
             return
+        prompt = self.prompt_seconds(work.tokens, work.pairs, work.scores)
         if work.rows and self._decode_steps >= _TRAINED:
             if self._mixed_steps >= _MIXED_STEPS and self._tells_apart(work.tokens):
                 self._mixed_steps = 0
@@ -187,7 +187,8 @@ class CostModel:
             self.draft = max(self.draft + error * _DRAFTS / work.drafts, 1e-6 * _DRAFTS)
         else:
             self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
-        self._count_equal_drafts(work.drafts)
+        if work.drafts or self._usual_drafts:
+            self._count_equal_drafts(work.drafts)
 
     def _fit_draft_share(self, work: StepWork, error: float) -> None:
         # The prediction is right for steps with the usual drafts, and has to stay so. The time of a

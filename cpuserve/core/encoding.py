@@ -47,18 +47,21 @@ class EncodedPictures:
     merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
       tokens of a picture by their rows and columns; else 0.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
+    wanted: the pictures that are not encoded, in the order of their encoding.
+    blocked: the requests whose next token is of one of them. Steps without pictures
+      look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 
     def __init__(self, num_rows: int, fingerprint: bytes = b"", *, merge: int = 0) -> None:
         self.queries = self.hits = 0
         self._num_rows = num_rows
         self._fingerprint = fingerprint
-        self._merge = merge
+        self.merge = merge
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
-        self._wanted: dict[bytes, WantedPicture] = {}  # in the order of their encoding
+        self.wanted: dict[bytes, WantedPicture] = {}
         self._wants: dict[RequestId, bytes] = {}
-        self._blocked: set[RequestId] = set()  # a part of _wants: they cannot run before
+        self.blocked: set[RequestId] = set()  # a part of _wants
         self._held: dict[RequestId, bytes] = {}
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
         self._running: WantedPicture | None = None
@@ -68,10 +71,6 @@ class EncodedPictures:
         return picture.digest + self._fingerprint
 
     # --- for the scheduler --------------------------------------------------------------------
-
-    def waits(self, request: RequestId) -> bool:
-        """Whether the next token of a request is of a picture that is not encoded yet."""
-        return request in self._blocked
 
     def room(self, request: Request, start: int, count: int) -> int:
         """Return how many of `count` tokens from position `start` on can run now.
@@ -90,7 +89,7 @@ class EncodedPictures:
             if key not in self._encoded:
                 self._want(number, run.index, key, picture)
                 if run.begin == start:
-                    self._blocked.add(number)
+                    self.blocked.add(number)
                 return run.begin - start
             self._encoded.move_to_end(key)
         self._drop_want(number)
@@ -116,13 +115,11 @@ class EncodedPictures:
         return media
 
     def turn(self, requests: Iterable[Request], chunks: Iterable[SeqChunk]) -> None:
-        """Set the angles of all chunks of a step, draft tokens included."""
-        if not self._merge:
-            return
+        """Set the angles of all chunks of a step, draft tokens included; `merge` is not 0."""
         for request, chunk in zip(requests, chunks, strict=True):
             if (found := request.chain.placeholders) is not None:
                 end = chunk.start + len(chunk.token_ids)
-                chunk.angles = found.angles(chunk.start, end, self._merge)
+                chunk.angles = found.angles(chunk.start, end, self.merge)
 
     def takes_turn(self, *, prompts: bool) -> bool:
         """Whether the next step leaves its time for prompts to the tower.
@@ -149,12 +146,12 @@ class EncodedPictures:
     @property
     def starves(self) -> bool:
         """Whether the patches of a picture have not come, and a request waits for it."""
-        return any(wanted.patches is None for wanted in self._wanted.values())
+        return any(wanted.patches is None for wanted in self.wanted.values())
 
     def asks(self) -> list[tuple[RequestId, int]]:
         """Return (request, index) of each picture, if its patches are to be sent now."""
         found: list[tuple[RequestId, int]] = []
-        for wanted in list(self._wanted.values())[:MOST_PATCHES]:
+        for wanted in list(self.wanted.values())[:MOST_PATCHES]:
             if wanted.patches is None and wanted.asked not in wanted.requests:
                 wanted.asked, index = next(iter(wanted.requests.items()))
                 found.append((wanted.asked, index))
@@ -162,7 +159,7 @@ class EncodedPictures:
 
     def take(self, request: RequestId, index: int, patches: bytes) -> None:
         """Take the patches of a picture; they are dropped if the request does not wait for it."""
-        wanted = self._wanted.get(self._wants.get(request, b""))
+        wanted = self.wanted.get(self._wants.get(request, b""))
         if wanted is not None and wanted.requests[request] == index:
             wanted.patches = patches
 
@@ -172,7 +169,7 @@ class EncodedPictures:
         It stays the same until it is `encoded` or `refused`, or nobody waits for it.
         """
         if self._running is None:
-            for wanted in self._wanted.values():
+            for wanted in self.wanted.values():
                 if wanted.patches is not None and self._reserve(wanted):
                     self._running = wanted
                     break
@@ -201,26 +198,26 @@ class EncodedPictures:
     def _want(self, request: RequestId, index: int, key: bytes, picture: Picture) -> None:
         if self._wants.get(request) != key:
             self._drop_want(request)
-        if key not in self._wanted:
-            self._wanted[key] = WantedPicture(key, picture, patches=picture.patches)
+        if key not in self.wanted:
+            self.wanted[key] = WantedPicture(key, picture, patches=picture.patches)
         self._wants[request] = key
-        self._wanted[key].requests[request] = index
+        self.wanted[key].requests[request] = index
 
     def _drop_want(self, request: RequestId) -> None:
-        self._blocked.discard(request)
-        wanted = self._wanted.get(self._wants.pop(request, b""))
+        self.blocked.discard(request)
+        wanted = self.wanted.get(self._wants.pop(request, b""))
         if wanted is None:
             return
         del wanted.requests[request]
         if not wanted.requests:
             self._give_back(wanted)
-            del self._wanted[wanted.key]
+            del self.wanted[wanted.key]
 
     def _close(self, wanted: WantedPicture) -> None:
-        del self._wanted[wanted.key]
+        del self.wanted[wanted.key]
         for request in wanted.requests:
             del self._wants[request]
-            self._blocked.discard(request)
+            self.blocked.discard(request)
 
     def _give_back(self, wanted: WantedPicture) -> None:
         self._free += wanted.rows
@@ -248,11 +245,11 @@ class EncodedPictures:
         running, known: the requests that have a slot, and all requests that have not ended.
         """
         rows = [row for each in self._encoded.values() for row in each]
-        rows += [row for wanted in self._wanted.values() for row in wanted.rows]
+        rows += [row for wanted in self.wanted.values() for row in wanted.rows]
         assert sorted([*rows, *self._free]) == list(range(self._num_rows)), "media rows leak"
         assert set(self._held) <= set(running), "a request that does not run holds a picture"
         assert set(self._wants) <= set(known), "a request that has ended waits for a picture"
-        wants = {(r, w.key) for w in self._wanted.values() for r in w.requests}
+        wants = {(r, w.key) for w in self.wanted.values() for r in w.requests}
         assert wants == set(self._wants.items()), "the two maps of waiting requests differ"
-        assert self._blocked <= set(self._wants), "a request waits for nothing"
-        assert all(wanted.requests for wanted in self._wanted.values()), "nobody waits for it"
+        assert self.blocked <= set(self._wants), "a request waits for nothing"
+        assert all(wanted.requests for wanted in self.wanted.values()), "nobody waits for it"

@@ -185,7 +185,8 @@ class Scheduler:
         prompts = self._schedule_decodes()
         if self.waiting:
             prompts += self._candidates()
-        self.encodes = self.pictures.takes_turn(prompts=bool(prompts))
+        wanted = bool(self.pictures.wanted)
+        self.encodes = wanted and self.pictures.takes_turn(prompts=bool(prompts))
         if self.encodes:
             prompts = []
         most, target = self.max_num_batched_tokens, self._itl_target_s
@@ -202,14 +203,14 @@ class Scheduler:
                 # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
-        self.pictures.turn(self.batch_requests, self._batch)
+        if self.pictures.merge:
+            self.pictures.turn(self.batch_requests, self._batch)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
         """Apply the results of the scheduled step, one per row; return a delta for each request."""
         batch, requests = self._take_batch()
         self.callers.computed(requests[self.work.rows :], batch[self.work.rows :])
-        assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
         next_row = 0
         block_size, append = self.kv.block_size, self._results.append
@@ -231,6 +232,7 @@ class Scheduler:
                     deltas.append(delta)
             if request.progress and computed < request.num_prompt and not request.num_output:
                 deltas.append(Delta(request, [], processed=computed))
+        assert next_row == len(results), "the step needs one result per row"
         if self.drafter is not None:
             work = StepWork(len(self.running), self.work.keys)
             most, target = self.max_num_batched_tokens, self._itl_target_s
@@ -348,15 +350,13 @@ class Scheduler:
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
-        batch, batch_requests = self._batch, self.batch_requests
+        batch, batch_requests, blocked = self._batch, self.batch_requests, self.pictures.blocked
         for request in tuple(self.running):
             if request.slot == NO_SLOT:  # it was preempted for an earlier one
                 continue
-            if self.masks_late and request.masked:
+            if (self.masks_late and request.masked) or request.id in blocked:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
-            if self.pictures.waits(request.id):
-                continue
             if start + 1 + request.sure < len(ids) or start < request.num_prompt:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
                 # in its place. But a shared block is not freed. So a new block is taken
@@ -369,9 +369,9 @@ class Scheduler:
                 continue
             batch.append(request.chunk(ids[start:], start, request.next_rows))
             batch_requests.append(request)
-        self.work.rows, self.work.keys = len(batch), sum(chunk.start for chunk in batch)
-        self.work.drafts = sum(request.sure for request in batch_requests)
-        return [request for request in prompts if request.is_running]
+        self.work.rows, self.work.keys = len(batch), sum([chunk.start for chunk in batch])
+        self.work.drafts = sum([request.sure for request in batch_requests])
+        return [request for request in prompts if request.is_running] if prompts else prompts
 
     def _candidates(self) -> list[Request]:
         """Return requests that may start without the blocks that earlier waiting requests need."""

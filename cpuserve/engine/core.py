@@ -48,6 +48,7 @@ from cpuserve.runtime.pooling import make_pooler
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.core.kv.offload import Offload
     from cpuserve.engine.grammars.client import Grammars
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
@@ -343,11 +344,12 @@ class EngineCore:
             self._after_step(self._grammars, deltas)
         outputs = [output_of(delta) for delta in deltas]
         outputs += self._refused
-        outputs += [Output(n, [], wants=[i]) for n, i in self.scheduler.pictures.asks()]
         self._refused = []
+        pictures = self.scheduler.pictures
+        if pictures.wanted:
+            outputs += [Output(n, [], wants=[i]) for n, i in pictures.asks()]
         moved = offload is not None and offload.seconds > moving_s
         idle = not (batch.chunks or moved or self.scheduler.masks_late or self.scheduler.encodes)
-        pictures = self.scheduler.pictures
         self._starved = idle and pictures.starves and pictures.next() is None
         if offload is not None:
             started += offload.seconds - moving_s  # moving blocks is not part of the step's cost
@@ -418,7 +420,8 @@ class EngineCore:
         self._stale = False
         stats.step_s = seconds
         stats.damaged = self._damage.see(deltas)
-        self._count_offload()
+        if self.kv.offload is not None:
+            self._count_offload(self.kv.offload)
         if scheduler.drafter is not None:
             stats.drafts = scheduler.drafter.num_drafts
             stats.draft_tokens = scheduler.drafter.num_draft_tokens
@@ -429,12 +432,9 @@ class EngineCore:
             if done and request.num_output == len(delta.tokens) and not request.continues:
                 stats.prompt_tokens += request.num_prompt
 
-    def _count_offload(self) -> None:
+    def _count_offload(self, offload: Offload) -> None:
         """Update the statistics of offload tiers, which also write blocks in an idle engine."""
-        stats, offload = self.stats, self.kv.offload
-        if offload is None:
-            return
-        stats.tiers = {
+        self.stats.tiers = {
             tier.name: TierStats(tier.num_blocks, tier.num_bytes, offload.hits[tier.name])
             for tier in offload.tiers
         }

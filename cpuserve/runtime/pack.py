@@ -46,8 +46,9 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
         masks = masks.reshape(-1, masks.shape[2])
     num_masks = 0 if masks is None else len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
-    media = _media(chunks, lengths)
-    axes, angles = _angles(chunks, lengths)
+    has_pictures = [c for c in chunks if c.media is not None or c.angles is not None]
+    media = _media(chunks, lengths) if has_pictures else []
+    axes, angles = _angles(chunks, lengths) if has_pictures else (0, [])
     words = [*counts, num_masks, len(adapters), groups - 1, len(drafts), len(media), axes, 0, 0]
     for c in chunks:
         words += c.token_ids
