@@ -556,9 +556,12 @@ def _tower_facts(tower: TowerSpec, path: Path) -> TowerFacts | None:
     family = family_of(path)
     if family is None:
         return None
-    tiles, pixels = len(family.layout(1275, 1650).tiles), tower.side * tower.patch
-    sizes = 4 * tower.out_width, tower.step_bytes, pixels, tower.tile_rows
-    return TowerFacts(*sizes, operations=tower.tile_operations, page_tiles=tiles)
+    page = family.layout(1275, 1650)
+    operations = sum(tower.operations(rows * columns) for rows, columns in page.tiles)
+    most = tower.tile_patches // tower.merge**2
+    return TowerFacts(
+        4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations
+    )
 
 
 def _weight_counts(program: Program) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, SAME, TAGGERS
 from cpuserve.models.config import read_architectures, refuse
+from cpuserve.models.rope import axes_of
 from cpuserve.models.text_parts import TEXT_PARTS, text_config, text_part
 from cpuserve.models.towers import build_tower, tower_spec
 
@@ -135,11 +136,12 @@ def with_tower(spec: ModelSpec, tower: TowerSpec | None) -> ModelSpec:
     Raises ModelError if the RoPE has another number of frequencies than the axes are for.
     """
     rope = spec.rope
-    if tower is not None and tower.axes:
-        if rope is None or len(rope.inv_freq) != len(tower.axes):
-            count = 0 if rope is None else len(rope.inv_freq)
-            refuse("mrope_section", len(tower.axes), f"numbers with the sum {count}")
-        rope = structs.replace(rope, axes=tower.axes)
+    if rope is not None and tower is not None and tower.sections:
+        count = len(rope.inv_freq)
+        axes = axes_of(tower.sections, count, interleaved=tower.interleaved)
+        if len(axes) != count:
+            refuse("mrope_section", list(tower.sections), f"numbers with the sum {count}")
+        rope = structs.replace(rope, axes=axes)
     return replace(spec, tower=tower, rope=rope)
 
 

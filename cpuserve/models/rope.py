@@ -74,6 +74,17 @@ def split_ropes(
     return {**plain, "rope_parameters": full}, rope
 
 
+def axes_of(sections: tuple[int, ...], count: int, *, interleaved: bool) -> tuple[int, ...]:
+    """Return the axis of each of `count` frequencies; axis i has sections[i] of them.
+
+    interleaved: the axes take turns as long as axes 1 and 2 have frequencies left, and axis 0 has
+      all others (Qwen3-VL); else one section follows another (Qwen2-VL).
+    """
+    if not interleaved:
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    return tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(count))
+
+
 def attention_mscale(config: Mapping[str, Any]) -> float:
     """Return the factor of attention scores by mscale_all_dim of a YaRN config (DeepSeek)."""
     params = _rope_params(config)

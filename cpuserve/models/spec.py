@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
+from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.program.lora import Adapters
 from cpuserve.program.operations.patches import PixelScale
 from cpuserve.program.ops import Rope
@@ -12,6 +13,7 @@ from cpuserve.program.ops import Rope
 # One step of a tower has whole tiles of about this many patches: with fewer rows,
 # reading the weights would take longer than multiplying them.
 STEP_PATCHES = 1024
+MOST_TILES = 16  # of a step, if tiles have any size
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +21,17 @@ class TowerSpec:
     """Hyperparameters of a tower, which encodes pictures as rows for the text part of a model.
 
     A tile of a picture has side x side patches of patch x patch pixels, in blocks of merge x merge
-    patches; each block becomes a row of `out_width` columns.
+    patches; each block becomes a row of `out_width` columns. If `side` is 0, a tile may have any
+    number of rows and columns, and at most MOST_PATCHES patches.
 
     `architecture`: the name in towers.BUILTIN; `tower_spec` sets it.
     `table`: the table of places has table x table rows.
     `names`: the beginnings of its tensor names.
-    `levels`: a row has so many further parts of the width of the text part; the first layers of the
-      text part add one each (DeepStack).
-    `axes`: for each frequency of the text part's RoPE, its axis: rows turn by their places in the
-      picture (`Rope.axes`); () = by their positions in the text.
+    `level_layers`: the layers with results that become further columns of the rows; the first
+      layers of the text part add `out_width` columns each (DeepStack).
+    `sections`: how many frequencies of the text part's RoPE turn a row by each of three places, its
+      place in the text, its row and its column; () = all turn it by its position in the text.
+    `interleaved`: whether the axes take turns, instead of one section after another.
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
     The other fields have the same meaning as in ModelSpec.
     """
@@ -49,8 +53,9 @@ class TowerSpec:
     pixels: PixelScale
     patch_weight: str
     names: tuple[str, ...]
-    levels: int = 0
-    axes: tuple[int, ...] = ()
+    level_layers: tuple[int, ...] = ()
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True
@@ -64,21 +69,25 @@ class TowerSpec:
     @property
     def tile_patches(self) -> int:
         """The patches of a tile."""
-        return self.side**2
+        return self.side**2 if self.side else MOST_PATCHES // self.merge**2 * self.merge**2
 
     @property
-    def tile_rows(self) -> int:
-        """The rows that a tile becomes."""
-        return self.tile_patches // self.merge**2
+    def levels(self) -> int:
+        """How many layers of the text part add columns of the rows."""
+        return len(self.level_layers)
 
     @property
-    def tile_operations(self) -> int:
-        """The additions and multiplications of a tile, in linears and attention."""
+    def row_width(self) -> int:
+        """The columns of a row: `out_width`, and as many for each of the levels."""
+        return self.out_width * (1 + self.levels)
+
+    def operations(self, patches: int) -> int:
+        """Return the additions and multiplications of a tile, in linears and attention."""
         layer = 4 * self.width**2 + 2 * self.width * self.intermediate
-        layer += 2 * self.tile_patches * self.width
+        layer += 2 * patches * self.width
         # Of merge^2 patches, one row of merge^2 times the width is multiplied.
-        ends = (self.patch_width + self.out_width) * self.width
-        return 2 * self.tile_patches * (self.layers * layer + ends)
+        ends = (self.patch_width + self.row_width) * self.width
+        return 2 * patches * (self.layers * layer + ends)
 
     @property
     def step_bytes(self) -> int:
@@ -87,13 +96,19 @@ class TowerSpec:
         For each patch: the stream, its norm, queries, keys and values (in the cache as well),
         attention, the hidden values of the MLP, merged rows, results, and the pixels.
         """
-        floats = 11 * self.width + self.intermediate + self.out_width + self.patch_width
-        return 4 * self.tiles_a_step * self.tile_patches * floats
+        rows = (4 * self.row_width if self.levels else 0) // self.merge**2
+        floats = 11 * self.width + self.intermediate + self.out_width + self.patch_width + rows
+        return 4 * self.step_patches * floats
 
     @property
     def tiles_a_step(self) -> int:
         """The most tiles of a step of the tower."""
-        return max(1, STEP_PATCHES // self.tile_patches)
+        return max(1, STEP_PATCHES // self.tile_patches) if self.side else MOST_TILES
+
+    @property
+    def step_patches(self) -> int:
+        """The most patches of a step of the tower."""
+        return self.tile_patches * (self.tiles_a_step if self.side else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 BUILTIN = {
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+    "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
+    "Qwen3VLMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
+    "Qwen3_5ForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",
+    "Qwen3_5MoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",
     "SmolVLMForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
 }
 

@@ -33,18 +33,17 @@ class TowerFacts:
 
     row_bytes: bytes of a row of an encoded picture.
     step_bytes: bytes of memory that a step of the tower needs besides the weights.
-    pixels: pixels of a side of a tile.
-    rows: the rows that a tile becomes.
-    operations: the additions and multiplications of a tile.
-    page_tiles: the tiles of a page of 1275 x 1650 pixels.
+    most_rows: the most rows that a tile becomes.
+    page_rows, page_tiles, page_operations: the rows, the tiles, and the additions and
+      multiplications of a page of 1275 x 1650 pixels.
     """
 
     row_bytes: int
     step_bytes: int
-    pixels: int
-    rows: int
-    operations: int
+    most_rows: int
+    page_rows: int
     page_tiles: int
+    page_operations: int
 
 
 @dataclass(frozen=True, slots=True)

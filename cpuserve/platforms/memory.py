@@ -56,7 +56,8 @@ LEAST_TOKENS = 256  # the fewest tokens of a KV cache; a smaller cache is not us
 # and COUNT_BYTES for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
 # The rows of encoded pictures in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
-MEDIA_ROWS = 16384
+# They have fewer rows if these would take more bytes, but enough for the largest picture.
+MEDIA_ROWS, MEDIA_BYTES = 16384, 512 << 20
 # Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests
 # and for each of their draft tokens, but not fewer or more rows than these
 # (csrc/runtime/executor.h: kLeastLogitRows).
@@ -291,13 +292,15 @@ def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     tower = facts.tower
     if tower is None:
         return 0, 0
+    fitting = max(tower.most_rows, MEDIA_BYTES // tower.row_bytes)
+    most = min(MEDIA_ROWS, fitting)
+    tiles = f"{tower.page_tiles} tiles" if tower.page_tiles > 1 else "1 tile"
     why = (
-        f"{format_bytes(MEDIA_ROWS * tower.row_bytes)} of encoded pictures; a page of 1275 x 1650 "
-        f"pixels becomes {tower.page_tiles * tower.rows} tokens: {tower.page_tiles} tiles of "
-        f"{tower.pixels} x {tower.pixels} pixels, each with {tower.operations / 1e9:.3g} billion "
-        "operations"
+        f"{format_bytes(most * tower.row_bytes)} of encoded pictures; a page of 1275 x 1650 "
+        f"pixels becomes {tower.page_rows} tokens: {tiles} with "
+        f"{tower.page_operations / 1e9:.3g} billion operations"
     )
-    rows = ledger.decide("media_rows", MEDIA_ROWS, why)
+    rows = ledger.decide("media_rows", most, why)
     return rows, rows * tower.row_bytes + tower.step_bytes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import HIDDEN, LogitRow, SeqChunk, StepBatch
 from cpuserve.ids import BlockId, SlotId
+from cpuserve.models.spec import STEP_PATCHES
 from cpuserve.runtime.pack import pack
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 KV_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+MOST_PACKED = 16  # steps that are kept packed, because their tiles may come again
 
 Tile = tuple[int, int]
 
@@ -34,16 +38,16 @@ class Tower:
     def __init__(self, spec: TowerSpec) -> None:
         self.spec = spec
         self._patches: Bytes = np.zeros((0, spec.patch_width), np.uint8)
-        self._left: list[int] = []  # patches of each tile that is not encoded
+        self._left: list[Tile] = []  # the tiles that are not encoded
         self._at = 0  # the first patch that is not encoded
-        self._running: list[int] = []  # patches of each tile of the step that runs
+        self._running: list[Tile] = []  # the tiles of the step that runs
         self._rows: list[Float32] = []
-        self._packed: dict[tuple[int, ...], StepArrays] = {}
+        self._packed: dict[tuple[Tile, ...], StepArrays] = {}
 
     @property
     def turned_merge(self) -> int:
         """Return the patches of a side of a row's block; 0 if a row has the angle of a position."""
-        return self.spec.merge if self.spec.axes else 0
+        return self.spec.merge if self.spec.sections else 0
 
     def start(self, patches: Bytes, tiles: Sequence[Tile]) -> None:
         """Begin to encode tiles of one or more pictures; tiles that were begun before are dropped.
@@ -54,13 +58,11 @@ class Tower:
         Raises:
             ValueError: a tile has another size than the tower's, or the patches are not theirs.
         """
-        side = self.spec.side
-        for tile in tiles:
-            if tuple(tile) != (side, side):
-                msg = f"a tile of {tile[0]} x {tile[1]} patches; this tower has {side} x {side}"
-                raise ValueError(msg)
-        self._left = [rows * columns for rows, columns in tiles]
-        if patches.shape != (sum(self._left), self.spec.patch_width) or patches.dtype != np.uint8:
+        for rows, columns in tiles:
+            self._check_tile(rows, columns)
+        self._left = [(rows, columns) for rows, columns in tiles]
+        shape = sum(map(prod, self._left)), self.spec.patch_width
+        if patches.shape != shape or patches.dtype != np.uint8:
             msg = f"patches {patches.shape} of {patches.dtype} are not those of {len(tiles)} tiles"
             raise ValueError(msg)
         self._patches, self._at, self._running, self._rows = patches, 0, [], []
@@ -76,23 +78,21 @@ class Tower:
         end = time.monotonic() + budget_s
         while self._left or self._running:
             if not self._running:
-                self._running = self._left[: self.spec.tiles_a_step]
-                del self._left[: self.spec.tiles_a_step]
-                last = self._at + sum(self._running)
+                self._running = self._next()
+                last = self._at + sum(map(prod, self._running))
                 self._begin(self._patches[self._at : last], self._words(self._running))
                 self._at = last
             if not self._run(max(0.0, end - time.monotonic())):
                 return False
-            count = len(self._running) * self.spec.tile_rows
-            self._rows.append(self._results(count))
+            self._rows.append(self._results(sum(map(prod, self._running)) // self.spec.merge**2))
             self._running = []
             if time.monotonic() >= end:
                 break
         return not self._left
 
     def rows(self) -> Float32:
-        """Return the rows [number of patches / merge^2, out_width] of the encoded tiles."""
-        return np.concatenate(self._rows or [np.zeros((0, self.spec.out_width), np.float32)])
+        """Return the rows [number of patches / merge^2, row_width] of the encoded tiles."""
+        return np.concatenate(self._rows or [np.zeros((0, self.spec.row_width), np.float32)])
 
     def encode(self, patches: Bytes, tiles: Sequence[Tile]) -> Float32:
         """Return the rows of all tiles, without a pause."""
@@ -104,21 +104,56 @@ class Tower:
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step soon; any thread may call this."""
 
-    def _words(self, tiles: Sequence[int]) -> StepArrays:
-        """Return the step of tiles with so many patches; each tile is a sequence."""
+    def _check_tile(self, rows: int, columns: int) -> None:
+        """Raise ValueError unless the tower can encode a tile of this size."""
+        side, merge, most = self.spec.side, self.spec.merge, self.spec.tile_patches
+        if side and (rows, columns) != (side, side):
+            msg = f"a tile of {rows} x {columns} patches; this tower has {side} x {side}"
+            raise ValueError(msg)
+        whole = rows >= merge and columns >= merge and rows % merge == columns % merge == 0
+        if not whole or rows * columns > most:
+            msg = (
+                f"a tile of {rows} x {columns} patches; this tower reads multiples of {merge}, and "
+                f"at most {most} patches"
+            )
+            raise ValueError(msg)
+
+    def _next(self) -> list[Tile]:
+        """Remove the tiles of the next step from those that are left, and return them."""
+        spec, count, total = self.spec, 0, 0
+        most = spec.step_patches if spec.side else STEP_PATCHES
+        while count < min(len(self._left), spec.tiles_a_step):
+            total += prod(self._left[count])
+            if count and total > most:
+                break
+            count += 1
+        tiles = self._left[:count]
+        del self._left[:count]
+        return tiles
+
+    def _words(self, tiles: Sequence[Tile]) -> StepArrays:
+        """Return the step of tiles; each tile is a sequence."""
         key = tuple(tiles)
         if key not in self._packed:
-            chunks: list[SeqChunk] = []
-            block = 0
-            for slot, count in enumerate(tiles):
-                end = block + -(-count // BLOCK)
-                table = BlockTable(BlockId(b) for b in range(block, end))
-                chunks.append(SeqChunk(SlotId(slot), [0] * count, 0, [table]))
-                block = end
-            folded = sum(tiles) // self.spec.merge**2
-            chunks[0].rows = [LogitRow(i, HIDDEN) for i in range(folded)]
-            self._packed[key] = pack(StepBatch(chunks))
+            if len(self._packed) >= MOST_PACKED:
+                self._packed.clear()
+            self._packed[key] = self._pack(key)
         return self._packed[key]
+
+    def _pack(self, tiles: Sequence[Tile]) -> StepArrays:
+        chunks: list[SeqChunk] = []
+        block = 0
+        for slot, tile in enumerate(tiles):
+            count = prod(tile)
+            end = block + -(-count // BLOCK)
+            table = BlockTable(BlockId(b) for b in range(block, end))
+            chunks.append(SeqChunk(SlotId(slot), [0] * count, 0, [table]))
+            if not self.spec.side:
+                chunks[-1].angles = grid_places(*tile, self.spec.merge)
+            block = end
+        folded = sum(map(prod, tiles)) // self.spec.merge**2
+        chunks[0].rows = [LogitRow(i, HIDDEN) for i in range(folded)]
+        return pack(StepBatch(chunks))
 
     def _begin(self, patches: Bytes, arrays: StepArrays) -> None:
         raise NotImplementedError
@@ -130,16 +165,24 @@ class Tower:
         raise NotImplementedError
 
 
+def grid_places(rows: int, columns: int, merge: int) -> list[list[int]]:
+    """Return the row and the column of each patch of a picture, in merge order."""
+    grid = np.indices((rows, columns))
+    blocks = grid.reshape(2, rows // merge, merge, columns // merge, merge)
+    places: list[list[int]] = blocks.transpose(0, 1, 3, 2, 4).reshape(2, -1).tolist()
+    return places
+
+
 def tower_config(config: EngineConfig, spec: TowerSpec) -> EngineConfig:
     """Return the settings of the executor of a tower in an engine with settings `config`."""
     tiles = spec.tiles_a_step
     return msgspec.structs.replace(
         config,
-        max_num_batched_tokens=tiles * spec.tile_patches,
+        max_num_batched_tokens=spec.step_patches,
         max_num_seqs=tiles,
         max_model_len=spec.tile_patches,
         kv_dtype=KV_TYPES[config.dtype],
-        kv_blocks=tiles * -(-spec.tile_patches // BLOCK),
+        kv_blocks=-(-spec.step_patches // BLOCK) + tiles,
         kv_groups=[],
         state_slots=0,
         media_rows=0,

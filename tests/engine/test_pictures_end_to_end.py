@@ -23,9 +23,12 @@ from cpuserve.serving.generation.fan_out import sequences_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pictures import (
     IMAGE_ID,
+    grid_inputs,
     patches_of,
     pixels_of,
+    random_grid,
     random_tiles,
+    write_grid_model,
     write_tower_model,
 )
 from tests.helpers.tiny import tiny_model
@@ -36,28 +39,50 @@ BLOCK = 32
 TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vision")
-    theirs = write_tower_model("SmolVLMForConditionalGeneration", path, side=SIDE, merge=MERGE)
+@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3VL"])
+def model(request, tmp_path_factory):
+    path, name = tmp_path_factory.mktemp("vision"), f"{request.param}ForConditionalGeneration"
+    if request.param == "SmolVLM":
+        theirs = write_tower_model(name, path, side=SIDE, merge=MERGE)
+    else:
+        theirs = write_grid_model(name, path)
     for file in tiny_model("llama").glob("tokenizer*"):
         shutil.copy(file, path)
     return path, theirs
 
 
 class Question:
-    """A prompt: text, a picture of `count` tiles in two runs of placeholders, and text again."""
+    """A prompt: text, a picture of `count` tiles in two runs of placeholders, and text again.
 
-    def __init__(self, seed, count=4):
-        self.tiles = random_tiles(count, SIDE, seed=seed)
-        self.data = patches_of(self.tiles, MERGE).tobytes()
-        self.asked = []
+    For a model that reads pictures of any size, the picture is one tile in one run.
+    """
+
+    def __init__(self, theirs, seed, count=4):
+        self.whole = "Qwen" in type(theirs).__name__
         before = np.random.default_rng(1).integers(10, 380, 40).tolist()
+        self.asked = []
+        if self.whole:
+            self.tiles = random_grid(SIDE, count * SIDE, seed=seed)
+            rows, tiles = ROWS * count, [(SIDE, count * SIDE)]
+            self.ids = [*before, *[IMAGE_ID] * rows, *range(100, 150)]
+            self._show([(40, rows)], tiles)
+            return
+        self.tiles = random_tiles(count, SIDE, seed=seed)
         first, second = ROWS, ROWS * (count - 1)
         self.ids = [*before, *[IMAGE_ID] * first, 77, *[IMAGE_ID] * second, *range(100, 150)]
-        spans = [(40, first), (41 + first, second)]
-        digest = hashlib.sha256(self.data).digest()
-        self.pictures = [Picture(digest, spans, [(SIDE, SIDE)] * count)]
+        self._show([(40, first), (41 + first, second)], [(SIDE, SIDE)] * count)
+
+    def _show(self, spans, tiles):
+        self.data = patches_of(self.tiles, MERGE).tobytes()
+        self.pictures = [Picture(hashlib.sha256(self.data).digest(), spans, tiles)]
+
+    def inputs(self, ids):
+        """The arguments of transformers' model for these tokens."""
+        if not self.whole:
+            return {"input_ids": torch.tensor([ids]), "pixel_values": pixels_of(self.tiles)}
+        kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
+        more = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": kinds, "use_cache": False}
+        return {**grid_inputs([self.tiles]), **more}
 
     async def patches_of(self, index):
         self.asked.append(index)
@@ -73,9 +98,7 @@ def answered_by_transformers(theirs, question):
     ids = list(question.ids)
     with torch.inference_mode():
         for _ in range(TOKENS):
-            logits = theirs(
-                input_ids=torch.tensor([ids]), pixel_values=pixels_of(question.tiles)
-            ).logits[0, -1]
+            logits = theirs(**question.inputs(ids)).logits[0, -1]
             ids.append(int(logits.argmax()))
     return ids[len(question.ids) :]
 
@@ -110,7 +133,7 @@ async def answer(client, request):
 
 def test_a_picture_is_seen_once_and_never_taken_for_another(model):
     path, theirs = model
-    one, other = Question(1), Question(2)
+    one, other = Question(theirs, 1), Question(theirs, 2)
     wanted = [answered_by_transformers(theirs, each) for each in (one, other)]
     assert wanted[0] != wanted[1], "the case itself"
 
@@ -132,16 +155,17 @@ def test_a_picture_is_seen_once_and_never_taken_for_another(model):
 
 @pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": "2"}])
 def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
-    path, _ = model
+    path, theirs = model
     texts = [list(range(20 + n, 120 + n)) for n in range(4)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
     async def alone(client):
-        return [await answer(client, Question(n).request) for n in range(3)]
+        return [await answer(client, Question(theirs, n).request) for n in range(3)]
 
     async def among_others(client):
         others = [asyncio.create_task(answer(client, EngineRequest(ids, params))) for ids in texts]
-        found = await asyncio.gather(*(answer(client, Question(n).request) for n in range(3)))
+        asked = [Question(theirs, n).request for n in range(3)]
+        found = await asyncio.gather(*(answer(client, each) for each in asked))
         await asyncio.gather(*others)
         return found
 
@@ -152,7 +176,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_ranks(model, given):
 
 def test_an_engine_on_a_thread_of_this_process_gets_the_patches_that_it_asks_for(model):
     path, theirs = model
-    questions = [Question(1), Question(2), Question(1)]
+    questions = [Question(theirs, n) for n in (1, 2, 1)]
     llm = LLM(str(path), dtype="float32", max_model_len=512, max_num_batched_tokens=64)
     items = []
     for question in questions:

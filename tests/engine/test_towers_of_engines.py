@@ -44,8 +44,8 @@ def test_the_settings_say_what_a_page_costs(model, tmp_path):
     assert found.resolved.config.media_rows == MEDIA_ROWS
     (why,) = [d.why for d in found.resolved.decisions if d.field == "media_rows"]
     tower = found.facts.tower
-    assert tower.rows == 4
-    assert f"becomes {tower.page_tiles * 4} tokens: {tower.page_tiles} tiles of 32 x 32" in why
+    assert tower.page_rows == 4 * tower.page_tiles
+    assert f"becomes {tower.page_rows} tokens: {tower.page_tiles} tiles with" in why
     texts = shutil.copytree(model, tmp_path / "texts")
     (texts / "preprocessor_config.json").unlink()
     plain = prepared(texts)
@@ -84,7 +84,9 @@ def test_the_operations_of_a_tile_are_those_of_its_linears_and_attention(model):
             total += 2 * rows // folds[op.x] * sum(op.features) * op.in_features
         elif isinstance(op, Attention):
             total += 2 * 2 * rows * rows * op.q_heads * op.head_dim
-    assert prepared(model).facts.tower.operations == total
+    assert tower.operations(tower.tile_patches) == total
+    facts = prepared(model).facts.tower
+    assert facts.page_operations == facts.page_tiles * total
 
 
 @pytest.mark.parametrize("executor", ["native", "torch"])

@@ -155,6 +155,84 @@ def write_tower_model(
     return model
 
 
+# Models with towers that read pictures of any size: the model type of the text part.
+GRID_MODELS = {
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
+}
+_GRID_VISION = {
+    **_VISION,
+    "hidden_size": 48,
+    "depth": 3,
+    "num_hidden_layers": 3,
+    "num_heads": 3,
+    "num_attention_heads": 3,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 1],
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+}
+_TOKENS = {"image_token_id": IMAGE_ID, "video_token_id": 6}
+_TOKENS.update(vision_start_token_id=7, vision_end_token_id=8)
+
+
+def write_grid_model(
+    architecture: str, to: Path, vocab: int = _TEXT["vocab_size"]
+) -> torch.nn.Module:
+    """Write a random model of GRID_MODELS with the settings of its image processor, and return it.
+
+    Patches have PATCH x PATCH pixels, and 2 x 2 of them are merged.
+    """
+    whole = getattr(transformers, architecture).config_class
+    kind = GRID_MODELS[architecture]
+    more = {**_sections(2, 1, 1, partial_rotary_factor=0.5), **_KINDS[kind]}
+    given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
+    text = made(**_known(made(), given, also=more))
+    usual = whole().vision_config
+    vision = type(usual)(**_known(usual, _GRID_VISION))
+    config = whole(text_config=text, vision_config=vision, **_TOKENS)
+    torch.manual_seed(2)
+    model = getattr(transformers, architecture)(config).float().eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn(weights.shape) * 0.1)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(to)
+    pictures = {
+        "do_rescale": True,
+        "rescale_factor": SCALE,
+        "do_normalize": True,
+        "image_mean": MEAN,
+        "image_std": DEVIATION,
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "size": {"shortest_edge": 16 * PATCH**2, "longest_edge": 256 * PATCH**2},
+    }
+    (to / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return model
+
+
+def random_grid(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Return the bytes of a picture of rows x columns patches, as an array of one tile."""
+    stream = np.random.default_rng(seed)
+    return stream.integers(0, 256, (1, rows * PATCH, columns * PATCH, 3), np.uint8)
+
+
+def grid_inputs(grids: list[np.ndarray], merge: int = 2) -> dict[str, torch.Tensor]:
+    """Return what the image processor makes of pictures of any size: arguments of the model."""
+    found = []
+    for grid in grids:
+        patches = torch.from_numpy(patches_of(grid, merge)).float() * SCALE
+        patches = (patches.reshape(-1, PATCH, PATCH, 3) - torch.tensor(MEAN)) / torch.tensor(
+            DEVIATION
+        )
+        frames = patches.permute(0, 3, 1, 2)[:, :, None].expand(-1, -1, 2, -1, -1)
+        found.append(frames.reshape(len(patches), -1))
+    shapes = [(1, g.shape[1] // PATCH, g.shape[2] // PATCH) for g in grids]
+    return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(shapes)}
+
+
 def random_tiles(count: int, side: int, seed: int = 0) -> np.ndarray:
     """Return tiles of bytes: uint8 [count, side * PATCH, side * PATCH, 3]."""
     stream = np.random.default_rng(seed)

@@ -18,7 +18,17 @@ from cpuserve.quant import quantize_online
 from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.pictures import patches_of, pixels_of, random_tiles, write_tower_model
+from tests.helpers.pictures import (
+    GRID_MODELS,
+    PATCH,
+    grid_inputs,
+    patches_of,
+    pixels_of,
+    random_grid,
+    random_tiles,
+    write_grid_model,
+    write_tower_model,
+)
 
 # Each with (patches of a side, patches of a merged side, places of a side of the learned table).
 SHAPES = {"smolvlm": (4, 2, 4), "threes": (6, 3, 6), "larger table": (4, 2, 7), "whole": (4, 4, 4)}
@@ -88,6 +98,53 @@ def test_rows_are_those_of_transformers(model):
     assert np.abs(got - want).max() < bound / 100
     assert np.abs(native(path, tiles, merge) - want).max() < bound / 100
     assert np.abs(np.roll(want, 1, axis=0) - want).max() > 10 * bound
+
+
+GRIDS = ((4, 6), (2, 2), (10, 4))
+
+
+def encoded_grids(path, kind, grids, dtype="float32", threads=1, ranks=(), budget=None):
+    """The rows of pictures of any size."""
+    spec, weights = opened(path)
+    patches = np.concatenate([patches_of(grid, 2) for grid in grids])
+    tiles = [(grid.shape[1] // PATCH, grid.shape[2] // PATCH) for grid in grids]
+    if kind == "torch":
+        return TorchTower(settings(), spec.tower, weights).encode(patches, tiles)
+
+    def use(team):
+        config = settings(dtype, threads=threads, state_slots=2)
+        tower = tower_of(config, spec, weights, team)
+        tower.start(patches, tiles)
+        while not tower.advance(1e9 if budget is None else budget):
+            pass
+        return tower.rows()
+
+    return with_team(threads, list(ranks), use)
+
+
+@pytest.mark.parametrize("architecture", GRID_MODELS)
+def test_rows_of_pictures_of_any_size_are_those_of_transformers(architecture, tmp_path):
+    theirs = write_grid_model(architecture, tmp_path)
+    grids = [random_grid(*size, seed=i) for i, size in enumerate(GRIDS)]
+    with torch.inference_mode():
+        found = theirs.model.get_image_features(**grid_inputs(grids))
+        levels = getattr(found, "deepstack_features", None) or []
+        parts = [torch.cat(list(each)) for each in (found.pooler_output, *levels)]
+    want = torch.cat(parts, dim=1).numpy()
+    assert want.shape == (6 + 1 + 10, 64 * (3 if "Qwen3VL" in architecture else 1))
+    bound = 1e-3 * np.ptp(want)
+    for kind in ("torch", "native"):
+        assert np.abs(encoded_grids(tmp_path, kind, grids) - want).max() < bound / 20
+    assert np.abs(np.roll(want, 1, axis=0) - want).max() > 10 * bound
+    for dtype in ("float32", "bfloat16"):
+        bits = encoded_grids(tmp_path, "native", grids, dtype)
+        error = np.sqrt(np.mean((bits - want) ** 2) / np.var(want))
+        assert error < 0.03
+        for threads, ranks, budget in ((2, (), None), (3, (), None), (2, (1, 1), None), (1, (), 0)):
+            more = encoded_grids(tmp_path, "native", grids, dtype, threads, ranks, budget)
+            assert np.array_equal(more, bits)
+        alone = [encoded_grids(tmp_path, "native", [grid], dtype) for grid in grids]
+        assert np.array_equal(np.concatenate(alone), bits)
 
 
 def test_the_tower_of_idefics3_is_the_same(tmp_path):

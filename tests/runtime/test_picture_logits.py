@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cpuserve import _C
+from cpuserve.core.pictures import Picture, Placeholders
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.runtime.native import NativeExecutor
@@ -17,10 +18,15 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
+    GRID_MODELS,
     IMAGE_ID,
+    PATCH,
+    grid_inputs,
     patches_of,
     pixels_of,
+    random_grid,
     random_tiles,
+    write_grid_model,
     write_tower_model,
 )
 from tests.helpers.rounding import program_bound
@@ -37,35 +43,54 @@ PROMPTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture(scope="module", params=["SmolVLMForConditionalGeneration", *GRID_MODELS])
+def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures")
-    name = "SmolVLMForConditionalGeneration"
-    return path, write_tower_model(name, path, side=SIDE, merge=MERGE)
+    if request.param in GRID_MODELS:
+        return path, write_grid_model(request.param, path)
+    return path, write_tower_model(request.param, path, side=SIDE, merge=MERGE)
 
 
-def prompt_of(name):
-    """The ids of a prompt, and its tiles."""
-    stream, ids, count = np.random.default_rng(3), [], 0
+def prompt_of(name, whole):
+    """The ids of a prompt, its pictures, and their bytes: tiles, or one tile of any size.
+
+    whole: a picture is one tile with the rows of n tiles, because the model reads any size.
+    """
+    stream, ids, pictures, pixels = np.random.default_rng(3), [], [], []
     for kind, n in PROMPTS[name]:
         if kind == "text":
             ids += stream.integers(10, 380, n).tolist()
+            continue
+        if whole:
+            size = (SIDE, SIDE * n) if n != 2 else (SIDE * n, SIDE)
+            pixels.append(random_grid(*size, seed=n))
         else:
-            ids += [IMAGE_ID] * (ROWS * n)
-            count += n
-    return ids, random_tiles(count, SIDE, seed=len(name))
+            pixels.append(random_tiles(n, SIDE, seed=n))
+        tiles = [(each.shape[0] // PATCH, each.shape[1] // PATCH) for each in pixels[-1]]
+        pictures.append(Picture(bytes(32), [(len(ids), ROWS * n)], tiles))
+        ids += [IMAGE_ID] * (ROWS * n)
+    return ids, pictures, pixels
 
 
-def theirs_of(model, ids, tiles):
+def theirs_of(model, ids, pixels):
     """(logits of every token of the prompt and of TOKENS greedy ones, these tokens)."""
-    pictures = {"pixel_values": pixels_of(tiles)} if len(tiles) else {}
+    whole = type(model).__name__ in GRID_MODELS
+    given = {}
+    if pixels:
+        given = (
+            grid_inputs(pixels) if whole else {"pixel_values": pixels_of(np.concatenate(pixels))}
+        )
     ids = list(ids)
+
+    def logits():
+        kinds = [[int(token == IMAGE_ID) for token in ids]]
+        more = {"mm_token_type_ids": torch.tensor(kinds)} if whole else {}
+        return model(input_ids=torch.tensor([ids]), use_cache=False, **given, **more).logits[0]
+
     with torch.inference_mode():
         for _ in range(TOKENS):
-            logits = model(input_ids=torch.tensor([ids]), **pictures).logits[0]
-            ids.append(int(logits[-1].argmax()))
-        logits = model(input_ids=torch.tensor([ids]), **pictures).logits[0]
-    return logits.numpy(), ids
+            ids.append(int(logits()[-1].argmax()))
+        return logits().numpy(), ids
 
 
 class Ours:
@@ -73,12 +98,13 @@ class Ours:
 
     def __init__(self, path, kind, threads=1, team=None):
         checkpoint = open_checkpoint(Path(path))
-        spec = spec_from_config(checkpoint.config)
+        self.spec = spec = spec_from_config(checkpoint.config)
         self.program, self.tower_program = build_program(spec), build_tower(spec.tower)
         config = fake_config(
             max_num_batched_tokens=64,
             max_model_len=256,
             kv_blocks=16,
+            state_slots=12 if self.program.states else 0,
             block_size=32,
             isa=_C.isa_levels()[-1],
             media_rows=80,
@@ -89,24 +115,28 @@ class Ours:
         more = {} if kind == "torch" else {"team": team}
         self.executor = made(*arguments, **more, tower=spec.tower)
 
-    def run(self, prompt, tiles, chunk):
+    def run(self, prompt, pictures, pixels, chunk):
         """The greedy tokens after the prompt, which is computed in chunks, and their logprobs."""
+        tiles = [tile for picture in pictures for tile in picture.tiles]
+        placed, merge = Placeholders(pictures), self.executor.tower.turned_merge
         greedy = SamplingParams(temperature=0, max_tokens=None)
         self.executor.admit(0, SlotRequest(greedy, 0, prompt, [], []))
-        if len(tiles):
-            encoded = self.executor.tower.encode(
-                patches_of(tiles, MERGE), [(SIDE, SIDE)] * len(tiles)
-            )
+        if tiles:
+            patches = np.concatenate([patches_of(each, MERGE) for each in pixels])
+            encoded = self.executor.tower.encode(patches, tiles)
             self.executor.write_media(80 - len(encoded), encoded)
-        count, media = ROWS * len(tiles), []
+        count, media = sum(picture.num_rows for picture in pictures), []
         for token in prompt:
             media.append(80 - count if token == IMAGE_ID else -1)
             count -= token == IMAGE_ID
-        sequence, logprobs = Sequence(0, list(prompt), list(range(12))), []
+        states = 16 if self.program.states else 0
+        sequence, logprobs = Sequence(0, list(prompt), list(range(12)), states), []
         while len(sequence.tokens) < len(prompt) + TOKENS:
             left = len(sequence.tokens) - sequence.done
             part = sequence.chunk(min(left, chunk))
-            if part.start < len(prompt) and len(tiles):
+            end = part.start + len(part.token_ids)
+            part.angles = placed.angles(part.start, end, merge) if merge else None
+            if part.start < len(prompt) and tiles:
                 part.media = media[part.start : part.start + len(part.token_ids)]
             part.rows[0].num_top = 0
             if sequence.done < len(sequence.tokens):
@@ -119,17 +149,17 @@ class Ours:
         return sequence.tokens, logprobs
 
 
-def native(path, name, chunk, threads=1, ranks=()):
+def native(path, prompt, chunk, threads=1, ranks=()):
     team, found = _C.Team(threads, None, False, list(ranks)), []
-    team.run(lambda: found.append(Ours(path, "native", threads, team).run(*prompt_of(name), chunk)))
+    team.run(lambda: found.append(Ours(path, "native", threads, team).run(*prompt, chunk)))
     return found[0]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logprobs_and_greedy_tokens_are_those_of_transformers(model, name):
     path, whole = model
-    prompt, tiles = prompt_of(name)
-    logits, tokens = theirs_of(whole, prompt, tiles)
+    prompt, pictures, pixels = prompt_of(name, type(whole).__name__ in GRID_MODELS)
+    logits, tokens = theirs_of(whole, prompt, pixels)
     scores = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy()
     places = np.arange(len(prompt), len(tokens))
     want = scores[places - 1, np.asarray(tokens)[places]]
@@ -138,23 +168,25 @@ def test_logprobs_and_greedy_tokens_are_those_of_transformers(model, name):
     bound = relative * np.abs(logits).max()
     best = np.sort(logits[len(prompt) - 1 : -1], axis=1)[:, -2:]
     assert (best[:, 1] - best[:, 0]).min() > 2 * bound  # so that rounding cannot change a token
-    for got, logprobs in (ours.run(prompt, tiles, 64), native(path, name, 64)):
+    given = prompt, pictures, pixels
+    for got, logprobs in (ours.run(*given, 64), native(path, given, 64)):
         assert got == tokens
         assert np.abs(np.asarray(logprobs) - want).max() < bound
 
 
 def test_another_picture_gives_another_text(model):
     path, whole = model
-    prompt, tiles = prompt_of("one")
-    _, tokens = theirs_of(whole, prompt, tiles)
-    other, _ = Ours(path, "torch").run(prompt, 255 - tiles, 64)
+    prompt, pictures, pixels = prompt_of("one", type(whole).__name__ in GRID_MODELS)
+    _, tokens = theirs_of(whole, prompt, pixels)
+    other, _ = Ours(path, "torch").run(prompt, pictures, [255 - pixels[0]], 64)
     assert other[: len(prompt)] == tokens[: len(prompt)]
     assert other != tokens
 
 
 @pytest.mark.parametrize("name", ["three", "last"])
 def test_texts_have_the_same_bits_however_they_are_computed(model, name):
-    path, _ = model
-    want = native(path, name, 64)
+    path, whole = model
+    prompt = prompt_of(name, type(whole).__name__ in GRID_MODELS)
+    want = native(path, prompt, 64)
     for chunk, threads, ranks in ((1, 1, ()), (7, 2, ()), (33, 3, (2, 1))):
-        assert native(path, name, chunk, threads, ranks) == want
+        assert native(path, prompt, chunk, threads, ranks) == want

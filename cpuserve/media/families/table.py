@@ -11,14 +11,22 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
+from cpuserve.media.families.qwen_vl import QwenVL, qwen_vl
 
-AnyFamily: TypeAlias = Idefics3
+AnyFamily: TypeAlias = Idefics3 | QwenVL
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
     [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
 ]
-FAMILIES: dict[str, FamilyReader] = {"idefics3": idefics3, "smolvlm": idefics3}
+FAMILIES: dict[str, FamilyReader] = {
+    "idefics3": idefics3,
+    "qwen3_5": qwen_vl,
+    "qwen3_5_moe": qwen_vl,
+    "qwen3_vl": qwen_vl,
+    "qwen3_vl_moe": qwen_vl,
+    "smolvlm": idefics3,
+}
 
 
 def family_of(folder: Path) -> AnyFamily | None:

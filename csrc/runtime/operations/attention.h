@@ -16,7 +16,7 @@ struct RopeStoreOp {
   bool stores = true;  // false: an earlier op stored keys and values; qkv has only queries
   // The axis of each of the rotary / 2 frequencies: in a step with angles, the place of a token
   // on this axis (StepInput::angles) is the row of cos and sin. Empty: it is always the position.
-  std::vector<int32_t> axes;
+  std::vector<int32_t> axes = {};
   int32_t axial = kNone;  // the index of the rope in Program::axial_ropes()
   CPUSERVE_FIELDS_WITH_DEFAULTS(2, qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps,
                                 stores, axes)

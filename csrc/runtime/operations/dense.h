@@ -79,11 +79,10 @@ void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
-// Adds embeddings of places in a grid to x. The table has side x side places, which are stretched
-// over the grid of a sequence: the corners of the grid have those of the table, and a place between
-// places of the table has a weighted mean of its four neighbours. A token's row and column in the
-// grid are its places on axes 0 and 1 (StepInput::angles); the last token is in the last row and
-// column.
+// Adds embeddings of places in a grid to x. The table has side x side places, and is stretched over
+// the grid of a sequence, corner to corner. A place between four places of the table gets their
+// weighted mean. A token's row and column in the grid are its places on axes 0 and 1
+// (StepInput::angles); the last token is in the last row and column.
 struct GridEmbedOp {
   static constexpr const char* kName = "grid_embed";
   Id x, table;

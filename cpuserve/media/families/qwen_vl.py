@@ -1,0 +1,220 @@
+"""Qwen3-VL, Qwen3.5 and 3.6: one picture of any size, scaled to whole blocks of patches.
+
+Source: the image processor of Qwen2-VL and the processor of Qwen3-VL in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from cpuserve.core.pictures import MOST_PATCHES
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.media.layout import PictureLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+_CHANNELS = 3
+_MOST_ASPECT = 200
+_DETAILS = ("auto", "low", "high", "original")
+_LOW_PIXELS = 512 * 512  # of a picture with `detail: low`
+_EDGES = ("shortest_edge", "longest_edge")  # the names of the least and the most pixels in `size`
+
+
+class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
+    """The numbers of one checkpoint.
+
+    least, most: the pixels of a scaled picture.
+    most_rows: the most rows of a picture.
+    patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
+    resample: Pillow's number of the filter.
+    marker: the text of the token for a row.
+    """
+
+    least: int
+    most: int
+    most_rows: int
+    patch: int
+    merge: int
+    resample: int = 3
+    marker: str = "<|image_pad|>"
+
+    @property
+    def block(self) -> int:
+        """The side in pixels of a block of patches that becomes one row."""
+        return self.patch * self.merge
+
+    @property
+    def patch_bytes(self) -> int:
+        """The bytes of one patch."""
+        return self.patch * self.patch * _CHANNELS
+
+    @property
+    def page_side(self) -> int:
+        """The length in pixels of the longer side of a page of a document."""
+        return math.isqrt(4 * min(self.most, self.most_rows * self.block**2) // 3)
+
+    def layout(self, width: int, height: int) -> PictureLayout:
+        """Return the layout of a picture of this size in pixels.
+
+        Raises InvalidRequest if one side is more than 200 times the other.
+        """
+        width, height = self._scaled(width, height)
+        rows = height // self.block * (width // self.block)
+        tile = height // self.patch, width // self.patch
+        return PictureLayout((tile,), self.marker * rows, width, height, rows=rows)
+
+    def patches(self, image: Image) -> np.ndarray:
+        """Return the patches of an RGB picture; see Family.patches."""
+        import numpy as np
+        from PIL.Image import Resampling
+
+        size = self._scaled(*image.size)
+        pixels = np.asarray(image.resize(size, Resampling(self.resample)))
+        merge, patch = self.merge, self.patch
+        columns, rows = (side // self.block for side in size)
+        split = pixels.reshape(rows, merge, patch, columns, merge, patch, _CHANNELS)
+        ordered = split.transpose(0, 3, 1, 4, 2, 5, 6)
+        return np.ascontiguousarray(ordered).reshape(-1, self.patch_bytes)
+
+    def changed(self, settings: Mapping[str, Any]) -> QwenVL:
+        """Return the family with these settings; InvalidRequest if it cannot follow one."""
+        made = self
+        for name, value in settings.items():
+            if name == "detail":
+                made = made._with_detail(value)
+            elif name == "size":
+                made = made._with_size(value)
+            elif name in ("min_pixels", "max_pixels"):
+                edge = _EDGES[name == "max_pixels"]
+                made = made._with_pixels(name, {edge: value})
+            elif name == "max_tokens":
+                made = made._with_most(value)
+            elif name in ("fps", "num_frames", "do_sample_frames", "video"):
+                _refuse(name, "is for videos, which this server does not read: send pictures")
+            else:
+                _refuse(
+                    name,
+                    "is no setting of this model's pictures: it has size (shortest_edge and "
+                    "longest_edge), min_pixels, max_pixels, detail, and a maximum number of tokens",
+                )
+        return made
+
+    def _with_detail(self, detail: object) -> QwenVL:
+        if detail not in _DETAILS:
+            _refuse("detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}")
+        if detail != "low":
+            return self
+        return msgspec.structs.replace(self, most=max(self.least, min(self.most, _LOW_PIXELS)))
+
+    def _with_size(self, size: object) -> QwenVL:
+        if not isinstance(size, Mapping) or not size or not {*size} <= {*_EDGES}:
+            want = '{"shortest_edge": N, "longest_edge": N}, the least and the most pixels'
+            _refuse("size", f"must be {want}, got {size!r:.60}")
+        return self._with_pixels("size", size)
+
+    def _with_pixels(self, name: str, edges: Mapping[str, object]) -> QwenVL:
+        """Return the family with least or most pixels, or both; `name`: the setting."""
+        found = []
+        for edge, usual in zip(_EDGES, (self.least, self.most), strict=True):
+            value = edges.get(edge, usual)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                _refuse(name, f"must be a number of pixels, got {value!r:.40}")
+            found.append(value)
+        least, most = found
+        if most < self.block**2 or least > most:
+            _refuse(
+                name,
+                f"means at least {least} and at most {most} pixels: the most must be at least "
+                f"{self.block**2}, which are one token, and not below the least",
+            )
+        return msgspec.structs.replace(self, least=least, most=most)
+
+    def _with_most(self, most: object) -> QwenVL:
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+            _refuse("max_tokens", f"must be at least 1, got {most!r:.40}")
+        return msgspec.structs.replace(self, most_rows=min(self.most_rows, most))
+
+    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (width, height) in whole blocks, with about the same aspect."""
+        if max(width, height) > _MOST_ASPECT * min(width, height):
+            msg = (
+                f"has {width} x {height} pixels: for this model, a side may be at most "
+                f"{_MOST_ASPECT} times as long as the other"
+            )
+            raise InvalidRequest(msg)
+        block, limit = self.block, self.most_rows * self.block**2
+        most = min(self.most, limit)
+        least = min(self.least, most)
+        sides = [round(side / block) * block for side in (width, height)]
+        if math.prod(sides) > most:
+            beta = math.sqrt(height * width / most)
+            sides = [max(block, math.floor(s / beta / block) * block) for s in (width, height)]
+        elif math.prod(sides) < least:
+            beta = math.sqrt(least / (height * width))
+            sides = [math.ceil(side * beta / block) * block for side in (width, height)]
+        if math.prod(sides) > limit:  # a long and narrow picture loses its aspect
+            longer = sides.index(max(sides))
+            sides[longer] = max(limit // sides[1 - longer] // block, 1) * block
+        return sides[0], sides[1]
+
+
+def qwen_vl(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    _whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    vision = config.get("vision_config")
+    vision = vision if isinstance(vision, Mapping) else {}
+    patch = _number(processor.get("patch_size"), "patch_size")
+    merge = _number(processor.get("merge_size"), "merge_size")
+    for name, own, given in (
+        ("patch_size", "patch_size", patch),
+        ("spatial_merge_size", "merge_size", merge),
+    ):
+        if vision.get(name, given) != given:
+            msg = f"{own} is {given}, but vision_config.{name} is {vision[name]!r:.40}"
+            raise ModelError(msg)
+    if processor.get("do_resize", True) is False:
+        msg = "do_resize is false: pictures of any size are read, which have to be scaled"
+        raise ModelError(msg)
+    size = processor.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    least, most = (
+        _number(processor.get(old) or size.get(edge), f"size.{edge}")
+        for old, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
+    )
+    if least > most or most < (patch * merge) ** 2:
+        msg = f"size allows at least {least} and at most {most} pixels, which is no picture"
+        raise ModelError(msg)
+    return QwenVL(
+        least=least,
+        most=most,
+        most_rows=MOST_PATCHES // merge**2,
+        patch=patch,
+        merge=merge,
+        resample=_number(processor.get("resample", 3), "resample", least=0),
+        marker=tokens.get("image_token", "<|image_pad|>"),
+    )
+
+
+def _number(value: object, name: str, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
+        raise ModelError(msg)
+    return value
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    msg = f"{name} {why}"
+    raise InvalidRequest(msg, role="mm_processor_kwargs")

@@ -1,0 +1,157 @@
+"""The towers of Qwen3-VL, and of Qwen3.5, 3.6 and 3.8: pictures of any size, 2-D RoPE.
+
+Source: transformers modeling_qwen3_vl and modeling_qwen3_5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any, cast
+
+from cpuserve.models.config import read_choice, read_dtype, read_int, read_object, refuse
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import TowerSpec
+from cpuserve.models.text_parts import KEYS
+from cpuserve.models.towers import read_pixels
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Rope, Then, ValueId
+
+_AT = "model.visual"
+PATCHES = f"{_AT}.patch_embed.proj"
+NORM_EPS = 1e-6  # their configs have no key for it
+
+
+class Qwen3VLTower:
+    """The vision model of Qwen3-VL, with features of earlier layers (DeepStack)."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        layers = _layers_of_levels(read_object(config, "vision_config"))
+        return _spec(config, pictures, width, (24, 20, 20), layers)
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        build_tower(b, s)
+
+
+class Qwen35Tower:
+    """The vision model of Qwen3.5: that of Qwen3-VL without DeepStack."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        return _spec(config, pictures, width, (11, 11, 10), ())
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        build_tower(b, s)
+
+
+def _spec(
+    config: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    width: int,
+    sections: tuple[int, ...],
+    level_layers: tuple[int, ...],
+) -> TowerSpec:
+    """sections: the default of mrope_section. level_layers: the layers that make the levels."""
+    own = read_object(config, "vision_config")
+    hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
+    heads = read_int(own, "num_heads", 16, high=65536)
+    places = read_int(own, "num_position_embeddings", 2304, high=1 << 24)
+    if hidden % (4 * heads):
+        refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+    if isqrt(places) ** 2 != places:
+        refuse("vision_config.num_position_embeddings", places, "a square")
+    if read_int(own, "in_channels", 3) != 3:
+        refuse("vision_config.in_channels", own["in_channels"], "3")
+    if read_int(own, "out_hidden_size", width, high=1 << 20) != width:
+        refuse("vision_config.out_hidden_size", own["out_hidden_size"], f"the text's width {width}")
+    return TowerSpec(
+        width=hidden,
+        layers=read_int(own, "depth", 27, high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+        norm_eps=NORM_EPS,
+        activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        dtype=read_dtype(config),
+        patch=read_int(own, "patch_size", 16, high=1024),
+        merge=read_int(own, "spatial_merge_size", 2, high=64),
+        out_width=width,
+        side=0,
+        table=isqrt(places),
+        pixels=read_pixels(pictures),
+        patch_weight=PATCHES,
+        names=(f"{_AT}.",),
+        level_layers=level_layers,
+        sections=read_sections(config, sections),
+        interleaved=True,
+    )
+
+
+def _layers_of_levels(own: Mapping[str, Any]) -> tuple[int, ...]:
+    found = own.get("deepstack_visual_indexes", (8, 16, 24))
+    most = read_int(own, "depth", 27, high=4096)
+    known = isinstance(found, list | tuple) and all(type(i) is int and 0 <= i < most for i in found)
+    if not known or len({*found}) < len(found):
+        refuse("vision_config.deepstack_visual_indexes", found, f"layers below {most}")
+    return tuple(found)
+
+
+def read_sections(config: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return mrope_section of the text part: how many frequencies of its RoPE each axis has."""
+    inner = next((own for key in KEYS if (own := read_object(config, key))), config)
+    found: object = default
+    for key in ("rope_scaling", "rope_parameters"):
+        found = read_object(inner, key).get("mrope_section", found)
+    listed = found if isinstance(found, list | tuple) else ()
+    if len(listed) != 3 or not all(type(n) is int and 0 <= n < 4096 for n in listed):
+        refuse("mrope_section", found, "a list of three numbers")
+    return tuple(listed)
+
+
+def build_tower(b: Builder, s: TowerSpec) -> None:
+    """Append the operations of the tower to its builder `b`."""
+    x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
+    b.grid_embed(x, f"{_AT}.pos_embed", side=s.table)
+    rope, levels = axial_rope(s.head_dim), list[ValueId]()
+    for i in range(s.layers):
+        tower_layer(b, s, f"{_AT}.blocks.{i}", x, rope)
+        if i in s.level_layers:
+            at = f"{_AT}.deepstack_merger_list.{s.level_layers.index(i)}"
+            levels.append(_merged(b, s, at, b.layer_norm(b.fold(x, s.merge**2), f"{at}.norm")))
+    at = f"{_AT}.merger"
+    rows = _merged(b, s, at, b.fold(b.layer_norm(x, f"{at}.norm"), s.merge**2))
+    for count, level in enumerate(levels, 1):
+        rows = b.columns(rows, s.out_width * count, more=level)
+    b.hidden(rows)
+
+
+def axial_rope(head_dim: int, theta: float = 10000.0) -> Rope:
+    """Return the RoPE of a tower: half of the frequencies turn by the row, half by the column."""
+    quarter = head_dim // 4
+    freqs = tuple(theta ** (-i / quarter) for i in range(quarter))
+    return Rope(head_dim, freqs + freqs, axes=(0,) * quarter + (1,) * quarter)
+
+
+def tower_layer(b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope) -> None:
+    """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
+    h = b.layer_norm(x, f"{at}.norm1")
+    qkv = b.linear(h, f"{at}.attn.qkv", features=3 * s.width, bias=True)
+    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.attn.proj", bias=True, add_to=x)
+    h = b.layer_norm(x, f"{at}.norm2")
+    then = cast("Then", s.activation)
+    g = b.linear(h, f"{at}.mlp.linear_fc1", features=s.intermediate, bias=True, then=then)
+    b.linear(g, f"{at}.mlp.linear_fc2", bias=True, add_to=x)
+
+
+def _merged(b: Builder, s: TowerSpec, at: str, x: ValueId) -> ValueId:
+    width = s.merge**2 * s.width
+    g = b.linear(x, f"{at}.linear_fc1", features=width, bias=True, then="gelu")
+    return b.linear(g, f"{at}.linear_fc2", features=s.out_width, bias=True)
