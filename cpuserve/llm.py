@@ -11,7 +11,7 @@ from cpuserve.llm_arguments import (
     Messages,
     PromptInput,
     as_list,
-    check_text_only,
+    check_content_format,
     engine_options,
     tokenization_of,
     why_refused,
@@ -37,6 +37,8 @@ from cpuserve.serving.decisions.questions import (
 from cpuserve.serving.decisions.results import results_of
 from cpuserve.serving.generation.batch import decision_items, search_batch
 from cpuserve.serving.models.context import ModelContext
+from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.pictures import PictureRules
 from cpuserve.serving.prompts.decision_prompts import GREEDY, decision_call
 from cpuserve.serving.tools.learn import NO_TEMPLATE
 
@@ -82,7 +84,7 @@ class LLM(QueueMethods):
             "itl_target_ms": 0,  # throughput matters here, not a steady stream
             **engine_options(options),
         }
-        config = _resolve(arguments)
+        config, self._details, self._picture_rules = _resolve(arguments)
         # The tokenizer is loaded on this thread while the engine packs weights on its own threads.
         from cpuserve.engine.inline import InlineClient
         from cpuserve.tokenizer.load import load_tokenizer
@@ -127,6 +129,8 @@ class LLM(QueueMethods):
 
         prompts: a text, a list of token ids,
           {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
+          With "multi_modal_data": {"image": picture or list} a prompt has pictures, and the marker
+          of the model (such as <image>) once for each; see `chat` for the types.
         sampling_params: the parameters of all prompts, or a list with one item for each prompt;
           None = the model's defaults (`get_default_sampling_params`).
         use_tqdm: show progress on a terminal, or a function that makes a progress bar as tqdm does.
@@ -135,16 +139,18 @@ class LLM(QueueMethods):
         priority: the priority of each prompt; prompts with lower values are scheduled first.
         tokenization_kwargs: truncate_prompt_tokens, truncation_side, add_special_tokens,
           do_lower_case; or truncation and max_length.
-        mm_processor_kwargs: must be empty, because prompts are text.
+        mm_processor_kwargs: settings of the preprocessing of pictures, such as
+          {"size": {"longest_edge": 1024}}.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
             RequestError: the engine failed to compute one request; the others are aborted.
             EngineDead: the engine has ended.
         """
-        check_text_only(mm_processor_kwargs, "auto")
         how = tokenization_of(tokenization_kwargs)
-        job = self._prompt_job(prompts, sampling_params, lora_request, priority, how)
+        job = self._prompt_job(
+            prompts, sampling_params, lora_request, priority, how, mm_processor_kwargs
+        )
         return self._finish([job], use_tqdm)
 
     def chat(
@@ -169,7 +175,9 @@ class LLM(QueueMethods):
         Thoughts and tool calls are fields of CompletionOutput besides the text.
         Structured outputs and forced tool calls begin after the thought.
 
-        messages: [{"role": ..., "content": ...}, ...].
+        messages: [{"role": ..., "content": ...}, ...]. A content may have parts with pictures:
+          {"type": "image", "image": an image of Pillow, bytes, a path or a URL}, or `image_url`
+          and `file` as in the API of OpenAI. Options of the server say which URLs are read.
         chat_template: a template that is used instead of the model's own.
         chat_template_content_format: has no effect, because templates get the form that they read.
         add_generation_prompt: None = True, unless continue_final_message is set.
@@ -182,13 +190,14 @@ class LLM(QueueMethods):
             InvalidRequest: an argument is invalid, or not possible with this model.
             RequestError, EngineDead: see `generate`.
         """
-        check_text_only(mm_processor_kwargs, chat_template_content_format)
+        check_content_format(chat_template_content_format)
         options = ChatOptions(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
             **more,
         )
         how = tokenization_of(tokenization_kwargs)
@@ -316,8 +325,11 @@ class LLM(QueueMethods):
 # --- arguments --------------------------------------------------------------------------------
 
 
-def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
-    """Return the EngineConfig for LLM's arguments, and log the decisions."""
+def _resolve(arguments: Mapping[str, Any]) -> tuple[EngineConfig, ModelDetails, PictureRules]:
+    """Return the settings of the engine, its model and pictures; log the decisions.
+
+    Of the facts about the files of the model there is only their place.
+    """
     from cpuserve.config.load import from_arguments
     from cpuserve.prepare import for_one_engine, one_engine, prepare
 
@@ -327,4 +339,5 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
         log.info("%s", note)
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
-    return one_engine(prepared)
+    details = ModelDetails(path=prepared.facts.path)
+    return one_engine(prepared), details, PictureRules.of(asked.server)

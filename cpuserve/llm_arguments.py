@@ -5,21 +5,36 @@ METHODS and NEUTRAL list the parts of the offline API of vLLM that `LLM` refuses
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.pooling import PoolingParams
+from cpuserve.tokenizer.conversation import MediaPart
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 CONTENT_FORMATS = ("auto", "string", "openai")
 _MEMBERS = {"prompt", "prompt_token_ids", "cache_salt"}
+# The types of parts that are no text, and the members that may have their data.
+_MEDIA: dict[str, tuple[str, ...]] = {
+    "image": ("image", "url", "path"),
+    "image_pil": ("image_pil",),
+    "image_url": ("image_url",),
+    "input_image": ("image_url",),
+    "file": ("file",),
+    "input_file": ("file_data", "file_url"),
+}
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 # The arguments of tokenization_kwargs, and the values of those that must have one of a few.
 _TOKENIZATION: dict[str, tuple[object, ...] | None] = {
     "truncate_prompt_tokens": None,
@@ -82,6 +97,96 @@ def text_and_ids(prompt: PromptInput) -> tuple[str | None, list[int] | None]:
             raise InvalidRequest(msg, param="prompts")
         return text, None if ids is None else _ids(ids)
     return None, _ids(prompt)
+
+
+def without_media(
+    prompt: PromptInput, where: str
+) -> tuple[PromptInput, list[MediaPart], Mapping[str, Any] | None]:
+    """Return a prompt without its pictures, these pictures, and its settings for them.
+
+    where: the place of the prompt, for errors.
+
+    Raises:
+        InvalidRequest: its multi_modal_data has no pictures, or sound or video.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt, [], None
+    given = {name: value for name, value in prompt.items() if value is not None}
+    data, settings = given.pop("multi_modal_data", None), given.pop("mm_processor_kwargs", None)
+    if data is None and settings is None:
+        return prompt, [], None
+    if not isinstance(data, Mapping) or set(data) != {"image"}:
+        msg = f'{where}.multi_modal_data must be {{"image": PICTURE or [PICTURE, ...]}}'
+        raise InvalidRequest(msg, param="prompts")
+    images = data["image"] if isinstance(data["image"], list | tuple) else [data["image"]]
+    place = f"{where}.multi_modal_data.image"
+    return given, [picture_part(each, f"{place}[{i}]") for i, each in enumerate(images)], settings
+
+
+def with_media(messages: Messages) -> list[dict[str, Any]]:
+    """Return the messages of a conversation with a MediaPart for each picture and document.
+
+    Raises:
+        InvalidRequest: a picture is none of the types that picture_part accepts.
+    """
+    found: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            where = f"messages[{index}].content"
+            parts = [_part(each, f"{where}[{i}]") for i, each in enumerate(content)]
+            found.append({**message, "content": parts})
+        else:
+            found.append(cast("dict[str, Any]", message))  # the template checks it
+    return found
+
+
+def _part(part: Any, where: str) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in _MEDIA:
+        return part
+    given = next((part[name] for name in _MEDIA[kind] if part.get(name) is not None), None)
+    detail = part.get("detail")
+    if isinstance(given, Mapping):
+        detail = given.get("detail", detail)
+        given = given.get("url", given.get("file_data"))
+    found = picture_part(given, where, document=kind in ("file", "input_file"))
+    return replace(found, type=kind, detail=detail if isinstance(detail, str) else None)
+
+
+def picture_part(given: Any, where: str, *, document: bool = False) -> MediaPart:
+    """Return a picture or a document of a program as a part of a message.
+
+    given: an image of Pillow, the bytes of a file, its path, or a URL (data:, http:, https: or
+      file:, by the rules of a server).
+
+    Raises:
+        InvalidRequest: it is none of these, or the file cannot be read.
+    """
+    noun = "a file" if document else "an image"
+    made = MediaPart(kind="file" if document else "image", type="image", noun=noun, where=where)
+    if isinstance(given, str) and (given.startswith("data:") or "://" in given[:16]):
+        return replace(made, url=given)
+    if isinstance(given, str | Path):
+        path = Path(given).absolute()
+        try:
+            given = read_source(path.as_uri(), SourceRules(folder=str(path.parent.resolve())))
+        except InvalidRequest as error:
+            why = error.message if path.is_file() else "is no file"
+            msg = f"{where} ({path}) {why}"
+            raise InvalidRequest(msg, param="messages") from None
+    elif callable(getattr(given, "save", None)) and hasattr(given, "mode"):
+        file = BytesIO()
+        # TIFF has the modes that PNG does not have.
+        given.save(file, "PNG" if given.mode in _PNG_MODES else "TIFF")
+        given = file.getvalue()
+    if not isinstance(given, bytes):
+        msg = (
+            f"{where} is {type(given).__name__}: a picture must be an image of Pillow, bytes, "
+            "a path or a URL"
+        )
+        raise InvalidRequest(msg, param="messages")
+    return replace(made, data=b64encode(given).decode())
 
 
 def with_salts(
@@ -179,11 +284,8 @@ def tokenization_of(given: Mapping[str, Any] | None) -> Tokenization:
     )
 
 
-def check_text_only(mm_processor_kwargs: Mapping[str, Any] | None, content_format: str) -> None:
-    """Raise InvalidRequest for arguments about images and audio, or an unknown form of content."""
-    if mm_processor_kwargs:
-        msg = "mm_processor_kwargs is not supported, because prompts are text: omit it"
-        raise InvalidRequest(msg, param="mm_processor_kwargs")
+def check_content_format(content_format: str) -> None:
+    """Raise InvalidRequest for an unknown form of content."""
     if content_format not in CONTENT_FORMATS:
         msg = (
             f"chat_template_content_format={content_format!r}: it is one of "

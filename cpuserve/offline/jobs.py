@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.llm_arguments import Tokenization, chosen_tool
+from cpuserve.llm_arguments import Tokenization, chosen_tool, with_media
 from cpuserve.outputs import RequestOutput
 from cpuserve.serving.calls.call import GenerateCall
 
@@ -46,6 +46,7 @@ class ChatOptions:
     reasoning_effort: str | None = None
     thinking_token_budget: int | None = None
     include_reasoning: bool = True
+    mm_processor_kwargs: Mapping[str, Any] | None = None
 
     def call(
         self, conversation: Sequence[Mapping[str, Any]], own: SamplingParams, how: Tokenization
@@ -61,7 +62,8 @@ class ChatOptions:
         choice, name = chosen_tool(self.tool_choice)
         budget = self.thinking_token_budget
         return GenerateCall(
-            messages=cast("list[dict[str, Any]]", list(conversation)),
+            messages=with_media(conversation),
+            mm_processor_kwargs=dict(self.mm_processor_kwargs or {}) or None,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             tools=self.tools,

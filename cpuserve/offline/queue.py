@@ -14,12 +14,13 @@ from cpuserve.llm_arguments import (
     PromptInput,
     Tokenization,
     as_list,
-    check_text_only,
+    check_content_format,
     conversations_of,
     one_each,
     priorities_of,
     tokenization_of,
     with_salts,
+    without_media,
 )
 from cpuserve.offline.jobs import ChatOptions, Job, UseTqdm, by_context
 from cpuserve.offline.pooling import PoolingMethods, items_of
@@ -29,7 +30,8 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.calls.bad_words import with_own_bad_word_ids
 from cpuserve.serving.calls.call import GenerateCall
 from cpuserve.serving.calls.sampler_ids import with_own_sampler_ids
-from cpuserve.serving.generation.batch import chat_items
+from cpuserve.serving.generation.batch import BatchItem, chat_items, picture_prompt
+from cpuserve.serving.generation.fan_out import sequences_of
 from cpuserve.serving.models.context import ModelContext
 from cpuserve.serving.prompts.encode import cut_of
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
@@ -38,18 +40,23 @@ if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics.server import ServerMetrics
     from cpuserve.serving.calls.events import Choice
+    from cpuserve.serving.models.details import ModelDetails
+    from cpuserve.serving.pictures import PictureRules
     from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.conversation import MediaPart
 
 ManyParams = SamplingParams | Sequence[SamplingParams] | None
 ManyAdapters = OneAdapter | Sequence[OneAdapter | None] | None
 
 
 class QueueMethods(PoolingMethods):
-    """The methods of LLM that keep prompts until `wait_for_completion`, and those of jobs."""
+    """The methods of LLM that keep prompts until `wait_for_completion`, and that make jobs."""
 
     _waiting: list[Job]
     _metrics: ServerMetrics
     _template: ChatTemplate
+    _details: ModelDetails
+    _picture_rules: PictureRules
 
     def enqueue(
         self,
@@ -66,9 +73,11 @@ class QueueMethods(PoolingMethods):
         use_tqdm: has no effect. For the other arguments and errors see `generate`.
         """
         del use_tqdm
-        check_text_only(mm_processor_kwargs, "auto")
         how = tokenization_of(tokenization_kwargs)
-        return self._wait(self._prompt_job(prompts, sampling_params, lora_request, priority, how))
+        job = self._prompt_job(
+            prompts, sampling_params, lora_request, priority, how, mm_processor_kwargs
+        )
+        return self._wait(job)
 
     def enqueue_chat(
         self,
@@ -92,13 +101,14 @@ class QueueMethods(PoolingMethods):
         use_tqdm: has no effect. For the other arguments and errors see `chat`.
         """
         del use_tqdm
-        check_text_only(mm_processor_kwargs, chat_template_content_format)
+        check_content_format(chat_template_content_format)
         options = ChatOptions(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
             **more,
         )
         how = tokenization_of(tokenization_kwargs)
@@ -143,10 +153,13 @@ class QueueMethods(PoolingMethods):
         lora_request: ManyAdapters,
         priority: int | Sequence[int] | None,
         how: Tokenization,
+        settings: Mapping[str, Any] | None,
     ) -> Job:
         """Return the job of prompts that are completed; see `generate`."""
         self._check_kind("generate")
-        listed = as_list(prompts)
+        self._check_settings(settings)
+        split = [without_media(each, f"prompts[{i}]") for i, each in enumerate(as_list(prompts))]
+        listed = [prompt for prompt, _, _ in split]
         adapters = self._adapters_of(lora_request, len(listed))
         params = with_salts(self._params(sampling_params, len(listed), adapters), listed)
         requests = [self._request(prompt, how=how) for prompt in listed]
@@ -157,7 +170,33 @@ class QueueMethods(PoolingMethods):
             self._truncate(request, own, how)
             request.lora_request = adapter
         priorities = priorities_of(priority, len(requests))
-        return Job(requests, items_of(requests, params, priorities), params, self._context)
+        items = items_of(requests, params, priorities)
+        for at, (_, pictures, own_settings) in enumerate(split):
+            if pictures:
+                how_shown = {**(settings or {}), **(own_settings or {})}
+                items[at] = self._with_pictures(requests[at], pictures, how_shown, items[at])
+        return Job(requests, items, params, self._context)
+
+    def _with_pictures(
+        self,
+        request: RequestOutput,
+        pictures: Sequence[MediaPart],
+        settings: Mapping[str, Any],
+        item: BatchItem,
+    ) -> BatchItem:
+        """Return the item of a prompt with placeholders in place of its markers of pictures."""
+        (sequence, *_) = item.sequences
+        if sequence.params.truncate_prompt_tokens is not None:
+            msg = "truncate_prompt_tokens is not possible with pictures: omit it"
+            raise InvalidRequest(msg, param="truncate_prompt_tokens")
+        prompt = picture_prompt(self._context, request.prompt_token_ids, pictures, settings)
+        request.prompt_token_ids = prompt.ids
+        return BatchItem(sequences_of(prompt, sequence.params, sequence.priority))
+
+    def _check_settings(self, settings: Mapping[str, Any] | None) -> None:
+        if settings and self._context.pictures is None:
+            msg = "mm_processor_kwargs is for pictures, and this model reads text only: omit it"
+            raise InvalidRequest(msg, param="mm_processor_kwargs")
 
     def _chat_job(
         self,
@@ -170,6 +209,7 @@ class QueueMethods(PoolingMethods):
     ) -> Job:
         """Return the job of conversations that get a response; see `chat`."""
         self._check_kind("generate")
+        self._check_settings(options.mm_processor_kwargs)
         conversations = conversations_of(messages)
         count = len(conversations)
         adapters = self._adapters_of(lora_request, count)
@@ -274,7 +314,13 @@ class QueueMethods(PoolingMethods):
         client = cast("EngineClient", weakref.proxy(self._client))
         names, most = self.config.served_model_names, self.config.max_model_len
         context = ModelContext(
-            client, self._metrics, tuple(names), most, pooling=self.config.pooling
+            client,
+            self._metrics,
+            tuple(names),
+            most,
+            pooling=self.config.pooling,
+            details=self._details,
+            picture_rules=self._picture_rules,
         )
         context.set_ready(self._tokenizer, template, learned)
         return context

@@ -219,7 +219,7 @@ class ControlMethods:
         return self.config.tensor_parallel_size
 
     def reset_mm_cache(self) -> None:
-        """Do nothing, because prompts are text, and there is no cache of images or audio."""
+        """Do nothing: pictures have the digest of their bytes as names, so no cache is stale."""
 
     def _check_awake(self) -> None:
         if self._asleep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,66 @@ def write_seeing_model(path: Path, *, side: int, merge: int) -> Any:
     for file in folder().glob("tokenizer*"):
         shutil.copy(file, path)
     return theirs
+
+
+def write_served_model(path: Path) -> Seeing:
+    """Write a random SmolVLM with tiles of 64 x 64 pixels, of which each becomes 4 rows."""
+    theirs = write_seeing_model(path, side=8, merge=4)
+    settings = path / "preprocessor_config.json"
+    found = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**found, "size": {"longest_edge": 256}, "resample": 1}))
+    return Seeing(path, theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeing:
+    """A checkpoint that reads pictures, and the model of transformers with the same weights."""
+
+    path: Path
+    theirs: Any
+
+    def answer(self, parts: list[Any], most: int) -> tuple[list[int], list[int]]:
+        """The prompt and the greedy response of transformers. parts: texts and images of Pillow."""
+        import torch
+        from transformers import PreTrainedTokenizerFast
+        from transformers.models.idefics3.image_processing_pil_idefics3 import (
+            Idefics3ImageProcessorPil,
+        )
+        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+        from tests.helpers.pictures import DEVIATION, MEAN
+
+        processor = Idefics3Processor(
+            Idefics3ImageProcessorPil(
+                size={"longest_edge": 256},
+                max_image_size={"longest_edge": 64},
+                resample=1,
+                image_mean=MEAN,
+                image_std=DEVIATION,
+            ),
+            PreTrainedTokenizerFast(tokenizer_file=str(folder() / "tokenizer.json")),
+            image_seq_len=4,
+            chat_template=TEMPLATE,
+        )
+        shown = [
+            {"type": "text", "text": each} if isinstance(each, str) else {"type": "image"}
+            for each in parts
+        ]
+        text = processor.apply_chat_template(
+            [{"role": "user", "content": shown}], add_generation_prompt=True, tokenize=False
+        )
+        images = [each for each in parts if not isinstance(each, str)]
+        given = processor(
+            text=text, images=images or None, add_special_tokens=False, return_tensors="pt"
+        )
+        ids = given.pop("input_ids")
+        given.pop("attention_mask")
+        count = ids.shape[1]
+        with torch.inference_mode():
+            for _ in range(most):
+                last = self.theirs(input_ids=ids, **given).logits[0, -1]
+                ids = torch.cat([ids, last.argmax().reshape(1, 1)], dim=1)
+        return ids[0, :count].tolist(), ids[0, count:].tolist()
 
 
 def picture_api(answer: str = "Fine.", *, template: str = TEMPLATE, **rules: Any) -> Api:

@@ -1,105 +1,150 @@
-"""A model of pictures and text behind a whole server: the tokens of transformers."""
+"""A small SmolVLM behind a whole server: the tokens of transformers, batches, and bad pictures."""
 
+import base64
 import json
 import urllib.error
 
 import numpy as np
+import openai
 import pytest
-import torch
 
 from cpuserve.media.families.table import family_of
-from tests.api.sees import IMAGE, tokenizer, write_seeing_model
+from tests.api.sees import IMAGE, tokenizer, write_served_model
 from tests.helpers.drawn import data_url, document, picture, png, saved
-from tests.helpers.pictures import DEVIATION, MEAN, PATCH, SCALE
+from tests.helpers.patience import wait_until
 from tests.helpers.served import running_server
 
-SIDE, MERGE, TOKENS = 4, 2, 8
+TOKENS, BLOCK = 8, 32
+QUESTION = "what is this, and why is it here? " * 3
 pytestmark = pytest.mark.deep
 OPTIONS = ("--served-model-name", "m", "--dtype", "float32", "--max-model-len", "512")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """(the folder of a tiny SmolVLM, the model of transformers)."""
-    path = tmp_path_factory.mktemp("sees")
-    return path, write_seeing_model(path, side=SIDE, merge=MERGE)
+    return write_served_model(tmp_path_factory.mktemp("sees"))
 
 
 @pytest.fixture(scope="module")
-def server(model):
-    with running_server(model[0], *OPTIONS) as made:
+def server(model, tmp_path_factory):
+    files = str(tmp_path_factory.mktemp("files"))
+    with running_server(model.path, *OPTIONS, "--files-dir", files) as made:
         yield made
 
 
+def body(parts, **more):
+    """A request; parts: texts and images of Pillow, as in Seeing.answer, or whole parts."""
+    made = [
+        {"type": "text", "text": each}
+        if isinstance(each, str)
+        else each
+        if isinstance(each, dict)
+        else {"type": "image_url", "image_url": {"url": data_url(saved(each))}}
+        for each in parts
+    ]
+    turn = [{"role": "user", "content": made}]
+    fixed = {"model": "m", "temperature": 0, "max_tokens": TOKENS, "return_token_ids": True}
+    return {**fixed, "messages": turn, "ignore_eos": True, **more}
+
+
 def ask(server, parts, **more):
-    turn = [{"role": "user", "content": parts}]
-    body = {"messages": turn, "max_tokens": TOKENS, "return_token_ids": True, **more}
-    return server.post("/v1/chat/completions", model="m", temperature=0, **body)
+    return server.post("/v1/chat/completions", **body(parts, **more))
 
 
-def image(data):
-    return {"type": "image_url", "image_url": {"url": data_url(data)}}
+def check(model, reply, parts):
+    """The reply is the one of transformers; return its tokens."""
+    prompt, tokens = model.answer(parts, TOKENS)
+    assert reply["prompt_token_ids"] == prompt
+    assert reply["choices"][0]["token_ids"] == tokens
+    return tuple(tokens)
 
 
-def pixels(family, images):
-    """The pixels of all tiles as the tower of transformers gets them: [1, tiles, 3, side, side]."""
-    patches = np.concatenate([family.patches(each) for each in images])
-    blocks = SIDE // MERGE
-    tiles = patches.reshape(-1, blocks, blocks, MERGE, MERGE, PATCH, PATCH, 3)
-    side = SIDE * PATCH
-    tiles = tiles.transpose(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, side, side, 3)
-    numbers = torch.from_numpy(tiles).float() * SCALE
-    return ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)[None]
-
-
-def wanted(model, ids, images):
-    """The tokens that transformers chooses after this prompt."""
-    path, theirs = model
-    made = {}
-    if images:
-        made["pixel_values"] = pixels(family_of(path), images)
-    found = theirs.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        **made,
-    )
-    return found[0, len(ids) :].tolist()
-
-
-def check(server, model, parts, images):
-    reply = ask(server, parts, ignore_eos=True)
-    ids, tokens = reply["prompt_token_ids"], reply["choices"][0]["token_ids"]
-    marker = tokenizer().token_id(IMAGE)
-    rows = sum(family_of(model[0]).layout(*each.size).rows for each in images)
-    assert ids.count(marker) == rows
-    theirs = wanted(model, ids, images)
-    assert tokens[: len(theirs)] == theirs
-    return tokens
+SEVERAL = [picture(30, 70, seed=1), picture(128, 128, seed=2), picture(20, 20, seed=3)]
+CASES = {
+    "first": [picture(100, 60), QUESTION],
+    "last": [QUESTION, *SEVERAL],
+    "none": [QUESTION],
+    "one": [SEVERAL[0], QUESTION],
+}
 
 
 def test_pictures_are_read_as_by_transformers(server, model):
-    text = {"type": "text", "text": "what is this?"}
-    one = picture(100, 60)
-    several = [picture(30, 70, seed=1), picture(128, 128, seed=2), picture(20, 20, seed=3)]
-    tokens = [
-        check(server, model, [image(saved(one)), text], [one]),
-        check(server, model, [text, *(image(saved(each)) for each in several)], several),
-        check(server, model, [text], []),
-        check(server, model, [image(saved(several[0])), text], [several[0]]),
+    tokens = {check(model, ask(server, parts), parts) for parts in CASES.values()}
+    assert len(tokens) > 1, "the case itself"
+
+
+def test_a_picture_is_encoded_once_and_found_in_the_prefix_cache(server, model):
+    def counted():
+        names = "mm_cache_queries_total", "prefix_cache_hits_total"
+        return np.array([server.metric(name) for name in names])
+
+    cases = [[picture(200, 120, seed=seed), QUESTION] for seed in (11, 12)]
+    before = counted()
+    found = [ask(server, parts) for parts in cases]
+    assert len({check(model, *pair) for pair in zip(found, cases, strict=True)}) == 2
+    encoded, _ = counted() - before
+    assert encoded == 2
+    before = counted()
+    again = [ask(server, parts) for parts in cases]
+    assert [each["choices"][0]["token_ids"] for each in again] == [
+        each["choices"][0]["token_ids"] for each in found
     ]
-    assert len({tuple(each) for each in tokens}) > 1
+    encoded, cached = counted() - before
+    assert encoded == 0
+    counts = [each["usage"]["prompt_tokens"] for each in found]
+    assert cached == sum((count - 1) // BLOCK * BLOCK for count in counts)
+
+
+def test_lines_of_a_batch_have_pictures(server, model):
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body(parts)}
+        for name, parts in CASES.items()
+    ]
+    bad = body([{"type": "image_url", "image_url": {"url": data_url(b"hello")}}])
+    lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": bad})
+    file = "\n".join(map(json.dumps, lines)).encode()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        uploaded = client.files.create(file=("lines.jsonl", file), purpose="batch")
+        made = client.batches.create(
+            input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        wait_until(lambda: client.batches.retrieve(made.id).status == "completed")
+        done = client.batches.retrieve(made.id)
+        results = {}
+        for number in (done.output_file_id, done.error_file_id):
+            for line in client.files.content(number).text.splitlines():
+                found = json.loads(line)
+                results[found["custom_id"]] = found["response"]
+    for name, parts in CASES.items():
+        check(model, results[name]["body"], parts)
+    assert results["bad"]["status_code"] == 400
+    assert "is no picture" in results["bad"]["body"]["error"]["message"]
 
 
 def test_a_served_model_says_that_it_reads_pictures_and_refuses_bad_ones(server, model):
     assert json.loads(server.get("/props"))["modalities"]["vision"] is True
     for data, why in ((b"hello", "is no picture"), (png(300, 300)[:9000], "is damaged")):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            ask(server, [image(data)])
+            ask(server, [{"type": "image_url", "image_url": {"url": data_url(data)}}])
         assert caught.value.code == 400
         assert why in json.loads(caught.value.read())["error"]["message"]
     file = {"filename": "a.pdf", "file_data": data_url(document(2), "application/pdf")}
     reply = ask(server, [{"type": "file", "file": file}])
-    rows = 2 * family_of(model[0]).layout(99, 128).rows
+    rows = 2 * family_of(model.path).layout(198, 256).rows
     assert reply["prompt_token_ids"].count(tokenizer().token_id(IMAGE)) == rows
+
+
+def test_a_plain_prompt_of_ollama_has_pictures(server, model):
+    parts = [QUESTION, SEVERAL[0]]
+    reply = server.post(
+        "/api/generate",
+        model="m",
+        stream=False,
+        prompt=QUESTION,
+        images=[base64.b64encode(saved(SEVERAL[0])).decode()],
+        options={"temperature": 0, "num_predict": TOKENS},
+    )
+    prompt, tokens = model.answer(parts, TOKENS)
+    assert reply["prompt_eval_count"] == len(prompt)
+    end = tokens.index(2) if 2 in tokens else len(tokens)
+    assert reply["response"] == tokenizer().decode(tokens[:end])

@@ -14,12 +14,16 @@ from cpuserve.llm import LLM
 from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.generation import batch
+from cpuserve.serving.models.details import ModelDetails
+from cpuserve.serving.pictures import PictureRules
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 from tests.helpers.tiny import tiny_model
 
 CORES = []
+
+NO_FILES = ModelDetails(), PictureRules()
 
 
 def build(config, progress, team):
@@ -37,7 +41,9 @@ def make_llm(monkeypatch):
 
     def make(**changes):
         config = fake_config(tokenizer_path=str(tiny_model("llama")), **changes)
-        monkeypatch.setattr(llm_module, "_resolve", lambda arguments: config)
+        monkeypatch.setattr(
+            llm_module, "_resolve", lambda arguments: (config, ModelDetails(), PictureRules())
+        )
         monkeypatch.setattr(
             "cpuserve.engine.inline.InlineClient",
             lambda config: InlineClient(config, build=build),
@@ -252,7 +258,9 @@ def test_close_frees_the_engine_and_refuses_more(make_llm):
 
 def test_dropping_the_last_reference_frees_the_engine(monkeypatch):
     config = fake_config(tokenizer_path=str(tiny_model("llama")))
-    monkeypatch.setattr(llm_module, "_resolve", lambda arguments: config)
+    monkeypatch.setattr(
+        llm_module, "_resolve", lambda arguments: (config, ModelDetails(), PictureRules())
+    )
     monkeypatch.setattr(
         "cpuserve.engine.inline.InlineClient", lambda config: InlineClient(config, build=build)
     )

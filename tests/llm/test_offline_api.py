@@ -70,8 +70,8 @@ def test_prompts_in_the_types_of_vllm(llm):
     assert first.prompt_token_ids == second.prompt_token_ids == ids
     assert (first.prompt, second.prompt) == (TEXTS[0], "shown")
     assert ids_of([first]) == ids_of([second])
-    with pytest.raises(InvalidRequest, match="multi_modal_data: only text"):
-        llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})
+    with pytest.raises(InvalidRequest, match="multi_modal_data is not possible, because"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": b"1"}})
 
 
 def test_a_salt_of_a_prompt_parts_its_cached_prefix(llm):

@@ -41,7 +41,8 @@ PACKAGE = {
 }
 ENGINES = "vLLM's engine calls it"
 MAKES = "vLLM's engine makes the output with it"
-ONLY_TEXT = "prompts are text"
+ONE_WAY = "pictures are read in one way only"
+DIGESTS = "a picture is known by the digest of its bytes"
 # (class, name): why there is no such method, property, field or argument.
 REFUSED = {
     ("SamplingParams", "all_stop_token_ids"): ENGINES,
@@ -63,14 +64,10 @@ REFUSED = {
     ("ClassificationRequestOutput", "from_base"): MAKES,
     ("ScoringOutput", "from_base"): MAKES,
     ("ScoringRequestOutput", "from_base"): MAKES,
-    ("TextPrompt", "multi_modal_data"): ONLY_TEXT,
-    ("TextPrompt", "media_io_kwargs"): ONLY_TEXT,
-    ("TextPrompt", "mm_processor_kwargs"): ONLY_TEXT,
-    ("TextPrompt", "multi_modal_uuids"): ONLY_TEXT,
-    ("TokensPrompt", "multi_modal_data"): ONLY_TEXT,
-    ("TokensPrompt", "media_io_kwargs"): ONLY_TEXT,
-    ("TokensPrompt", "mm_processor_kwargs"): ONLY_TEXT,
-    ("TokensPrompt", "multi_modal_uuids"): ONLY_TEXT,
+    ("TextPrompt", "media_io_kwargs"): ONE_WAY,
+    ("TextPrompt", "multi_modal_uuids"): DIGESTS,
+    ("TokensPrompt", "media_io_kwargs"): ONE_WAY,
+    ("TokensPrompt", "multi_modal_uuids"): DIGESTS,
     ("TokensPrompt", "token_type_ids"): "the tokenizer finds the types of the tokens of pairs",
     ("TokensPrompt", "prompt_token_offsets"): "no result has offsets",
 }

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from cpuserve.core.admission import output_limit
 from cpuserve.core.exclusion import stop_ids
 from cpuserve.engine.client import EngineRequest
-from cpuserve.errors import EngineDead
+from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.serving.calls.call import Prompt
 from cpuserve.serving.calls.events import Choice
 from cpuserve.serving.generation.beam_search import BeamSearch, step_params
 from cpuserve.serving.generation.fan_out import SequenceRequest, sequences_of, shared_beginning
 from cpuserve.serving.generation.generate import read_prompts
 from cpuserve.serving.generation.sequence import SequenceRun
+from cpuserve.serving.pictures import patches_of
 from cpuserve.serving.tools.use import response_structure
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.generation.beam_search import Beam
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.tools.use import ToolUse
+    from cpuserve.tokenizer.conversation import MediaPart
 
 T = TypeVar("T")
 Ended = Callable[[int, Choice], None]
@@ -81,6 +83,37 @@ def chat_items(
         return [await _chat_item(context, *each) for each in zip(calls, params, strict=True)]
 
     return _result(read())
+
+
+def picture_prompt(
+    context: ModelContext,
+    ids: list[int],
+    parts: Sequence[MediaPart],
+    settings: Mapping[str, Any],
+) -> Prompt:
+    """Return a prompt of token ids with one marker for each picture, which becomes placeholders.
+
+    Raises:
+        InvalidRequest: the model reads no pictures, a picture is refused, or the number of markers
+            is not the number of pictures.
+    """
+    reader = context.pictures
+    if reader is None:
+        msg = "multi_modal_data is not possible, because this model reads text only: omit it"
+        raise InvalidRequest(msg, param="prompts")
+    message = {"role": "user", "content": list(parts)}
+    _, pictures = _result(reader.read([message], (0,), settings, measures=False))
+    found = reader.expanded(ids, pictures, ())
+    if found is None:
+        count = ids.count(reader.marker)
+        msg = (
+            f"a prompt has {count} markers for {len(pictures)} pictures: write the marker of this "
+            "model once for each picture"
+        )
+        raise InvalidRequest(msg, param="prompts")
+    whole, placed = found
+    told = [each.seen for each in pictures]
+    return Prompt(whole, pictures=placed, shown=told, patches_of=patches_of(pictures))
 
 
 def decision_items(

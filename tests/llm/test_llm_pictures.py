@@ -1,0 +1,128 @@
+"""LLM with pictures: images of Pillow, bytes, paths and URLs, as in the API and as transformers."""
+
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.errors import InvalidRequest
+from tests.api.sees import write_served_model
+from tests.helpers.drawn import data_url, document, picture, saved
+from tests.helpers.tiny import tiny_model
+
+TOKENS = 8
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+QUESTION = "what is this?"
+pytestmark = pytest.mark.deep
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_served_model(tmp_path_factory.mktemp("sees"))
+
+
+@pytest.fixture(scope="module")
+def llm(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("allowed")
+    options = {"limit_mm_per_prompt": {"image": 4}, "allowed_local_media_path": str(path)}
+    with LLM(str(model.path), dtype="float32", max_model_len=512, **options) as made:
+        made.allowed_here = path
+        yield made
+
+
+def turn(*parts):
+    return [{"role": "user", "content": list(parts)}]
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def ids_of(outputs):
+    return [(each.prompt_token_ids, list(each.outputs[0].token_ids)) for each in outputs]
+
+
+def test_chats_have_pictures_in_each_form(llm, model, tmp_path):
+    image = picture(100, 60)
+    file = tmp_path / "a.png"
+    image.save(file)
+    allowed = llm.allowed_here / "b.png"
+    image.save(allowed)
+    forms = [
+        {"type": "image_pil", "image_pil": image},
+        {"type": "image", "image": image},
+        {"type": "image", "image": file},
+        {"type": "image", "path": str(file)},
+        {"type": "image", "image": saved(image)},
+        {"type": "image_url", "image_url": {"url": data_url(saved(image)), "detail": "high"}},
+        {"type": "image_url", "image_url": f"file://{allowed}"},
+        {"type": "input_image", "image_url": data_url(saved(image))},
+    ]
+    wanted = model.answer([image, QUESTION], TOKENS)
+    found = llm.chat([turn(form, text(QUESTION)) for form in forms], GREEDY, use_tqdm=False)
+    assert ids_of(found) == [wanted] * len(forms)
+    (again,) = llm.chat(turn(forms[0], text(QUESTION)), GREEDY)
+    assert ids_of([again]) == [wanted]
+    assert again.num_cached_tokens > 0
+    several = [picture(30, 70, seed=1), picture(20, 20, seed=3)]
+    parts = [text(QUESTION), *({"type": "image", "image": each} for each in several)]
+    assert ids_of(llm.chat(turn(*parts), GREEDY)) == [model.answer([QUESTION, *several], TOKENS)]
+    low = llm.chat(turn({"type": "image", "image": image, "detail": "low"}), GREEDY)
+    assert len(low[0].prompt_token_ids) < len(wanted[0])
+    pages = {"type": "file", "file": {"file_data": data_url(document(2), "application/pdf")}}
+    assert len(llm.chat(turn(pages), GREEDY)[0].outputs[0].token_ids) == TOKENS
+
+
+def test_prompts_have_pictures_in_place_of_markers(llm, model):
+    image, other = picture(100, 60), picture(30, 70, seed=1)
+    prompt, tokens = model.answer([image, QUESTION], TOKENS)
+    written = f"<|im_start|>User:<image>{QUESTION}<|im_end|>\nAssistant:"
+    given = {"prompt": written, "multi_modal_data": {"image": image}}
+    plain = llm.get_tokenizer().encode(written, add_special_tokens=False)
+    as_ids = {"prompt_token_ids": plain, "multi_modal_data": {"image": [image]}}
+    found = llm.generate([as_ids, "just text"], GREEDY, use_tqdm=False)
+    assert ids_of(found)[0] == (prompt, tokens)
+    # A text has the special tokens of the tokenizer as well.
+    before = llm.get_tokenizer().encode("")
+    (one,) = llm.generate(given, GREEDY)
+    assert one.prompt == written
+    assert one.prompt_token_ids == [*before, *prompt]
+    llm.enqueue([{**as_ids, "multi_modal_data": {"image": other}}, as_ids], GREEDY)
+    waited = llm.wait_for_completion()
+    assert ids_of(waited) == [model.answer([other, QUESTION], TOKENS), (prompt, tokens)]
+    small = {"size": {"longest_edge": 64}}
+    for kwargs, own in ((small, {}), (None, {"mm_processor_kwargs": small})):
+        (less,) = llm.generate({**as_ids, **own}, GREEDY, mm_processor_kwargs=kwargs)
+        assert len(less.prompt_token_ids) < len(prompt)
+
+
+def test_pictures_that_cannot_be_read_are_refused(llm, tmp_path):
+    image = {"type": "image", "image": picture()}
+    for parts, why in (
+        ([{"type": "image", "image": b"hello"}], "is no picture that this server reads"),
+        ([{"type": "image", "image": tmp_path / "none.png"}], r"none.png\) is no file"),
+        ([{"type": "image", "image": 5}], r"content\[0\] is int: a picture must be"),
+        ([{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}], "nothing from"),
+        ([{"type": "image_url", "image_url": f"file://{tmp_path}/a.png"}], "is not below the fol"),
+        ([image] * 5, "at most 4 are accepted"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            llm.chat(turn(*parts), GREEDY)
+    for more, why in (
+        ({"multi_modal_data": {"audio": 1}}, "multi_modal_data must be"),
+        ({"multi_modal_data": {"image": picture()}}, "a prompt has 0 markers for 1 pictures"),
+        ({"multi_modal_uuids": {"image": "a"}}, "multi_modal_uuids"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            llm.generate({"prompt": "look", **more}, GREEDY)
+    shown = {"prompt": "<image>", "multi_modal_data": {"image": picture()}}
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens is not possible"):
+        llm.generate(shown, SamplingParams(truncate_prompt_tokens=5))
+    with pytest.raises(InvalidRequest, match="max_pixels is no setting"):
+        llm.generate(shown, GREEDY, mm_processor_kwargs={"max_pixels": 5})
+
+
+def test_a_model_of_text_refuses_pictures():
+    with LLM(str(tiny_model("llama")), max_model_len=256) as llm:
+        with pytest.raises(InvalidRequest, match="this model reads text only"):
+            llm.chat(turn({"type": "image", "image": picture()}), GREEDY)
+        with pytest.raises(InvalidRequest, match="this model reads text only"):
+            llm.generate({"prompt": "x", "multi_modal_data": {"image": picture()}}, GREEDY)
