@@ -241,7 +241,7 @@ def rerank(body: RerankRequest, request: RequestContext) -> Made:
 def _ranked(body: RerankRequest, request: RequestContext, form: str) -> Made:
     """Return the call and its writer. Documents with equal scores keep their order.
 
-    form: whose response the client reads, as in RerankRequest.form, or "cohere".
+    form: the dialect of the response, as in RerankRequest.form, or "cohere".
 
     Raises:
       InvalidRequest: a field is out of range or not supported.
