@@ -48,7 +48,7 @@ class EncodedPictures:
       tokens of a picture by their rows and columns; else 0.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
     wanted: the pictures that are not encoded, in the order of their encoding.
-    blocked: the requests whose next token is of one of them. Steps without pictures
+    blocked: the requests that wait for one of them. Steps without pictures
       look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 

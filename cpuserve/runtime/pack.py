@@ -42,9 +42,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     else:
         scales = np.array([c.adapter_scale for c in chunks], np.float32).view(np.int32).tolist()
     places = 0 if masks is None else masks.shape[1]  # bitmasks of a slot
-    if masks is not None:
-        masks = masks.reshape(-1, masks.shape[2])
-    num_masks = 0 if masks is None else len(masks)
+    num_masks = 0 if masks is None else places * len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
     has_pictures = [c for c in chunks if c.media is not None or c.angles is not None]
     media = _media(chunks, lengths) if has_pictures else []
@@ -70,11 +68,10 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     tops = [row.num_top for row in rows]
     words += tops
     words += drafts
-    if num_masks:
-        words += [
-            -1 if r.mask < 0 else slot * places + r.mask
-            for slot, r in zip(slots, rows, strict=True)
-        ]
+    if masks is not None and num_masks:
+        masks = masks.reshape(num_masks, -1)
+        at = zip(slots, rows, strict=True)
+        words += [-1 if row.mask < 0 else slot * places + row.mask for slot, row in at]
     return StepArrays(np.frombuffer(array("i", words), np.int32), masks, tops)
 
 
