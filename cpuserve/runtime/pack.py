@@ -35,12 +35,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     # cannot have draft tokens, so it is not searched for them.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
-    adapters = [c.adapter for c in chunks]
-    scales: list[int] = []  # the bits of the floats, as int32
-    if max(adapters, default=-1) < 0:
-        adapters = []
-    else:
-        scales = np.array([c.adapter_scale for c in chunks], np.float32).view(np.int32).tolist()
+    adapters, scales = _adapters(chunks)
     places = 0 if masks is None else masks.shape[1]  # bitmasks of a slot
     num_masks = 0 if masks is None else places * len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
@@ -73,6 +68,15 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
         at = zip(slots, rows, strict=True)
         words += [-1 if row.mask < 0 else slot * places + row.mask for slot, row in at]
     return StepArrays(np.frombuffer(array("i", words), np.int32), masks, tops)
+
+
+def _adapters(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int]]:
+    """Return the adapter of each chunk and the bits of its scale; ([], []) if no chunk has one."""
+    adapters = [c.adapter for c in chunks]
+    if max(adapters, default=-1) < 0:
+        return [], []
+    scales = np.array([c.adapter_scale for c in chunks], np.float32)
+    return adapters, scales.view(np.int32).tolist()
 
 
 def _media(chunks: Sequence[SeqChunk], lengths: Sequence[int]) -> list[int]:
