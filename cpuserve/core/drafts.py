@@ -131,10 +131,10 @@ class Drafter:
         self._kv = kv
         self._num_tokens = num_tokens
 
-    def propose(self, requests: Iterable[Request], budget: DraftBudget) -> None:
+    def propose(self, requests: Iterable[Request], budget: DraftBudget, cost: CostModel) -> None:
         """Set the draft tokens of requests that have got a token in the last step.
 
-        budget: the time of the next step, if it has the same requests.
+        budget: the time of the next step by `cost`, if it has the same requests.
         """
         self.source.begin()
         self.most_jumps = budget.most_jumps
@@ -145,6 +145,7 @@ class Drafter:
                 continue
             if not worth:  # no draft pays, however likely it is
                 self.source.rest(request)
+                budget.refused = True
             elif (most := self._most(request)) > 0:
                 drafts, chances = self.source.propose(request, most)
                 count = _before_stop(drafts, request.stop_ids)
@@ -152,6 +153,7 @@ class Drafter:
                     count = min(count, budget.paying(chances))
                 request.most_drafts = most
                 request.drafts, request.chances = drafts[:count], chances[:count]
+        budget.close(cost)
 
     def extend(
         self,

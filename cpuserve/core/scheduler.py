@@ -212,8 +212,7 @@ class Scheduler:
         batch, requests = self._take_batch()
         self.callers.computed(requests[self.work.rows :], batch[self.work.rows :])
         deltas = self._take_refused()
-        next_row = 0
-        block_size, append = self.kv.block_size, self._results.append
+        next_row, block_size, append = 0, self.kv.block_size, self._results.append
         for request, chunk in zip(requests, batch, strict=True):
             first_row, next_row = next_row, next_row + len(chunk.rows)
             if chunk.num_drafts:
@@ -236,7 +235,8 @@ class Scheduler:
         if self.drafter is not None:
             work = StepWork(len(self.running), self.work.keys)
             most, target = self.max_num_batched_tokens, self._itl_target_s
-            self.drafter.propose(requests, DraftBudget.after(work, self.cost, most, target))
+            left = DraftBudget.after(work, self.cost, most, target)
+            self.drafter.propose(requests, left, self.cost)
         return deltas
 
     def fail(self, message: str) -> list[Delta]:

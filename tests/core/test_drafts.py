@@ -1,6 +1,7 @@
 """Drafts: which guesses are worth a row, and what becomes of them."""
 
 import random
+from itertools import count
 
 import pytest
 
@@ -333,3 +334,28 @@ def test_a_text_that_never_repeats_gets_no_drafts(monkeypatch):
     engine.run()
     assert engine.drafter.num_draft_tokens == 0
     assert len(engine.batches) == 60
+
+
+@pytest.mark.parametrize("slow_steps", [200, 400])
+def test_drafts_come_back_although_no_draft_seemed_to_pay_for_a_while(monkeypatch, slow_steps):
+    engine = Engine(monkeypatch, num_blocks=900, drafts=(3, 1, 3), pays=True, budget=64)
+    monkeypatch.setattr(NgramIndex, "chances", lambda _self, count: [0.95] * count)
+    numbers = count()
+
+    def run(steps, slow=0.0):
+        drafted = 0
+        for _ in range(steps):
+            while len(engine.scheduler.requests) < 4:
+                engine.add(next(numbers), PROMPT, max_tokens=150)
+            engine.step()
+            work = engine.scheduler.work
+            drafted += work.drafts > 0
+            engine.scheduler.cost.observe(work, seconds_of(work) + slow * work.drafts)
+        return drafted
+
+    run(200)
+    assert run(100) > 60
+    run(slow_steps, slow=0.02)
+    assert run(20) < 5
+    run(900)
+    assert run(200) > 120
