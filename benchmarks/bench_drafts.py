@@ -128,7 +128,9 @@ def counted(llm):
 
 def engine(args, drafts):
     """Return a new LLM, with drafts or without."""
-    return LLM(args.model, speculative_config=args.speculative_config if drafts else None)
+    if not drafts:
+        return LLM(args.model, speculate="off")
+    return LLM(args.model, speculate="auto", speculative_config=args.speculative_config)
 
 
 def main(argv=None):
@@ -138,7 +140,7 @@ def main(argv=None):
     parser.add_argument("--output-tokens", type=number(int, 2), default=200)
     parser.add_argument("--batch", type=number(int, 1), nargs="+", default=[1])
     parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
-    parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})
+    parser.add_argument("--speculative-config", type=json.loads)
     args = parser.parse_args(argv)
     found = {(batch, text): Found() for batch in args.batch for text in args.text}
     for order in ((False, True), (True, False)):

@@ -67,6 +67,10 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 # reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# How many drafts pay follows from measured times, so with drafts the number of steps and events of
+# a response would differ from run to run, but none of its tokens (tests/llm/test_speculation.py).
+os.environ.setdefault("CPUSERVE_SPECULATE", "off")
+
 sys.path[:] = without_bare_checkout(sys.path, ROOT)
 add_tests_alone()
 

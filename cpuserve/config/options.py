@@ -406,14 +406,24 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="POLICY",
         ),
     ] = None
+    speculate: Annotated[
+        str | None,
+        _memory(
+            "Guess tokens and verify them in one step, where this is expected to pay: auto (tokens "
+            "after an earlier occurrence of the last tokens, and tokens that a grammar determines) "
+            "or off. It changes no token.",
+            default="auto",
+            choices=("auto", "off"),
+            metavar="WHEN",
+        ),
+    ] = None
     speculative_config: Annotated[
         dict[str, Any] | None,
         _memory(
-            "Guess tokens and verify them in one step: a JSON object with method (ngram: guess "
+            "How --speculate guesses tokens: a JSON object with method (ngram: guess "
             "the tokens after an earlier occurrence of the last tokens), "
-            "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2). It "
-            "changes no token.",
-            default="off",
+            "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2).",
+            default="as --speculate auto decides",
             check=read_speculation,
             metavar="JSON",
         ),

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+# `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
+# than without drafts, because steps with many sequences hardly have drafts that pay.
+AUTO = "auto"
+AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
 MOST_LOOKUP = 32
@@ -19,6 +23,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
 
     method "ngram": find an earlier occurrence of the last prompt_lookup_max tokens
     (or fewer, down to prompt_lookup_min) in the sequence, and propose the tokens after it.
+    method AUTO: the same, with less memory (`automatic`).
     """
 
     method: str
@@ -31,12 +36,18 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
         """The most rows that a step samples for a sequence: one more than draft tokens."""
         return 1 + self.num_speculative_tokens
 
+    @property
+    def logit_rows(self) -> int:
+        """How many rows of a sequence the memory for logits is made for, if all have drafts."""
+        return 1 if self.method == AUTO else self.rows_of_sequence
+
     def indexed_tokens(self, requests: int, longest: int) -> int:
         """Return how many tokens all indexes of n-grams may have together.
 
         longest: number of tokens of the longest request.
         """
-        return min(requests * longest, MOST_INDEX_BYTES // self._token_bytes)
+        most = AUTO_INDEX_BYTES if self.method == AUTO else MOST_INDEX_BYTES
+        return min(requests * longest, most // self._token_bytes)
 
     def index_bytes(self, requests: int, longest: int) -> int:
         """Return the bytes of all indexes of n-grams (csrc/runtime/ngram_index.h)."""
@@ -51,6 +62,16 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
         """
         sizes = self.prompt_lookup_max - self.prompt_lookup_min + 1
         return 2 * (4 + -(-4 * 8 * sizes // 5))
+
+
+def automatic() -> Speculation:
+    """Return the settings of `--speculate auto`."""
+    return Speculation(
+        method=AUTO,
+        num_speculative_tokens=AUTO_TOKENS,
+        prompt_lookup_max=4,
+        prompt_lookup_min=2,
+    )
 
 
 def read_speculation(values: Mapping[str, object]) -> Speculation:

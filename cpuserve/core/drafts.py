@@ -120,8 +120,8 @@ class Drafter:
     """Proposes up to `num_tokens` draft tokens after a step, and adds them to the next one.
 
     num_drafts: how often a sequence got draft tokens that were verified.
-    num_draft_tokens: the number of draft tokens that were verified.
-    num_accepted_tokens: the number of draft tokens that were sampled.
+    num_draft_tokens: the number of draft tokens that were verified or certain.
+    num_accepted_tokens: the number of draft tokens that were sampled or certain.
     most_jumps: how many tokens all requests together may jump over before the next step.
     """
 

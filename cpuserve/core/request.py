@@ -284,6 +284,8 @@ class Delta(msgspec.Struct):
     vector: the complete embedding, fp32 little-endian.
     fault: the request field that caused `error`.
     unavailable: whether `error` is no fault of the request, which may succeed later.
+    drafts: how many tokens the step did not have to sample one by one: draft tokens,
+      and the tokens that a grammar determined.
     """
 
     request: Request
@@ -297,6 +299,7 @@ class Delta(msgspec.Struct):
     vector: bytes | None = None
     fault: str | None = None
     unavailable: bool = False
+    drafts: int = 0
 
 
 class SlotHost(Protocol):

@@ -57,7 +57,10 @@ class ResultProcessor:
         if not results:
             return self._finish(delta, "length") if not request.max_tokens else None
         token = results[0].token
-        delta.tokens += [*request.take_unsent(), token]
+        if sure := request.take_unsent():
+            delta.tokens += sure
+            self._count(delta, len(sure), len(sure))
+        delta.tokens.append(token)
         if request.num_top >= 0:
             delta.rows = results
         finish = request.append(token)
@@ -75,8 +78,7 @@ class ResultProcessor:
             delta.tokens.append(row.token)
             finish = request.append(row.token)
         count = len(delta.tokens) - len(sure)
-        if self.drafter is not None:
-            self.drafter.count(chunk.num_drafts, count - 1)
+        self._count(delta, len(sure) + chunk.num_drafts, len(delta.tokens) - 1)
         computed = request.num_computed = chunk.start + chunk.rows[0].index + count
         self.kv.truncate(request.tables, computed)
         if computed // self.kv.block_size > chunk.start // self.kv.block_size:
@@ -87,6 +89,11 @@ class ResultProcessor:
         if request.num_top >= 0:
             delta.rows = results[:count]
         return delta if finish is None else self._finish(delta, finish)
+
+    def _count(self, delta: Delta, drafts: int, accepted: int) -> None:
+        delta.drafts = drafts
+        if self.drafter is not None:
+            self.drafter.count(drafts, accepted)
 
     def _fail_sampling(self, request: Request, *, scored: bool = False) -> Delta:
         """End `request` with an error, since no token could be sampled for it.

@@ -111,6 +111,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     unavailable: whether `error` is no fault of the request, which may succeed later (HTTP 503).
     queue_full: whether the cause is that too many other requests wait (HTTP 429).
     wants: the indexes of pictures; the engine needs their patches (PicturePatches).
+    drafts: how many draft tokens the step had; those that were right are in `tokens`.
       Such an output has nothing else.
     """
 
@@ -129,6 +130,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     queue_full: bool = False
     wants: list[int] = []
     unavailable: bool = False
+    drafts: int = 0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

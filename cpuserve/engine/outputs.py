@@ -13,6 +13,7 @@ def output_of(delta: Delta) -> Output:
     output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
     output.processed, output.vector = delta.processed, delta.vector
     output.fault, output.unavailable = delta.fault, delta.unavailable
+    output.drafts = delta.drafts
     if request.num_output == len(delta.tokens):
         output.scheduled = request.scheduled
         output.cached_tokens = request.cached_tokens

@@ -16,7 +16,7 @@ from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, KvGroup
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import read_speculation
+from cpuserve.config.speculation import Speculation, automatic, read_speculation
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
@@ -191,15 +191,33 @@ def logit_bytes(facts: ModelFacts, rows: int) -> int:
     return max(LEAST_LOGIT_ROWS, min(rows, MOST_LOGIT_ROWS)) * facts.vocab * 4
 
 
+def asked_speculation(
+    options: EngineOptions, facts: ModelFacts, executor: str
+) -> Speculation | None:
+    """Return how draft tokens are proposed; None = there are no draft tokens.
+
+    Other executors than the native one have no fast index of n-grams.
+
+    Raises:
+        ConfigError: --speculate off contradicts --speculative-config.
+    """
+    off = options.speculate == "off"
+    if options.speculative_config is not None:
+        if off:
+            msg = "speculate is off, but speculative_config asks for draft tokens: set one of them"
+            raise ConfigError(msg)
+        return read_speculation(options.speculative_config)
+    return None if off or facts.whole_prompts or executor != "native" else automatic()
+
+
 def _decode_bytes(
-    options: EngineOptions, facts: ModelFacts, requests: int, longest: int, threads: int
+    asked: Speculation | None, facts: ModelFacts, requests: int, longest: int, threads: int
 ) -> int:
     """Return the bytes of logits, selected keys and indexes for draft tokens of a step."""
     selected = 4 * threads * facts.selected_floats
-    if options.speculative_config is None:
+    if asked is None:
         return selected + logit_bytes(facts, requests)
-    asked = read_speculation(options.speculative_config)
-    rows = requests * asked.rows_of_sequence
+    rows = requests * asked.logit_rows
     return selected + logit_bytes(facts, rows) + asked.index_bytes(requests, longest)
 
 
@@ -253,11 +271,11 @@ def plan_memory(
     wanted, explicit = wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
-    groups = group_layers(windows, sizes)
-    block = block_bytes(groups, sizes)
+    block = block_bytes(groups := group_layers(windows, sizes), sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    other += _decode_bytes(options, facts, max_num_seqs, wanted, threads)
+    drafts = asked_speculation(options, facts, executor)
+    other += _decode_bytes(drafts, facts, max_num_seqs, wanted, threads)
     media_rows, media_bytes = _media(ledger, facts)
     other += _written_bytes(options, max(block, state)) + media_bytes
     needs = Needs(weights, other, facts.weight_bytes, threads)

@@ -14,7 +14,7 @@ from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import Speculation, read_speculation
+from cpuserve.config.speculation import Speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
@@ -26,6 +26,7 @@ from cpuserve.platforms.memory import (
     BLOCK,
     MemoryPlan,
     adapter_bytes,
+    asked_speculation,
     plan_memory,
     resident_weight_bytes,
     wanted_length,
@@ -66,7 +67,7 @@ def resolve(
         frees_windows=execution.model_impl == "cpuserve",
         executor=executor,
     )
-    scheduling = choose_scheduling(options, ledger, facts)
+    scheduling = choose_scheduling(options, ledger, facts, executor)
     _hints(options, ledger)
     config = EngineConfig(
         platform=platform,
@@ -290,7 +291,9 @@ class Scheduling(NamedTuple):
     kv_events: KvEvents | None
 
 
-def choose_scheduling(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> Scheduling:
+def choose_scheduling(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str
+) -> Scheduling:
     """Decide how requests share the machine."""
     target = options.itl_target_ms
     got = ITL_TARGET_MS if target is None else target
@@ -309,7 +312,7 @@ def choose_scheduling(options: EngineOptions, ledger: Ledger, facts: ModelFacts)
     ledger.decide(
         "scheduling_policy", policy, "as requested" if asked_priority else "in order of arrival"
     )
-    speculation = _speculation(options, ledger)
+    speculation = _speculation(options, ledger, facts, executor)
     caching = options.enable_prefix_caching is not False and not facts.whole_prompts
     why = "equal prefixes are computed once" if caching else "as requested"
     if facts.whole_prompts:
@@ -335,13 +338,21 @@ def _kv_events(options: EngineOptions, ledger: Ledger, caching: bool) -> KvEvent
     return got
 
 
-def _speculation(options: EngineOptions, ledger: Ledger) -> Speculation | None:
-    if options.speculative_config is None:
-        ledger.decide("speculative_config", "off", "every step gives one token of each sequence")
+def _speculation(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str
+) -> Speculation | None:
+    got = asked_speculation(options, facts, executor)
+    if got is None:
+        why = "every step gives one token of each sequence"
+        ledger.decide("speculate", "off", why)
+        ledger.decide("speculative_config", "off", why)
         return None
-    got = read_speculation(options.speculative_config)
-    why = "as requested; a draft is verified only where that is expected to pay"
-    ledger.decide("speculative_config", msgspec.structs.asdict(got), why)
+    why = "a draft is verified only where that is expected to pay"
+    ledger.decide("speculate", "auto", f"{why}; it changes no token")
+    if options.speculative_config is None:
+        ledger.decide("speculative_config", "ngram", f"{got.num_speculative_tokens} tokens at most")
+    else:
+        ledger.decide("speculative_config", msgspec.structs.asdict(got), f"as requested; {why}")
     return got
 
 

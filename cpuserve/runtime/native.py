@@ -342,7 +342,7 @@ class ModelPart:
     def create(self, team: _C.Team, fd: int, writable: bool) -> _C.Executor:
         config = self.config
         asked = config.speculation
-        drafts = {} if asked is None else {"rows_per_seq": asked.rows_of_sequence}
+        drafts = {} if asked is None else {"rows_per_seq": asked.logit_rows}
         native = _C.Executor(
             team,
             self.lowered.native,

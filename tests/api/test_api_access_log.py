@@ -94,8 +94,8 @@ def test_a_stream_is_one_line(written, path):
 def in_pairs(engine, number, prompt, params):
     """Yield tokens as steps with drafts do: two in each step but the first, an accepted draft."""
     yield Output(number, [5])
-    yield Output(number, [6, 7])
-    yield Output(number, [8, 9], "length")
+    yield Output(number, [6, 7], drafts=3)
+    yield Output(number, [8, 9], "length", drafts=1)
 
 
 @pytest.mark.parametrize("has_drafts", [True, False])
@@ -107,6 +107,18 @@ def test_a_line_has_the_drafts_that_the_model_accepted(written, has_drafts):
     text, told = written()
     assert read(text)["accepted"] == ("2" if has_drafts else None)
     assert json.loads(told)["accepted_tokens"] == (2 if has_drafts else None)
+
+
+def test_usage_and_timings_have_the_drafts():
+    api = Api(in_pairs)
+    body = api.complete(max_tokens=5, timings_per_token=True).json()
+    details = body["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 2
+    assert details["rejected_prediction_tokens"] == 2
+    assert (body["timings"]["draft_n"], body["timings"]["draft_n_accepted"]) == (4, 2)
+    told = Api().complete(max_tokens=5, timings_per_token=True).json()
+    assert set(told["usage"]["completion_tokens_details"]) == {"reasoning_tokens"}
+    assert "draft_n" not in told["timings"]
 
 
 def test_a_beam_search_has_times_and_an_end(written):

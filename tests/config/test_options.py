@@ -95,6 +95,7 @@ BAD = {
     "itl_target_ms": ["-1", "60001", "x", "1.5"],
     "long_prefill_token_threshold": ["-1", "x"],
     "scheduling_policy": ["lifo", ""],
+    "speculate": ["on", ""],
     "speculative_config": [
         "",
         "{",
@@ -203,6 +204,7 @@ GOOD = {
     "port": [("0", 0)],
     "itl_target_ms": [("0", 0), ("50", 50)],
     "scheduling_policy": [("Priority", "priority")],
+    "speculate": [("OFF", "off")],
     "speculative_config": [('{"method": "ngram"}', {"method": "ngram"})],
     "kv_events_config": [
         (

@@ -128,7 +128,7 @@ def test_guessed_tokens_change_no_answer_of_an_adapter():
     with make() as llm:
         plain = exact_answers(llm, repeats, params)
     guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    with make(speculative_config=guess) as llm:
+    with make(speculative_config=guess, speculate="auto") as llm:
         assert exact_answers(llm, repeats, params) == plain
 
 

@@ -110,7 +110,7 @@ def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, t
 def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
     blocks = 26 if kind == "columns" else 24  # for one request, not for two
     room = {"kv_cache_memory": f"{(blocks * block_bytes(kind) + 64) / 2**20:.6f}MiB"}
-    with make(kind, **room, swap_space="64MiB", speculative_config=NGRAM) as llm:
+    with make(kind, **room, swap_space="64MiB", speculative_config=NGRAM, speculate="auto") as llm:
         assert answers(llm, kind) == alone(kind)
         stats = llm._client.stats
         assert stats.preemptions > 0
@@ -123,7 +123,9 @@ def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
 @pytest.mark.parametrize("kind", deep_but(["latent"], KINDS))
 def test_two_ranks_and_a_restart_on_files(eager, patient_offload, alone, kind, tmp_path):
     ranks = {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 1}
-    with make(kind, prefix_cache_dir=str(tmp_path), **ranks, speculative_config=NGRAM) as llm:
+    with make(
+        kind, prefix_cache_dir=str(tmp_path), **ranks, speculative_config=NGRAM, speculate="auto"
+    ) as llm:
         assert answers(llm, kind) == alone(kind)
     with make(kind, prefix_cache_dir=str(tmp_path)) as llm:
         assert answers(llm, kind) == alone(kind)

@@ -78,7 +78,7 @@ def test_drafts_change_nothing_however_many_are_rejected(eager, family, temperat
         "prompt_lookup_max": 4,
         "prompt_lookup_min": 1,
     }
-    with make(family, speculative_config=drafts) as llm:
+    with make(family, speculative_config=drafts, speculate="auto") as llm:
         assert answers(llm, prompts, params) == want
         stats = llm._client.stats
         assert 0 < stats.accepted_tokens < stats.draft_tokens

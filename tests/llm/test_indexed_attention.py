@@ -41,7 +41,7 @@ def test_answers_are_the_same_in_batches_and_after_cached_prefixes(family, alone
 
 def test_speculation_and_ranks_change_no_bit(family, alone):
     ngram = {"method": "ngram", "num_speculative_tokens": 4}
-    with make(family, speculative_config=ngram) as llm:
+    with make(family, speculative_config=ngram, speculate="auto") as llm:
         assert exact_answers(llm, PROMPTS, PARAMS) == alone
     with make(family, tensor_parallel_size=2) as llm:
         assert exact_answers(llm, PROMPTS, PARAMS) == alone

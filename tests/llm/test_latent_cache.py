@@ -58,7 +58,7 @@ def test_a_row_is_stored_once_as_the_memory_plan_says(monkeypatch, executor, kv,
 @pytest.mark.deep
 def test_speculation_and_ranks_change_no_bit(want):
     ngram = {"method": "ngram", "num_speculative_tokens": 4}
-    with make(speculative_config=ngram) as llm:
+    with make(speculative_config=ngram, speculate="auto") as llm:
         assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == want
     with make(tensor_parallel_size=2) as llm:
         assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == want

@@ -150,7 +150,7 @@ def test_rejected_drafts_leave_the_windows_of_a_mixed_model_alone(eager, want):
         "prompt_lookup_max": 2,
         "prompt_lookup_min": 1,
     }
-    with make(path_of("gemma3"), speculative_config=drafts) as llm:
+    with make(path_of("gemma3"), speculative_config=drafts, speculate="auto") as llm:
         assert answers(llm) == want("gemma3")
         stats = llm._client.stats
         assert 0 < stats.accepted_tokens < stats.draft_tokens

@@ -55,6 +55,7 @@ PARAMS = [params_of(n) for n in range(32)]
 
 def make(executor="native", speculative_config=NGRAM, family="llama", **options):
     threads = {"omp_threads_bind": "0"} if executor == "torch" else {}
+    threads["speculate"] = "auto" if speculative_config else "off"
     return LLM(
         str(tiny_model(family, dtype="bfloat16")), executor=executor,
         speculative_config=speculative_config, **{**SIZES, **threads, **options},
@@ -231,7 +232,9 @@ def test_a_server_answers_alike_with_drafts_and_counts_them():
     with running_server(model, *sizes) as server:
         want = completions(server)
         assert b"spec_decode" not in server.get("/metrics")
-    with running_server(model, *sizes, "--speculative-config", json.dumps(NGRAM)) as server:
+    with running_server(
+        model, *sizes, "--speculate", "auto", "--speculative-config", json.dumps(NGRAM)
+    ) as server:
         assert completions(server) == want
         # Its answer repeats one token, which drafts soon learn.
         body = {**bodies()[4], "logit_bias": {"7": 100.0}, "max_tokens": 90, "logprobs": None}

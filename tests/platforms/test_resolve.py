@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cpuserve.config.decisions import render_table
+from cpuserve.config.speculation import automatic
 from cpuserve.config.values import format_cpus
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
@@ -540,9 +541,17 @@ def test_speculation_has_vllms_names_and_its_rule_for_one_length(asked, numbers)
         found.prompt_lookup_min,
     ) == numbers
     assert got(resolved, "speculative_config") == msgspec.structs.asdict(found)
-    plain = resolve("vm_2core_zen5")
+    assert got(resolved, "speculate") == "auto"
+
+
+def test_drafts_are_on_by_default_where_steps_have_rows_for_them():
+    assert resolve("vm_2core_zen5").config.speculation == automatic()
+    assert resolve("vm_2core_zen5", speculate="auto").config.speculation == automatic()
+    plain = resolve("vm_2core_zen5", speculate="off")
     assert plain.config.speculation is None
-    assert got(plain, "speculative_config") == "off"
+    assert got(plain, "speculate") == got(plain, "speculative_config") == "off"
+    with pytest.raises(ConfigError, match="speculate is off, but speculative_config asks"):
+        resolve("vm_2core_zen5", speculate="off", speculative_config={"method": "ngram"})
 
 
 def test_kv_events_are_off_without_a_prefix_cache_and_each_engine_has_its_number():

@@ -70,9 +70,14 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """The number of completion tokens that belong to thoughts."""
+    """The number of completion tokens that belong to thoughts, and of draft tokens.
+
+    accepted_prediction_tokens, rejected_prediction_tokens: if there were draft tokens.
+    """
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct):

@@ -21,14 +21,16 @@ def timings_of(generation: Generation) -> dict[str, object]:
     of an earlier prompt are computed again (RecentPrompt.miss).
     """
     usage, sequence = generation.usage(), generation.sequences[0]
-    return _timings(sequence, time.monotonic(), usage.prompt, usage.cached, usage.completion)
+    found = _timings(sequence, time.monotonic(), usage.prompt, usage.cached, usage.completion)
+    return found | _drafts(usage.drafts, usage.accepted)
 
 
 def sequence_timings(sequence: SequenceRequest) -> dict[str, object]:
     """Return the timings of one sequence, until it ended or until now."""
     now = sequence.ended or time.monotonic()
     cached, completion = sequence.cached_tokens, sequence.completion_tokens
-    return _timings(sequence, now, len(sequence.prompt.ids), cached, completion)
+    found = _timings(sequence, now, len(sequence.prompt.ids), cached, completion)
+    return found | _drafts(sequence.draft_tokens, sequence.accepted_tokens)
 
 
 def _timings(
@@ -42,6 +44,11 @@ def _timings(
         **_rates("predicted", completion, 1e3 * (now - begun)),
         **({} if miss is None else {"cache_miss": miss}),
     }
+
+
+def _drafts(drafts: int, accepted: int) -> dict[str, object]:
+    """Return the numbers of draft tokens, if there were any."""
+    return {"draft_n": drafts, "draft_n_accepted": accepted} if drafts else {}
 
 
 def timings_member(generation: Generation | None) -> bytes:

@@ -29,8 +29,14 @@ def usage_body(usage: events.TokenUsage) -> Usage:
         PromptTokensDetails(
             usage.cached, image_tokens(usage.pictures), scaled_images(usage.pictures)
         ),
-        CompletionTokensDetails(usage.reasoning),
+        _details(usage),
     )
+
+
+def _details(usage: events.TokenUsage) -> CompletionTokensDetails:
+    if not usage.drafts:
+        return CompletionTokensDetails(usage.reasoning)
+    return CompletionTokensDetails(usage.reasoning, usage.accepted, usage.drafts - usage.accepted)
 
 
 def image_tokens(pictures: Sequence[ShownPicture]) -> dict[str, int] | msgspec.UnsetType:

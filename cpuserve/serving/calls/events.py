@@ -131,6 +131,7 @@ class TokenUsage(msgspec.Struct, gc=False):
 
     reasoning: how many tokens of the completion are thoughts.
     pictures: the sizes and the tokens of the pictures in the prompts.
+    drafts, accepted: how many draft tokens there were, and how many of them were right.
     """
 
     prompt: int
@@ -138,6 +139,8 @@ class TokenUsage(msgspec.Struct, gc=False):
     cached: int
     reasoning: int = 0
     pictures: Sequence[ShownPicture] = ()
+    drafts: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class SequenceRequest:
     meter: its times, while it runs and afterwards; None before.
     recent: the record of the prompt, which gets the response at its end; None = no record.
     response_ids: all tokens of the response, when it has ended.
-    accepted_tokens: draft tokens that the model accepted.
+    draft_tokens, accepted_tokens: how many tokens were drafts, and how many of them were right.
     allowance: where its tokens are counted for its caller; None = they are not limited.
     """
 
@@ -70,6 +70,7 @@ class SequenceRequest:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    draft_tokens: int = 0
     accepted_tokens: int = 0
     held: bool = False
     waits: bool = False
@@ -83,11 +84,12 @@ class SequenceRequest:
     response_ids: Sequence[int] = ()
     allowance: Allowance | None = None
 
-    def count(self, tokens: int, reasoning: int, sampled: int = 0) -> None:
+    def count(self, tokens: int, reasoning: int, sampled: int = 0, drafts: int = 0) -> None:
         """Add `tokens` new tokens.
 
         reasoning: how many tokens are thoughts so far.
         sampled: how many tokens one step of the engine sampled; all but one were draft tokens.
+        drafts: how many draft tokens the step had.
         """
         self.completion_tokens += tokens
         if self.allowance is not None:
@@ -95,6 +97,7 @@ class SequenceRequest:
         self.reasoning_tokens = reasoning
         if sampled > 1:
             self.accepted_tokens += sampled - 1
+        self.draft_tokens += max(drafts, sampled - 1)
 
     def progress_of(self, output: Output) -> PromptProgress:
         """Return the event of an output that only reports the prompt's progress."""
@@ -344,4 +347,7 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
     shown = {id(each.prompt): each.prompt.shown for each in sequences if each.prompt.shown}
     pictures = [each for own in shown.values() for each in own]
-    return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, pictures)
+    usage = TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning, pictures)
+    usage.drafts = sum(sequence.draft_tokens for sequence in sequences)
+    usage.accepted = sum(sequence.accepted_tokens for sequence in sequences)
+    return usage

@@ -465,7 +465,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                         if (why := cache_miss(sequence)) is not None:
                             metrics.on_cache_miss(str(why["reason"]))
                     metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
-                    sequence.count(count, run.num_reasoning, len(output.tokens))
+                    sequence.count(count, run.num_reasoning, len(output.tokens), output.drafts)
                     if events := pace.push(events, ends=run.finish is not None):
                         yield events
                     if run.finish is not None or run.turns:
