@@ -1,6 +1,6 @@
-"""The tower of SmolVLM, SmolVLM2 and Idefics3: SigLIP over square tiles, then merged patches.
+"""Towers of SigLIP: SmolVLM, SmolVLM2 and Idefics3 over square tiles, PaddleOCR-VL over any size.
 
-Source: transformers modeling_smolvlm and modeling_idefics3.
+Source: transformers modeling_smolvlm, modeling_idefics3 and modeling_paddleocr_vl.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.qwen_vl import axial_rope, read_sections
 from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import Rope, Then, ValueId
 
 _AT = "model.vision_model"
 PATCHES = f"{_AT}.embeddings.patch_embedding"
+_PADDLE = "visual.vision_model"
 
 
 class Idefics3Tower:
@@ -84,12 +86,70 @@ class Idefics3Tower:
         b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
 
 
-def siglip_layer(b: Builder, s: TowerSpec, at: str, x: ValueId) -> None:
+class PaddleOcrTower:
+    """The vision model and the projector of PaddleOCR-VL."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower (TowerDef)."""
+        own = read_object(config, "vision_config")
+        patch = read_int(own, "patch_size", 14, high=1024)
+        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
+        heads = read_int(own, "num_attention_heads", 16, high=65536)
+        if hidden % (4 * heads):
+            refuse("vision_config.hidden_size", hidden, f"a multiple of 4 times its {heads} heads")
+        if read_int(own, "num_channels", 3) != 3:
+            refuse("vision_config.num_channels", own["num_channels"], "3")
+        at = f"{_PADDLE}.embeddings"
+        return TowerSpec(
+            width=hidden,
+            layers=read_int(own, "num_hidden_layers", 27, high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            intermediate=read_int(own, "intermediate_size", 4304, high=1 << 24),
+            norm_eps=read_float(own, "layer_norm_eps", 1e-6),
+            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=read_int(own, "spatial_merge_size", 2, high=64),
+            out_width=width,
+            side=0,
+            table=read_int(own, "image_size", 384, high=1 << 14) // patch,
+            pixels=read_pixels(pictures),
+            patch_weight=f"{at}.patch_embedding",
+            # Published files have a head and a second table of places, which nothing reads.
+            names=(
+                f"{at}.patch_embedding.",
+                f"{at}.position_embedding.",
+                f"{_PADDLE}.encoder.",
+                f"{_PADDLE}.post_layernorm.",
+                "mlp_AR.",
+            ),
+            sections=read_sections(config, (16, 24, 24)),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        at = f"{_PADDLE}.embeddings"
+        x = b.linear(b.patches(s.patch_width), s.patch_weight, features=s.width, bias=True)
+        b.grid_embed(x, f"{at}.position_embedding", side=s.table, corners=False)
+        for i in range(s.layers):
+            siglip_layer(b, s, f"{_PADDLE}.encoder.layers.{i}", x, axial_rope(s.head_dim))
+        x = b.layer_norm(x, f"{_PADDLE}.post_layernorm")
+        x = b.fold(b.layer_norm(x, "mlp_AR.pre_norm", eps=1e-5), s.merge**2)
+        folded = s.merge**2 * s.width
+        x = b.linear(x, "mlp_AR.linear_1", features=folded, bias=True, then="gelu")
+        b.hidden(b.linear(x, "mlp_AR.linear_2", features=s.out_width, bias=True))
+
+
+def siglip_layer(b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope | None = None) -> None:
     """Change x in place: x + attention(norm(x)), then x + mlp(norm(x))."""
     h = b.layer_norm(x, f"{at}.layer_norm1")
     names = [f"{at}.self_attn.{name}_proj" for name in ("q", "k", "v")]
     qkv = b.linear(h, names, features=s.width, bias=True)
-    b.linear(b.attend_both_sides(qkv), f"{at}.self_attn.out_proj", bias=True, add_to=x)
+    b.linear(b.attend_both_sides(qkv, rope=rope), f"{at}.self_attn.out_proj", bias=True, add_to=x)
     h = b.layer_norm(x, f"{at}.layer_norm2")
     then = cast("Then", s.activation)
     g = b.linear(h, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PICTURES = "image_processor"
 BUILTIN = {
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
+    "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3VLMoeForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",
     "Qwen3_5ForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen35Tower",

@@ -157,6 +157,7 @@ def write_tower_model(
 
 # Models with towers that read pictures of any size: the model type of the text part.
 GRID_MODELS = {
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
 }
@@ -219,16 +220,19 @@ def random_grid(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return stream.integers(0, 256, (1, rows * PATCH, columns * PATCH, 3), np.uint8)
 
 
-def grid_inputs(grids: list[np.ndarray], merge: int = 2) -> dict[str, torch.Tensor]:
-    """Return what the image processor makes of pictures of any size: arguments of the model."""
-    found = []
+def grid_inputs(grids: list[np.ndarray], architecture: str = "") -> dict[str, torch.Tensor]:
+    """Return what the image processor makes of pictures of any size: arguments of the model.
+
+    The patches are in merge order, but row after row for PaddleOCR-VL.
+    """
+    found, plain = [], "Paddle" in architecture
     for grid in grids:
-        patches = torch.from_numpy(patches_of(grid, merge)).float() * SCALE
+        patches = torch.from_numpy(patches_of(grid, 1 if plain else 2)).float() * SCALE
         patches = (patches.reshape(-1, PATCH, PATCH, 3) - torch.tensor(MEAN)) / torch.tensor(
             DEVIATION
         )
         frames = patches.permute(0, 3, 1, 2)[:, :, None].expand(-1, -1, 2, -1, -1)
-        found.append(frames.reshape(len(patches), -1))
+        found.append(frames[:, :, 0] if plain else frames.reshape(len(patches), -1))
     shapes = [(1, g.shape[1] // PATCH, g.shape[2] // PATCH) for g in grids]
     return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(shapes)}
 

@@ -1,9 +1,12 @@
-"""Pictures of Qwen3-VL and Qwen3.5: the pixels and the sizes of the processor of transformers."""
+"""Pictures of Qwen3-VL and PaddleOCR-VL: pixels and sizes of the processors of transformers."""
 
 import json
 
 import numpy as np
 import pytest
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from cpuserve.errors import InvalidRequest, ModelError
@@ -31,22 +34,39 @@ def written(path, changes=None, kind="qwen3_vl", vision=None):
     return path
 
 
-def test_the_pixels_are_those_of_the_processor(tmp_path):
-    family = family_of(written(tmp_path))
-    assert family == SMALL
-    processor = Qwen2VLImageProcessorPil(**PROCESSOR, do_rescale=False, do_normalize=False)
+def processed(processor, image):
+    """(patches in merge order, rows, columns) of the processor of transformers."""
+    found = processor.preprocess([image])
+    rows, columns = found["image_grid_thw"][0][1:].tolist()
+    # Patches of the processor: channel, frame, y, x; those of PaddleOCR-VL come row after row.
+    frames = np.asarray(found["pixel_values"]).reshape(rows * columns, 3, -1, 8, 8)
+    assert np.array_equal(frames[:, :, 0], frames[:, :, -1])
+    patches = frames[:, :, 0].transpose(0, 2, 3, 1).reshape(-1, 192)
+    if frames.shape[2] == 1:
+        blocks = patches.reshape(rows // 2, 2, columns // 2, 2, 192)
+        patches = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 192)
+    return patches, rows, columns
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "marker", "frames"),
+    [
+        ("qwen3_vl", Qwen2VLImageProcessorPil, "<|image_pad|>", 2),
+        ("paddleocr_vl", PaddleOCRVLImageProcessorPil, "<|IMAGE_PLACEHOLDER|>", 1),
+    ],
+)
+def test_the_pixels_are_those_of_the_processor(kind, made, marker, frames, tmp_path):
+    given = {**PROCESSOR, "temporal_patch_size": frames}
+    family = family_of(written(tmp_path, given, kind))
+    assert (family == SMALL) == (kind == "qwen3_vl")
+    processor = made(**given, do_rescale=False, do_normalize=False)
     for number, (width, height) in enumerate(SIZES):
         image = picture(width, height, seed=number)
-        found = processor.preprocess([image])
-        rows, columns = found["image_grid_thw"][0][1:].tolist()
-        # Patches of the processor: channel, frame, y, x.
-        frames = np.asarray(found["pixel_values"]).reshape(-1, 3, 2, 8, 8)
-        assert np.array_equal(frames[:, :, 0], frames[:, :, 1])
-        wanted = frames[:, :, 0].transpose(0, 2, 3, 1).reshape(-1, 192)
+        wanted, rows, columns = processed(processor, image)
         assert np.array_equal(family.patches(image), wanted), (width, height)
         layout = family.layout(width, height)
         assert layout.tiles == ((rows, columns),), (width, height)
-        assert layout.rows == layout.text.count("<|image_pad|>") == rows * columns // 4
+        assert layout.rows == layout.text.count(marker) == rows * columns // 4
         assert (layout.width, layout.height) == (8 * columns, 8 * rows)
 
 

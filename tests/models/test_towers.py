@@ -127,7 +127,7 @@ def test_rows_of_pictures_of_any_size_are_those_of_transformers(architecture, tm
     theirs = write_grid_model(architecture, tmp_path)
     grids = [random_grid(*size, seed=i) for i, size in enumerate(GRIDS)]
     with torch.inference_mode():
-        found = theirs.model.get_image_features(**grid_inputs(grids))
+        found = theirs.model.get_image_features(**grid_inputs(grids, architecture))
         levels = getattr(found, "deepstack_features", None) or []
         parts = [torch.cat(list(each)) for each in (found.pooler_output, *levels)]
     want = torch.cat(parts, dim=1).numpy()

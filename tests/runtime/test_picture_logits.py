@@ -78,7 +78,9 @@ def theirs_of(model, ids, pixels):
     given = {}
     if pixels:
         given = (
-            grid_inputs(pixels) if whole else {"pixel_values": pixels_of(np.concatenate(pixels))}
+            grid_inputs(pixels, type(model).__name__)
+            if whole
+            else {"pixel_values": pixels_of(np.concatenate(pixels))}
         )
     ids = list(ids)
 

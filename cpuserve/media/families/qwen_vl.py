@@ -1,6 +1,7 @@
-"""Qwen3-VL, Qwen3.5 and 3.6: one picture of any size, scaled to whole blocks of patches.
+"""Qwen3-VL, Qwen3.5, 3.6 and PaddleOCR-VL: one picture of any size, in whole blocks of patches.
 
-Source: the image processor of Qwen2-VL and the processor of Qwen3-VL in transformers 5.24.
+Source: the image processors of Qwen2-VL and PaddleOCR-VL, and the processor of Qwen3-VL, in
+transformers 5.24.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     patch: the side of a patch in pixels. merge: the side of a block that becomes one row.
     resample: Pillow's number of the filter.
     marker: the text of the token for a row.
+    widens: whether a side shorter than a block is first scaled to one.
     """
 
     least: int
@@ -43,6 +45,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     merge: int
     resample: int = 3
     marker: str = "<|image_pad|>"
+    widens: bool = False
 
     @property
     def block(self) -> int:
@@ -142,6 +145,10 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Return the size (width, height) in whole blocks, with about the same aspect."""
+        if self.widens and height < self.block:
+            width, height = round(width * self.block / height), self.block
+        if self.widens and width < self.block:
+            width, height = self.block, round(height * self.block / width)
         if max(width, height) > _MOST_ASPECT * min(width, height):
             msg = (
                 f"has {width} x {height} pixels: for this model, a side may be at most "
@@ -206,6 +213,20 @@ def qwen_vl(
         resample=_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<|image_pad|>"),
     )
+
+
+def paddleocr_vl(
+    config: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    whole: Mapping[str, Any],
+    tokens: Mapping[str, str],
+) -> QwenVL:
+    """Return the family of PaddleOCR-VL with the numbers of a checkpoint (FamilyReader).
+
+    Raises ModelError if a number is missing, or numbers contradict each other.
+    """
+    tokens = {"image_token": "<|IMAGE_PLACEHOLDER|>", **tokens}
+    return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens), widens=True)
 
 
 def _number(value: object, name: str, least: int = 1) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
-from cpuserve.media.families.qwen_vl import QwenVL, qwen_vl
+from cpuserve.media.families.qwen_vl import QwenVL, paddleocr_vl, qwen_vl
 
 AnyFamily: TypeAlias = Idefics3 | QwenVL
 # Makes a family from config.json, the settings of the image processor and of the whole
@@ -21,6 +21,7 @@ FamilyReader: TypeAlias = Callable[
 ]
 FAMILIES: dict[str, FamilyReader] = {
     "idefics3": idefics3,
+    "paddleocr_vl": paddleocr_vl,
     "qwen3_5": qwen_vl,
     "qwen3_5_moe": qwen_vl,
     "qwen3_vl": qwen_vl,

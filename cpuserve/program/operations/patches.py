@@ -80,9 +80,10 @@ class PlaceEmbed(Op, frozen=True):
 class GridEmbed(Op, frozen=True):
     """x[t] += the embedding of patch t's place in its picture; weight [side^2, D].
 
-    The table of side x side places is stretched over the rows and columns of the picture, corner to
-    corner; between places of the table, the four neighbours are weighted. The angles of a step have
-    the row and the column of each patch on axes 0 and 1, and a picture is a sequence.
+    The table of side x side places is stretched over the rows and columns of the picture, corner
+    to corner, or edge to edge. Between places of the table, the four neighbours are weighted. The
+    angles of a step have the row and the column of each patch on axes 0 and 1, and a picture is a
+    sequence.
     """
 
     write_of = "x"
@@ -91,6 +92,7 @@ class GridEmbed(Op, frozen=True):
     weight: str
     side: int
     width: int
+    corners: bool = True
 
     @property
     def num_axes(self) -> int:
@@ -108,7 +110,11 @@ class GridEmbed(Op, frozen=True):
         for seq in range(at.step.num_seqs):
             tokens = at.step.queries(seq)
             grid = torch.from_numpy(places[:2, tokens]).float()
-            along = grid * (self.side - 1) / grid[:, -1:].clamp(min=1)
+            if self.corners:
+                along = grid * (self.side - 1) / grid[:, -1:].clamp(min=1)
+            else:
+                along = (grid + 0.5) * self.side / (grid[:, -1:] + 1) - 0.5
+                along = along.clamp(0, self.side - 1)
             first = along.int().clamp(max=self.side - 1)
             share = along - first
             for down in (0, 1):
@@ -155,14 +161,15 @@ class PatchesBuilder(BaseBuilder):
         weight = self._need(f"{name}.weight", (table * table, width), "table")
         self._ops.append(PlaceEmbed(x, weight, table, side, merge, width))
 
-    def grid_embed(self, x: ValueId, name: str, *, side: int) -> None:
+    def grid_embed(self, x: ValueId, name: str, *, side: int, corners: bool = True) -> None:
         """Add the embedding of each patch's place in its picture to x, in place (`GridEmbed`).
 
         name: the weight [side * side, width of x].
+        corners: whether the table is stretched corner to corner, instead of edge to edge.
         """
         width = self._width(x)
         weight = self._need(f"{name}.weight", (side * side, width), "table")
-        self._ops.append(GridEmbed(x, weight, side, width))
+        self._ops.append(GridEmbed(x, weight, side, width, corners))
 
     def fold(self, x: ValueId, count: int) -> ValueId:
         """Return rows of `count` successive rows of x: [T / count, count * width of x]."""

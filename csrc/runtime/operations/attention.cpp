@@ -12,7 +12,7 @@ namespace {
 // How many tasks of late tokens (selection.h) a thread should have, and the fewest query heads
 // of a task: with fewer heads, copying the keys of a task takes longer than multiplying them.
 constexpr int64_t kTasksPerThread = 2, kLeastSelectedRows = 8;
-constexpr int64_t kMergeRows = 16;  // rows whose partial results one task merges
+constexpr int64_t kMergeRows = 16;  // rows of a task that merges partial results
 
 // Returns where in the scratch the copies of selected keys begin: after the scratch of the kernel,
 // and in a latent layer after the values of an attention chunk, too.

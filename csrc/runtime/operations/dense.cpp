@@ -195,7 +195,14 @@ struct Between {
   float weight;
 };
 
-Between between(int32_t place, int32_t last, int32_t side) noexcept {
+Between between(int32_t place, int32_t last, int32_t side, bool corners) noexcept {
+  if (!corners) {
+    const float scale = static_cast<float>(side) / static_cast<float>(last + 1);
+    const float x = (static_cast<float>(place) + 0.5f) * scale - 0.5f;
+    const float in = std::clamp(x, 0.0f, static_cast<float>(side - 1));
+    const auto at = static_cast<int64_t>(in);
+    return {at, in - static_cast<float>(at)};
+  }
   if (place == 0 || last == 0) return {0, 0.0f};
   const float x =
       static_cast<float>(place) * (static_cast<float>(side - 1) / static_cast<float>(last));
@@ -214,8 +221,8 @@ void run(const GridEmbedOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     while (in.query_start[seq + 1] <= t) seq++;
     const int64_t last = in.query_start[seq + 1] - 1;
-    const Between row = between(in.angle(0, t), in.angle(0, last), op.side);
-    const Between column = between(in.angle(1, t), in.angle(1, last), op.side);
+    const Between row = between(in.angle(0, t), in.angle(0, last), op.side, op.corners);
+    const Between column = between(in.angle(1, t), in.angle(1, last), op.side, op.corners);
     const int64_t below = std::min<int64_t>(row.at + 1, op.side - 1);
     const int64_t right = std::min<int64_t>(column.at + 1, op.side - 1);
     const auto place = [&](int64_t y, int64_t z) { return table + (y * op.side + z) * x.width; };

@@ -80,14 +80,16 @@ void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
 // Adds embeddings of places in a grid to x. The table has side x side places, and is stretched over
-// the grid of a sequence, corner to corner. A place between four places of the table gets their
-// weighted mean. A token's row and column in the grid are its places on axes 0 and 1
+// the grid of a sequence: corner to corner if `corners` is true, else edge to edge, where the outer
+// half of a place of the table has no neighbour. A place between four places of the table gets
+// their weighted mean. A token's row and column in the grid are its places on axes 0 and 1
 // (StepInput::angles); the last token is in the last row and column.
 struct GridEmbedOp {
   static constexpr const char* kName = "grid_embed";
   Id x, table;
   int32_t side;
-  CPUSERVE_FIELDS(x, table, side)
+  bool corners = true;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, table, side, corners)
 };
 void prepare(const GridEmbedOp& op, Program& p);
 void run(const GridEmbedOp& op, Worker& w) noexcept;
