@@ -1,0 +1,227 @@
+"""Malformed pictures and documents: each is refused in one line, and nobody else notices.
+
+The table has what a caller may send by mistake or on purpose. After each input the next picture is
+read, and a stream that ran meanwhile has all of its text.
+"""
+
+import asyncio
+import base64
+import os
+import signal
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cpuserve.media.decoding.client import DECODER
+from cpuserve.media.sources import SourceRules
+from cpuserve.serving.models.details import ModelDetails
+from tests.api.fakes import Api, error_of
+from tests.api.sees import IMAGE, picture_api, prompt_of, tokenizer
+from tests.helpers.drawn import (
+    announced,
+    data_url,
+    document,
+    encrypted_document,
+    frames,
+    picture,
+    png,
+    saved,
+)
+from tests.media.test_sources import resolve, server
+
+__all__ = ["server"]  # a fixture
+
+RULES = {"most": 8, "sources": SourceRules(domains=("*",), timeout_s=0.5)}
+RED = Image.new("CMYK", (64, 64), (0, 255, 255, 0))
+GREY = Image.fromarray(np.full((64, 64), 65535, np.uint16))
+
+
+def image(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def file(data, name="a.pdf"):
+    url = data_url(data, "application/pdf")
+    return {"type": "file", "file": {"filename": name, "file_data": url}}
+
+
+def huge_text():
+    """A PNG whose text chunk becomes 256 MB."""
+    data = saved(Image.new("L", (8, 8)))
+    packed = b"a\0\0" + zlib.compress(bytes(256 << 20), 9)
+    chunk = struct.pack(">I", len(packed)) + b"zTXt" + packed
+    chunk += struct.pack(">I", zlib.crc32(b"zTXt" + packed))
+    return data[:33] + chunk + data[33:]
+
+
+# (parts of the user's message, a part of the message of the error)
+BAD = {
+    "a bomb": (image(data_url(announced(40_000, 40_000))), "40000 x 40000 pixels: at most 64"),
+    "a side without end": (image(data_url(announced(2**31 - 1, 1))), "2147483647 x 1 pixels"),
+    "a picture without pixels": (image(data_url(announced(0, 5))), "is"),
+    "a truncated JPEG": (
+        image(data_url(saved(picture(300, 300), "JPEG")[:9000])),
+        "is damaged and cannot be decoded",
+    ),
+    "a truncated PNG": (image(data_url(png(300, 300)[:9000])), "is damaged and cannot be decoded"),
+    "an SVG": (
+        image(data_url(b'<svg xmlns="http://www.w3.org/2000/svg"></svg>', "image/svg+xml")),
+        "is an SVG drawing",
+    ),
+    "pixels that are floats": (
+        image(data_url(saved(Image.new("F", (64, 64)), "TIFF"))),
+        "floating-point pixels",
+    ),
+    "another file": (image(data_url(b"MZ\x90\0")), "is no picture that this server reads"),
+    "a text as picture": (image("data:text/plain,hello"), "is no picture"),
+    "data: without base64": (image("data:image/png,%89PNG"), "is no picture"),
+    "base64 that is none": (image("data:image/png;base64,!!!"), "is not valid base64"),
+    "no data": (image("data:image/png;base64,"), "has no data"),
+    "no URL": (image(""), "content[0]"),
+    "a file URL": (image("file:///etc/passwd"), "is a file on the server, and this server reads"),
+    "a scheme of no pictures": (image("gopher://a/b"), "of the scheme 'gopher'"),
+    "the metadata of a cloud": (
+        image("http://169.254.169.254/latest/meta-data"),
+        "is no public address",
+    ),
+    "an address of this machine": (image("http://[::1]:22/"), "is no public address"),
+    "an address as a number": (image("http://2130706433/"), "is no public address"),
+    "a URL that is none": (image("http://["), "has an invalid URL"),
+    "a URL with a user": (image("http://a:b@example.com/x"), "with a user name"),
+    "100 pictures": ([image(data_url(png()))] * 100, "at most 8 are accepted"),
+    "an encrypted PDF": (file(encrypted_document()), "is an encrypted PDF document"),
+    "a PDF of 5,000 pages": (file(document(5000)), "has 5000 pages: at most 8 pictures"),
+    "a damaged PDF": (file(b"%PDF-1.7\n1 0 obj"), "is a damaged PDF document"),
+    "a PDF as picture": (image(data_url(document())), "is a PDF document: send it as a document"),
+    "a page of a mile": (file(document(1, width=100_000)), "has a page of 100000 x 792 points"),
+    "an unknown detail": (
+        {"type": "image_url", "image_url": {"url": data_url(png()), "detail": "ultra"}},
+        "detail must be one of",
+    ),
+    "a size that is none": (
+        {"type": "image_url", "image_url": {"url": 5}},
+        "content[0]",
+    ),
+}
+# Odd, and read: (a part, the size of its picture).
+READ = {
+    "a GIF of 10,000 frames": (image(data_url(frames(10_000))), (8, 8)),
+    "CMYK": (image(data_url(saved(RED, "JPEG"))), (64, 64)),
+    "16 bits": (image(data_url(saved(GREY))), (64, 64)),
+    "bare base64": (image(base64.b64encode(png()).decode()), (100, 60)),
+    "one pixel": (image(data_url(png(1, 1))), (1, 1)),
+    "a ribbon": (image(data_url(png(2000, 1))), (2000, 1)),
+}
+LONG = "again " * 40
+
+
+def ask_beside_a_stream(api, parts):
+    """The response to parts, while a stream runs, which must have all of its text."""
+    turn = [{"role": "user", "content": parts if isinstance(parts, list) else [parts]}]
+
+    async def both():
+        one, other = await asyncio.gather(
+            api._request(
+                "POST",
+                "/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": LONG}], "stream": True},
+            ),
+            api._request("POST", "/v1/chat/completions", json={"messages": turn}),
+        )
+        assert one.status_code == 200
+        assert one.text.endswith("data: [DONE]\n\n")
+        assert "Fine" in one.text
+        return other
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_malformed_picture_is_refused_alone(name):
+    parts, why = BAD[name]
+    api = picture_api(**RULES)
+    error = error_of(ask_beside_a_stream(api, parts))
+    assert error["param"] == "messages"
+    assert why in error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) < 400
+    assert len(api.engine.asked) == 1, "only the stream reached the engine"
+    assert api.chat([image(data_url(png()))]).status_code == 200
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_odd_picture_is_read(name):
+    part, size = READ[name]
+    api = picture_api(**RULES)
+    assert ask_beside_a_stream(api, part).status_code == 200
+    turn = [{"role": "user", "content": [part]}]
+    (seen,) = api.post("/tokenize", model="tiny", messages=turn).json()["pictures"]
+    assert (seen["width"], seen["height"]) == size
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/redirect", "redirects are not followed"),
+        ("/slow", "within 0.5 s"),
+        ("/other", "sent the status 404"),
+        ("/a", "is no picture that this server reads"),
+    ],
+)
+def test_other_servers_cannot_disturb(server, path, why):
+    api = picture_api(**RULES)
+    error = error_of(ask_beside_a_stream(api, image(server.url + path)))
+    assert why in error["message"]
+    assert [asked for asked, _ in server.asked] == [path], "no second request, wherever it leads"
+
+
+def test_a_name_with_a_private_address_at_the_second_look(monkeypatch):
+    looks = resolve(monkeypatch, "93.184.216.34", "127.0.0.1")
+    connected = []
+
+    def connect(address, timeout):
+        connected.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("cpuserve.media.sources.create_connection", connect)
+    api = picture_api(**RULES)
+    error = error_of(ask_beside_a_stream(api, image("http://rebinds.example/a.png")))
+    assert "cannot be fetched from rebinds.example" in error["message"]
+    assert (looks, connected) == (["rebinds.example"], ["93.184.216.34"])
+
+
+def test_a_text_chunk_that_unpacks_to_256_mb_ends_no_server():
+    api = picture_api(**RULES)
+    response = ask_beside_a_stream(api, image(data_url(huge_text())))
+    assert response.status_code in (200, 400)
+    assert api.chat([image(data_url(png()))]).status_code == 200
+
+
+def test_markers_of_a_user_and_a_text_model():
+    api = picture_api(**RULES)
+    said = f"{IMAGE}<fake_token_around_image><global-img>"
+    assert ask_beside_a_stream(api, [{"type": "text", "text": said}]).status_code == 200
+    assert all(tokenizer().token_id(IMAGE) not in ids for ids, _ in api.engine.asked)
+    assert any(said in prompt_of(api, number) for number in (0, 1))
+    error = error_of(Api().chat([image(data_url(png()))]))
+    assert "this model reads text only" in error["message"]
+
+
+def test_a_model_whose_engine_has_no_tower_refuses_pictures():
+    api = picture_api()
+    api.context.pictures = None
+    api.context.details = ModelDetails(path=api.context.details.path)
+    api.engine.info["picture_rows"] = 0
+    api.context.set_ready(tokenizer(), api.context.chat_template)
+    assert "this model reads text only" in error_of(api.chat([image(data_url(png()))]))["message"]
+    assert api.chat("hi").status_code == 200
+
+
+def test_the_process_that_decodes_is_killed_and_the_next_picture_is_read():
+    api = picture_api(**RULES)
+    assert api.chat([image(data_url(png(seed=21)))]).status_code == 200
+    os.kill(DECODER.pid, signal.SIGKILL)
+    assert ask_beside_a_stream(api, image(data_url(png(seed=22)))).status_code == 200
