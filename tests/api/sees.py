@@ -73,7 +73,7 @@ def write_seeing_model(path: Path, *, side: int, merge: int) -> Any:
 
 
 def write_served_model(path: Path) -> Seeing:
-    """Write a random SmolVLM with tiles of 64 x 64 pixels, of which each becomes 4 rows."""
+    """Write a random SmolVLM with tiles of 64 x 64 pixels; each becomes 4 rows."""
     theirs = write_seeing_model(path, side=8, merge=4)
     settings = path / "preprocessor_config.json"
     found = json.loads(settings.read_text())

@@ -2,7 +2,10 @@
 
 import base64
 import json
+import subprocess
+import sys
 import urllib.error
+from pathlib import Path
 
 import numpy as np
 import openai
@@ -10,8 +13,9 @@ import pytest
 
 from cpuserve.media.families.table import family_of
 from tests.api.sees import IMAGE, tokenizer, write_served_model
+from tests.helpers.children import child_options
 from tests.helpers.drawn import data_url, document, picture, png, saved
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.served import running_server
 
 TOKENS, BLOCK = 8, 32
@@ -45,6 +49,11 @@ def body(parts, **more):
     turn = [{"role": "user", "content": made}]
     fixed = {"model": "m", "temperature": 0, "max_tokens": TOKENS, "return_token_ids": True}
     return {**fixed, "messages": turn, "ignore_eos": True, **more}
+
+
+def pdf(data):
+    file = {"filename": "a.pdf", "file_data": data_url(data, "application/pdf")}
+    return {"type": "file", "file": file}
 
 
 def ask(server, parts, **more):
@@ -128,10 +137,39 @@ def test_a_served_model_says_that_it_reads_pictures_and_refuses_bad_ones(server,
             ask(server, [{"type": "image_url", "image_url": {"url": data_url(data)}}])
         assert caught.value.code == 400
         assert why in json.loads(caught.value.read())["error"]["message"]
-    file = {"filename": "a.pdf", "file_data": data_url(document(2), "application/pdf")}
-    reply = ask(server, [{"type": "file", "file": file}])
+    reply = ask(server, [pdf(document(2))])
     rows = 2 * family_of(model.path).layout(198, 256).rows
     assert reply["prompt_token_ids"].count(tokenizer().token_id(IMAGE)) == rows
+
+
+def test_a_folder_of_scans_becomes_markdown(server, model, tmp_path):
+    """The program of docs/guides/pictures.md."""
+    (tmp_path / "a.png").write_bytes(saved(SEVERAL[0]))
+    (tmp_path / "c.pdf").write_bytes(document(2))
+    (tmp_path / "bad.png").write_bytes(b"hello")
+    (tmp_path / "done.png").write_bytes(png())
+    (tmp_path / "done.md").write_text("kept")
+    program = Path(__file__).parents[2] / "examples" / "scans_to_markdown.py"
+
+    def run():
+        command = [sys.executable, program, tmp_path, server.url, QUESTION]
+        options = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "check": True}
+        return subprocess.run(command, **child_options(), **options)
+
+    before = json.loads(server.get("/v1/files"))["data"]
+    ran = run()
+    assert "bad.png: messages[0].content[0] is no picture" in ran.stderr
+    assert sorted(path.name for path in tmp_path.glob("*.md")) == ["a.md", "c.md", "done.md"]
+    assert (tmp_path / "done.md").read_text() == "kept"
+    whole = {"max_tokens": 4096, "skip_special_tokens": False, "ignore_eos": False}
+    reply = ask(server, [SEVERAL[0], QUESTION], **whole)
+    assert (tmp_path / "a.md").read_text() == reply["choices"][0]["message"]["content"]
+    page = ask(server, [pdf(document()), QUESTION], **whole)
+    text = page["choices"][0]["message"]["content"]
+    assert (tmp_path / "c.md").read_text() == f"{text}\n\n{text}"
+    again = run()
+    assert again.stdout == ""
+    assert json.loads(server.get("/v1/files"))["data"] == before
 
 
 def test_a_plain_prompt_of_ollama_has_pictures(server, model):
