@@ -300,6 +300,39 @@ def test_drafts_do_not_copy_placeholders():
     assert tokens(run(core)[0]) == wanted(ids, pictures, max_tokens=12)
 
 
+def test_every_token_after_a_picture_has_its_angle_in_every_step():
+    """In chunks, after a preemption, for scored prompts, for outputs and for draft tokens."""
+    tower = FakeTower()
+    tower.turned_merge = 1
+    few = {"kv_blocks": 40, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    core, _ = make(tower, 12, enable_prefix_caching=False, **few)
+    schedule, chunks = core.scheduler.schedule, []
+
+    def watched():
+        batch = schedule()
+        for request, chunk in zip(core.scheduler.batch_requests, batch.chunks, strict=True):
+            chunks.append((request, chunk))
+        return batch
+
+    core.scheduler.schedule = watched
+    for number in range(8):
+        ids, pictures = prompt_with(number, (number, 11), *[30, 31, 32, 33] * 8)
+        add(core, number, ids, pictures, max_tokens=30, prompt_logprobs=0)
+    add(core, 8, range(40), max_tokens=30)
+    run(core, 20_000)
+    assert core.stats.preemptions > 0, "the case itself"
+    request, chunk = next(pair for pair in reversed(chunks) if pair[0].pictures)
+    chunk.token_ids += [7, 8]
+    chunk.num_drafts = 2
+    core.scheduler.pictures.turn([request], [chunk])
+    for request, chunk in chunks:
+        placed, end = request.chain.placeholders, chunk.start + len(chunk.token_ids)
+        wanted = None if placed is None else placed.angles(chunk.start, end, 1)
+        assert chunk.angles == wanted
+        assert wanted is None or {len(axis) for axis in wanted} == {len(chunk.token_ids)}
+        assert (wanted is None) == (placed is None or end <= 1)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_prompts_aborts_and_late_patches_leave_nothing_behind(seed):
     """Few blocks and few media rows: prompts are preempted, and pictures evicted, all the time."""

@@ -468,13 +468,13 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
     """
     values = words.tolist()
     num_tokens, num_seqs, num_rows, num_entries, num_masks, num_adapters = values[:6]
-    groups, num_drafts, num_media = values[MORE_GROUPS] + 1, *values[7:9]
+    groups, num_drafts, num_media, axes = values[MORE_GROUPS] + 1, *values[7:10]
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
     num_tables = num_seqs * groups
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs, num_tables, num_tables + 1)
-    sizes += (num_entries, num_adapters, num_adapters, num_media, *[num_rows] * 4, num_drafts)
-    sizes += (num_rows if num_masks else 0,)
+    sizes += (num_entries, num_adapters, num_adapters, num_media, axes * num_tokens)
+    sizes += (*[num_rows] * 4, num_drafts, num_rows if num_masks else 0)
     for size in sizes:
         sections.append(values[start : start + size])
         start += size
@@ -482,7 +482,7 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
     ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, _, media, *of_rows = (
         sections
     )
-    token, slot, target, num_top, draft, mask = of_rows
+    _, token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
     assert len(set(slots)) == num_seqs, "a slot has two sequences"
     chunks, row = [], 0
