@@ -3,7 +3,7 @@
 usage: scans_to_markdown.py FOLDER [URL] [QUESTION]
 
 The server needs a model that reads pictures, and --files-dir. Each NAME.png or NAME.pdf becomes
-NAME.md beside it; files that have one already are left out, so a run that was stopped goes on.
+NAME.md; files that have one already are left out, so a run that was stopped goes on.
 """
 
 import base64
