@@ -34,6 +34,30 @@ const person = z.object({ name: z.string(), age: z.number() });
 const ann = 'Ann is 7. [[say {"name": "Ann", "age": 7}]]';
 const cut = '[[raw <tool_call>\n{"name": "weather", "arguments": {"city": "Par" 1}}\n</tool_call>]] [[say I go on.]]';
 
+// A red picture of 8 x 8 pixels.
+const red = Buffer.from(
+  "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP8z4AdMOEQH6QSAM1BAQ/oQeJvAAAAAElFTkSuQmCC",
+  "base64",
+);
+const shows = tool({
+  description: "Take a screenshot.",
+  inputSchema: z.object({}),
+  execute: async () => "taken",
+  toModelOutput: () => ({
+    type: "content",
+    value: [{ type: "media", mediaType: "image/png", data: red.toString("base64") }],
+  }),
+});
+
+async function look(fields) {
+  const image = { type: "image", image: red, mediaType: "image/png" };
+  const content = [{ type: "text", text: "[[say I see it.]]" }, image];
+  const seen = await generateText({ ...fields, messages: [{ role: "user", content }] });
+  const tools = { tools: { shows }, stopWhen: stepCountIs(3) };
+  const shot = await generateText({ ...fields, ...tools, prompt: "[[call shows {}]] [[say A screen.]]" });
+  return { seen: seen.text, tokens: seen.usage.inputTokens, shot: shot.text };
+}
+
 async function failure(promise) {
   try {
     await promise;
@@ -85,6 +109,7 @@ async function tryProvider(provider) {
     forced: forced.toolCalls.map((call) => call.input),
     short: short.finishReason,
     broken: broken.text,
+    look: await look(fields),
     long: await failure(generateText({ ...fields, prompt: "word ".repeat(20000) })),
     unknown: await failure(generateText({ ...fields, model: provider("other"), prompt: "hi" })),
   };

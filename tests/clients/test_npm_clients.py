@@ -32,7 +32,7 @@ def packages():
 
 @pytest.fixture(scope="module")
 def server():
-    with scripted_server(max_model_len=16_384) as server:
+    with scripted_server(max_model_len=16_384, sees=True) as server:
         yield server
 
 
@@ -107,6 +107,9 @@ def test_the_ai_sdk_runs_tools(ai, provider):
     assert found["broken"] == "I go on."
     for name in ("inputTokens", "outputTokens"):
         assert found["usage"][name] == streamed["usage"][name] > 0
+    assert found["look"]["seen"] == "I see it."
+    assert found["look"]["tokens"] > 80, "the picture has more than 80 tokens"
+    assert found["look"]["shot"] == "A screen."
     assert found["long"]["status"] == 400
     assert found["unknown"]["status"] == 404
     assert found["cached"][1] > 0
