@@ -65,6 +65,7 @@ def prepare(
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
+    from cpuserve.loader.gguf.mmproj import choose_mmproj
     from cpuserve.models import plugin_notes
     from cpuserve.models.generic import unserved_notes
 
@@ -72,7 +73,8 @@ def prepare(
     _check_template(asked)
     _check_tokenizer(asked)
     path = find(asked.options, progress)
-    sources = _sources(asked.options, path)
+    mmproj = choose_mmproj(asked.options.mmproj, path)
+    sources = _sources(asked.options, path, mmproj)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
     host = _without(platform.host(), promised_bytes)
@@ -87,10 +89,10 @@ def prepare(
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
-def _sources(options: EngineOptions, path: Path) -> list[SourceFile]:
+def _sources(options: EngineOptions, path: Path, mmproj: Path | None) -> list[SourceFile]:
     """Return the identity of the files of the model and its tokenizer, before they are read."""
-    given = options.tokenizer
-    return source_files([path] if given is None else [path, Path(given).expanduser()])
+    given = None if options.tokenizer is None else Path(options.tokenizer).expanduser()
+    return source_files([each for each in (path, given, mmproj) if each is not None])
 
 
 def _with_sources(resolved: Resolved, sources: list[SourceFile]) -> Resolved:
@@ -241,8 +243,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
-    files = _ModelFiles(path)
-    config, weight_bytes, quantization = _read(files)
+    files = _ModelFiles(path, options.mmproj)
+    config, size, quantization = _read(files)
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
@@ -265,7 +267,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         max_position=spec.max_position,
         kv_layers=_kv_layers(spec, program),
         state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
-        weight_bytes=weight_bytes,
+        weight_bytes=size,
         table_bytes=_table_bytes(program, files, config) if program else 0,
         rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
         vocab=0 if spec.pooled or program is None else spec.vocab,
@@ -291,7 +293,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
         parameters=parameters,
-        **_parts(spec.tower if has_program else None, path, config),
+        **{**_parts(spec.tower if has_program else None, path, config), **files.pictures},
     )
     return spec, facts
 
@@ -419,8 +421,9 @@ def _has_token_heads(files: _ModelFiles, architecture: str) -> bool:
 class _ModelFiles:
     """The files with the tensors of a model, each opened at its first use and only once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, mmproj: str | None = None) -> None:
+        self.path, self.mmproj = path, mmproj
+        self.pictures: dict[str, Any] = {}  # members of ModelFacts, which _read sets
 
     @cached_property
     def gguf(self) -> GgufFile | None:
@@ -457,11 +460,13 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
             config = with_own_head(config, weights)
         size = packed_size(path, config, lambda: files.safetensors)
         return config, size, _directory_quantization(config)
+    from cpuserve.loader.gguf.mmproj import add_mmproj
     from cpuserve.loader.gguf.model import gguf_config
     from cpuserve.quant.gguf.sizes import packed_bytes
 
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
-    return gguf_config(file), size, _gguf_quantization(file)
+    config, more, files.pictures = add_mmproj(gguf_config(file), files.mmproj, path, file)
+    return config, size + more, _gguf_quantization(file)
 
 
 def _table_bytes(program: Program, files: _ModelFiles, config: dict[str, Any]) -> int:
@@ -539,21 +544,21 @@ def _parts(tower: TowerSpec | None, path: Path, config: Mapping[str, Any]) -> di
 
     found, why = None, ""
     try:
-        found = None if tower is None else _tower_facts(tower, path)
+        found = None if tower is None else _tower_facts(tower, path, config)
     except ModelError as error:  # the tower is known, but not how a picture is prepared for it
         why = str(error)
     unserved = parts_beside_text(config, pictures=found is not None)
     return {"tower": found, "unserved": unserved, "unread_why": why}
 
 
-def _tower_facts(tower: TowerSpec, path: Path) -> TowerFacts | None:
+def _tower_facts(tower: TowerSpec, path: Path, config: Mapping[str, Any]) -> TowerFacts | None:
     """Return the numbers of a tower; None if cpuserve cannot prepare pictures for it.
 
     Raises ModelError if the settings of the image processor are not complete.
     """
-    from cpuserve.media.families.table import family_of
+    from cpuserve.media.families.table import family_of, family_with
 
-    family = family_of(path)
+    family = family_of(path) if path.is_dir() else family_with(config)
     if family is None:
         return None
     page = family.layout(1275, 1650)

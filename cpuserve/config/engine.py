@@ -92,6 +92,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_events: how changes of the prefix cache are published; None = they are not published.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
+    mmproj: the GGUF file with the tower of the model in a GGUF file.
     sources: the files of the model, its tokenizer and its adapters;
       an engine that starts later refuses to read other files at these paths.
     long_rope: whether a LongRoPE or dynamic NTK has its factors for long sequences; else false.
@@ -155,6 +156,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     page_cache_bytes: int = 0
     long_rope: bool = False
     sources: list[SourceFile] = []
+    mmproj: str | None = None
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:

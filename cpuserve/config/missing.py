@@ -56,8 +56,8 @@ _VLLM = (
         "the server does not load user code",
     ),
     Missing(
-        "--media-io-kwargs --mmproj",
-        "pictures are read as the files of a model in safetensors say",
+        "--media-io-kwargs",
+        "pictures are read as the files of the model say",
     ),
     Missing("--pooler-config", "--pooling chooses how embeddings are made, or scores"),
     Missing(

@@ -83,6 +83,17 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="PATH",
         ),
     ] = None
+    mmproj: Annotated[
+        str | None,
+        _model(
+            "GGUF file with the part for pictures of a model in a GGUF file (mmproj); `none` reads "
+            "no pictures.",
+            default="the mmproj file next to the model, or in its repository",
+            aliases="-mm LLAMA_ARG_MMPROJ",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         _model(

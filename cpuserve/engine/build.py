@@ -189,7 +189,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     from cpuserve.quant import quantize_online
     from cpuserve.tokenizer.ends import end_ids
 
-    checkpoint = open_checkpoint(Path(config.model_path))
+    checkpoint = open_checkpoint(Path(config.model_path), config.mmproj)
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
     spec = replace(spec, lexical=config.pooling == "splade")
     program = build_program(spec)

@@ -18,8 +18,7 @@ from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.tier import Data, SwapSpace, Tier, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
-from cpuserve.loader.gguf.parts import part_names
-from cpuserve.loader.source_digest import sampled
+from cpuserve.loader.source_digest import sampled, weight_files
 from cpuserve.log import get_logger
 from cpuserve.registry import Registry
 from cpuserve.version import version
@@ -155,22 +154,19 @@ def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
         "kv_form": KV_FORM,
         "sizes": sizes,
         "groups": [group.layers for group in config.kv_groups],
-        "files": _files(Path(config.model_path)),
+        "files": _files(Path(config.model_path), config.mmproj),
         **{name: getattr(config, name) for name in SETTINGS},
     }
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
 
 
-def _files(path: Path) -> list[tuple[str, int, int, str]]:
+def _files(path: Path, mmproj: str | None = None) -> list[tuple[str, int, int, str]]:
     """Return (name, bytes, time of change, hash of samples) of each file of the model.
 
     Name, size and time are not enough: fine-tunes of one model have equal ones if a container image
     or an archive has set all times to one value.
     """
-    if path.is_dir():
-        files = sorted(path.glob("*"))
-    else:
-        files = [path.parent / name for name in part_names(path.name)]
+    files = sorted(path.glob("*")) if path.is_dir() else weight_files(path, mmproj)
     kinds = (".safetensors", ".json", ".gguf")
     found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
     return [

@@ -16,7 +16,7 @@ from cpuserve.config.env import cache_dir
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, ProgressFn, fetch_builtin
-from cpuserve.loader.gguf.parts import model_files, part_names
+from cpuserve.loader.gguf.parts import mmproj_files, model_files, part_names
 from cpuserve.loader.load import find_model, no_model
 from cpuserve.loader.mapped import not_permitted
 from cpuserve.loader.pooling import MODULE_FILE
@@ -289,10 +289,10 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | N
             return None
         raise
     if file:
-        return _Download(parts_of(gguf_of(repo, names, file)), revision)
+        return _Download(_with_mmproj(gguf_of(repo, names, file), names), revision)
     if not has_safetensors(names) and (default := default_gguf(names)):
         log.info("%s has only GGUF files: using %s", repo, default)
-        return _Download(parts_of(default), revision)
+        return _Download(_with_mmproj(default, names), revision)
     if revision is None and _only_pickles(names):
         revision, names = _converted(repo, names)
     if not has_safetensors(names):
@@ -304,6 +304,15 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | N
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     others = [n for n in kept if not n.startswith("consolidated")]
     return _Download(others if has_safetensors(others) else kept, revision)
+
+
+def _with_mmproj(model: str, names: list[str]) -> list[str]:
+    """Return the files of the GGUF model `model`, and the mmproj file next to it or at the top."""
+    own, top = model.rpartition("/")[0], ""
+    for folder in (own, top):
+        if found := mmproj_files(n for n in names if n.rpartition("/")[0] == folder):
+            return [*parts_of(model), found[0]]
+    return parts_of(model)
 
 
 def _only_pickles(names: list[str]) -> bool:

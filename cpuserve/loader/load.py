@@ -42,8 +42,11 @@ class Checkpoint:
     gguf: GgufFile | None = None
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model directory or a .gguf file; ModelError (one line) if it is broken."""
+def open_checkpoint(path: Path, mmproj: str | None = None) -> Checkpoint:
+    """Open a model directory or a .gguf file; ModelError (one line) if it is broken.
+
+    mmproj: the GGUF file with the tower of the model in a .gguf file.
+    """
     path = find_model(path)
     # These modules are imported late: they need numpy, which reading a config.json does not.
     from cpuserve.quant import open_weights
@@ -64,7 +67,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     file = open_gguf(path)
     config = gguf_config(file)
-    return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path, file)
+    text = GgufStore(file, config)
+    if mmproj is None:
+        return Checkpoint(config, open_weights("gguf", text, config), path, file)
+    from cpuserve.loader.gguf.mmproj import WholeStore, with_mmproj
+
+    pictures = open_gguf(Path(mmproj))
+    config = with_mmproj(config, pictures)
+    weights = open_weights("gguf", WholeStore(text, pictures), config)
+    return Checkpoint(config, with_built(weights, config), path, file)
 
 
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
@@ -88,9 +99,10 @@ def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
     return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any]:
     """Return the config.json of a model as a dict, or its equivalent for a GGUF file.
 
+    mmproj: the GGUF file with the tower of the model in a GGUF file.
     No tensor data is read. The dict includes the eos_token_id of generation_config.json.
     auto_map and custom code are treated as plain data and never executed.
     """
@@ -100,7 +112,12 @@ def read_config(path: Path) -> dict[str, Any]:
     from cpuserve.loader.gguf.model import gguf_config
     from cpuserve.loader.gguf.parts import open_gguf
 
-    return gguf_config(open_gguf(path))
+    config = gguf_config(open_gguf(path))
+    if mmproj is None:
+        return config
+    from cpuserve.loader.gguf.mmproj import with_mmproj
+
+    return with_mmproj(config, open_gguf(Path(mmproj)))
 
 
 def find_model(path: Path) -> Path:

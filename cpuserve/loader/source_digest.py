@@ -31,11 +31,15 @@ SETTLED_NS = 2_000_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Return the files with the tensors of a model: a directory of safetensors, or a .gguf file."""
+def weight_files(path: Path, mmproj: str | None = None) -> list[Path]:
+    """Return the files with the tensors of a model: a directory of safetensors, or a .gguf file.
+
+    mmproj: a further file, with the tower.
+    """
     if path.is_dir():
         return sorted(path.glob("*.safetensors"))
-    return [path.parent / name for name in part_names(path.name)]
+    files = [path.parent / name for name in part_names(path.name)]
+    return files if mmproj is None else [*files, Path(mmproj)]
 
 
 def sampled(file: Path, size: int) -> str:
@@ -58,16 +62,24 @@ class SourceDigest:
     records: directory for the recorded digests.
     threads: the number of threads that hash the files.
     begin: a function that each of these threads calls first.
+    mmproj: a further file of the model, with its tower.
 
     Raises:
         OSError: a file cannot be read; methods raise it if a file has changed meanwhile.
     """
 
     def __init__(
-        self, path: Path, records: Path, threads: int = 1, begin: Callable[[], None] | None = None
+        self,
+        path: Path,
+        records: Path,
+        threads: int = 1,
+        begin: Callable[[], None] | None = None,
+        mmproj: str | None = None,
     ) -> None:
-        self._files = weight_files(path)
-        name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
+        self._files = weight_files(path, mmproj)
+        paths = [path, *([] if mmproj is None else [Path(mmproj)])]
+        named = b"\0".join(os.fsencode(each.absolute()) for each in paths)
+        name = hashlib.sha256(named).hexdigest()[:24]
         self._record = records / f"{name}.source.json"
         self._threads = threads
         self._begin = begin

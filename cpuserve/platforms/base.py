@@ -81,6 +81,7 @@ class ModelFacts:
       Lists of models show `family` and `parameters` to clients.
     unserved: the parts of the model that cpuserve does not run, such as "vision and audio".
     unread_why: why pictures are not read, although the model has a tower; "" = another reason.
+    mmproj: the file with the tower of a model in a GGUF file.
     tower: the tower of a model that reads pictures.
     """
 
@@ -121,6 +122,7 @@ class ModelFacts:
     parameters: int = 0
     unserved: str | None = None
     unread_why: str = ""
+    mmproj: str | None = None
     tower: TowerFacts | None = None
 
 

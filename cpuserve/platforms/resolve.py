@@ -98,6 +98,7 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
     return {
         "model": facts.name,
         "model_path": facts.path,
+        "mmproj": facts.mmproj,
         "tokenizer_path": facts.tokenizer_path,
         "architecture": facts.architecture,
         "whole_prompts": facts.whole_prompts,

@@ -310,7 +310,10 @@ class PackedCache:
             if threads > 1:
                 run_on(self._config.compute_cpus)
 
-        return SourceDigest(Path(self._config.model_path), self._folder, threads, begin)
+        config = self._config
+        return SourceDigest(
+            Path(config.model_path), self._folder, threads, begin, mmproj=config.mmproj
+        )
 
     def _open(self, source: str) -> PackedFile | None:
         try:
@@ -343,7 +346,7 @@ def layout_digest(config: EngineConfig, lowered: Sequence[Lowered], extension: P
     facts = {
         "version": version(),
         "code": _code_digest(extension),
-        "config": read_config(Path(config.model_path)),
+        "config": read_config(Path(config.model_path), config.mmproj),
         "matrices": [part.native.packed_layout for part in lowered],
         "names": [(m.names, str(m.part)) for part in lowered for m in part.matrices],
         "scheme": config.quantize,

@@ -17,7 +17,7 @@ from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER, Pictures, is_installed
 from cpuserve.media.decoding.wire import Decoded, DecodedFile
-from cpuserve.media.families.table import AnyFamily, family_of
+from cpuserve.media.families.table import AnyFamily, family_of, family_with
 from cpuserve.media.layout import ShownPicture
 from cpuserve.media.sources import SourceRules, read_source
 from cpuserve.serving.threads import TurnThreads
@@ -66,6 +66,16 @@ class PictureRules:
             ),
             settings,
         )
+
+
+def _family(path: Path, mmproj: str | None) -> AnyFamily | None:
+    """Return the family of a model; ModelError if its files say too little about pictures."""
+    if mmproj:
+        from cpuserve.loader.gguf.mmproj import mmproj_config
+        from cpuserve.loader.gguf.parts import open_gguf
+
+        return family_with(mmproj_config(open_gguf(Path(mmproj))))
+    return family_of(path) if path.is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +130,17 @@ class PictureReader:
         self._expansions: dict[str, list[int]] = {}
 
     @staticmethod
-    def of(folder: str, tokenizer: Tokenizer, rules: PictureRules) -> PictureReader | None:
-        """Return the reader for the model in a folder; None, with a warning, if there can be none.
+    def of(
+        path: str, mmproj: str | None, tokenizer: Tokenizer, rules: PictureRules
+    ) -> PictureReader | None:
+        """Return the reader for a model; None, with a warning, if there can be none.
+
+        path, mmproj: the files of the model (EngineConfig.model_path and mmproj).
 
         Raises ModelError if the family cannot follow a setting of the server.
         """
         try:
-            family = family_of(Path(folder)) if Path(folder).is_dir() else None
+            family = _family(Path(path), mmproj)
             if family is None:
                 return None
             if not is_installed():

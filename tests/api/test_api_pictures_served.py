@@ -15,6 +15,7 @@ from cpuserve.media.families.table import family_of
 from tests.api.sees import IMAGE, tokenizer, write_served_model
 from tests.helpers.children import child_options
 from tests.helpers.drawn import data_url, document, picture, png, saved
+from tests.helpers.mmproj import write_ggufs
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.served import running_server
 
@@ -80,6 +81,13 @@ CASES = {
 def test_pictures_are_read_as_by_transformers(server, model):
     tokens = {check(model, ask(server, parts), parts) for parts in CASES.values()}
     assert len(tokens) > 1, "the case itself"
+
+
+def test_a_gguf_file_reads_pictures_with_the_mmproj_file_beside_it(model, tmp_path):
+    file, _ = write_ggufs(model.path, tmp_path)
+    with running_server(file, *OPTIONS, "--tokenizer", str(model.path)) as server:
+        for parts in CASES.values():
+            check(model, ask(server, parts), parts)
 
 
 def test_a_picture_is_encoded_once_and_found_in_the_prefix_cache(server, model):

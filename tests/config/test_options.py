@@ -27,6 +27,7 @@ BAD = {
     "model": [""],
     "revision": [""],
     "tokenizer": [""],
+    "mmproj": [""],
     "dtype": ["float8", "int8", ""],
     "activation_bits": ["", "4", "eight"],
     "quantization": [""],

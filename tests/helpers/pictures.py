@@ -112,16 +112,18 @@ def write_tower_model(
     side: int = 4,
     merge: int = 2,
     table: int | None = None,
+    width: int = 48,
     vocab: int = _TEXT["vocab_size"],
 ) -> torch.nn.Module:
     """Write a random SmolVLM or Idefics3 with the settings of its image processor, and return it.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
+    width: the width of the tower, a multiple of its 3 heads.
     """
     whole = getattr(transformers, architecture).config_class
     vision = {
-        "hidden_size": 48,
-        "intermediate_size": 80,
+        "hidden_size": width,
+        "intermediate_size": width * 5 // 3,
         "num_hidden_layers": 3,
         "num_attention_heads": 3,
         "image_size": (table or side) * PATCH,

@@ -368,7 +368,7 @@ def test_names_select_gguf_files_and_all_their_parts(endpoint, tmp_path):
             name: ["ok", file] for name, file in names.items()
         }
         assert answers["hf.co/org/parts"][2] == whole
-        assert answers["org/ggufs"][2] == ["m-Q4_0.gguf"]
+        assert answers["org/ggufs"][2] == ["m-Q4_0.gguf", "mmproj-F16.gguf"]
 
 
 def test_what_the_hub_refuses_is_said_in_one_line(endpoint, tmp_path):

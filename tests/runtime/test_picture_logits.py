@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from cpuserve import _C
 from cpuserve.core.pictures import Picture, Placeholders
+from cpuserve.loader.gguf.parts import find_mmproj
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, build_tower, spec_from_config
 from cpuserve.runtime.native import NativeExecutor
@@ -17,6 +16,7 @@ from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.mmproj import write_ggufs
 from tests.helpers.pictures import (
     GRID_MODELS,
     IMAGE_ID,
@@ -43,12 +43,18 @@ PROMPTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["SmolVLMForConditionalGeneration", *GRID_MODELS])
+MODELS = ["SmolVLMForConditionalGeneration", "gguf", *GRID_MODELS]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures")
     if request.param in GRID_MODELS:
         return path, write_grid_model(request.param, path)
-    return path, write_tower_model(request.param, path, side=SIDE, merge=MERGE)
+    theirs = write_tower_model(MODELS[0], path, side=SIDE, merge=MERGE)
+    if request.param == "gguf":
+        path, _ = write_ggufs(path, tmp_path_factory.mktemp("gguf"))
+    return path, theirs
 
 
 def prompt_of(name, whole):
@@ -99,7 +105,8 @@ class Ours:
     """An executor and its tower."""
 
     def __init__(self, path, kind, threads=1, team=None):
-        checkpoint = open_checkpoint(Path(path))
+        found = find_mmproj(path) if path.is_file() else None
+        checkpoint = open_checkpoint(path, found and str(found))
         self.spec = spec = spec_from_config(checkpoint.config)
         self.program, self.tower_program = build_program(spec), build_tower(spec.tower)
         config = fake_config(

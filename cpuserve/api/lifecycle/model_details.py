@@ -28,6 +28,7 @@ def details_of(prepared: Prepared) -> ModelDetails:
         width=spec.width,
         layers=spec.layers,
         path=facts.path,
+        mmproj=facts.mmproj or "",
     )
 
 

@@ -20,7 +20,11 @@ _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.g
 MAX_PARTS = 999
 # GGUF files with these words in their name are not models to serve: they are vision encoders,
 # statistics of activations, or draft models for speculative decoding.
-_OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
+MMPROJ = "mmproj"
+_OTHERS = (MMPROJ, "imatrix", "mtp-", "eagle3-")
+
+# The types that are preferred if there are several files, and how a name shows them.
+_TYPES = (r"(?<!b)f16", r"bf16", r"q8_0", r"f32")
 
 
 def part_names(name: str) -> list[str]:
@@ -50,6 +54,42 @@ def model_files(names: Iterable[str]) -> list[str]:
             if name.endswith(".gguf") and not any(word in name.lower() for word in _OTHERS)
         }
     )
+
+
+def mmproj_files(names: Iterable[str]) -> list[str]:
+    """Return the mmproj files of a list, the preferred type (f16) first."""
+    found = [n for n in names if n.endswith(".gguf") and MMPROJ in n.rpartition("/")[2].lower()]
+
+    def place(name: str) -> tuple[int, str]:
+        kinds = [i for i, kind in enumerate(_TYPES) if re.search(kind, name.lower())]
+        return kinds[0] if kinds else len(_TYPES), name
+
+    return sorted(found, key=place)
+
+
+def find_mmproj(model: Path) -> Path | None:
+    """Return the mmproj file next to a GGUF file, or in its repository; None if there is none.
+
+    In a folder with several models, the file needs the name of this model, apart from types.
+    """
+    folders = [model.parent]
+    if model.parent.parent.parent.name == "snapshots":  # a folder of a repository of the hub
+        folders.append(model.parent.parent)
+    for folder in folders:
+        names = [file.name for file in folder.glob("*.gguf")]
+        found = mmproj_files(names)
+        models = {_stem(name) for name in model_files(names)}
+        if len(models) > 1 or len({_stem(name) for name in found}) > 1:
+            found = [name for name in found if _stem(name) == _stem(model.name)]
+        if found:
+            return folder / found[0]
+    return None
+
+
+def _stem(name: str) -> str:
+    """Return the name of a GGUF file without the type of its weights and the word mmproj."""
+    kinds = "|".join((*_TYPES, r"(?:ud-)?i?q\d\w*", r"-\d{5}-of-\d{5}", MMPROJ, r"\.gguf"))
+    return re.sub(kinds, "", name.lower()).strip("-_.")
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -30,6 +30,17 @@ FAMILIES: dict[str, FamilyReader] = {
 }
 
 
+def family_with(config: Mapping[str, Any]) -> AnyFamily | None:
+    """Return the family of a model in GGUF files; None if pictures are nothing to it.
+
+    config: the config of its mmproj file (`mmproj_config`).
+
+    Raises ModelError if numbers are missing.
+    """
+    reader = FAMILIES.get(str(config.get("model_type")))
+    return None if reader is None else reader(config, config["image_processor"], {}, {})
+
+
 def family_of(folder: Path) -> AnyFamily | None:
     """Return the family of a checkpoint in a folder; None if pictures are nothing to its model.
 

@@ -157,8 +157,9 @@ class ModelContext:
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
         if self.bounds.picture_rows and self.pooling == "none":
-            folder, rules = self.details.path, self.picture_rules
-            self.pictures = PictureReader.of(folder, tokenizer, rules)
+            self.pictures = PictureReader.of(
+                self.details.path, self.details.mmproj, tokenizer, self.picture_rules
+            )
         self.vector_width = number("width", 0)
         self.ready = True
 

@@ -22,6 +22,7 @@ class ModelDetails:
     width: the hidden size.
     layers: the number of layers.
     path: where the files are.
+    mmproj: the GGUF file with the tower of a model in a GGUF file; "" = none.
     """
 
     source: str = ""
@@ -35,6 +36,7 @@ class ModelDetails:
     width: int = 0
     layers: int = 0
     path: str = ""
+    mmproj: str = ""
 
     @property
     def parameter_size(self) -> str:

@@ -1,0 +1,206 @@
+"""The mmproj files of llama.cpp: found, checked against the model, and read at any type."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from cpuserve.config.load import Given, load_options
+from cpuserve.engine.build import build_engine
+from cpuserve.engine.offload import fingerprint
+from cpuserve.errors import ConfigError
+from cpuserve.loader.gguf.file import GgufFile
+from cpuserve.loader.gguf.mmproj import mmproj_config
+from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
+from cpuserve.media.families.table import family_of, family_with
+from cpuserve.prepare import prepare
+from cpuserve.runtime.native import make_team
+from tests.helpers.mmproj import write_ggufs
+from tests.helpers.pictures import patches_of, pixels_of, random_tiles, write_tower_model
+
+SIDE, MERGE = 4, 2
+MODELS = ["a-Q4_K_M.gguf", "a-Q8_0.gguf"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vision")
+    return path, write_tower_model("SmolVLMForConditionalGeneration", path, side=SIDE, merge=MERGE)
+
+
+@pytest.fixture(scope="module")
+def files(source, tmp_path_factory):
+    return write_ggufs(source[0], tmp_path_factory.mktemp("gguf"))
+
+
+def prepared(path, **given):
+    given = {"model": str(path), "max_model_len": "128", **given}
+    flags = {name: Given(f"--{name}", "flag", value) for name, value in given.items()}
+    return prepare(load_options(flags, environ={}))
+
+
+def rows_of(config, tiles):
+    found = []
+
+    def use(team):
+        tower = build_engine(config, None, team).executor.tower
+        found.append(tower.encode(patches_of(tiles, MERGE), [(SIDE, SIDE)] * len(tiles)))
+
+    team = make_team(config)
+    team.run(lambda: use(team))
+    return found[0]
+
+
+def error_of(path, theirs):
+    """How far the rows of a tower of this type are from those of transformers, and its facts."""
+    tiles = random_tiles(8, SIDE)
+    with torch.inference_mode():
+        want = torch.cat(list(theirs.model.get_image_features(pixels_of(tiles)).pooler_output))
+    found = prepared(path, dtype="float32")
+    got = rows_of(found.resolved.config, tiles)
+    return np.sqrt(np.mean((got - want.numpy()) ** 2) / want.numpy().var()), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [("F32", 0, 1e-5), ("F16", 1e-5, 1e-3), ("BF16", 1e-4, 0.01), ("Q8_0", 1e-3, 0.03)],
+)
+def test_rows_are_those_of_transformers(tmp_path, kind, least, most):
+    wide, name = tmp_path / "wide", "SmolVLMForConditionalGeneration"
+    theirs = write_tower_model(name, wide, side=SIDE, merge=MERGE, width=96)
+    files = write_ggufs(wide, tmp_path, kind)
+    error, found = error_of(files[0], theirs)
+    assert least <= error < most
+    assert found.facts.mmproj == str(files[1])
+    assert found.facts.tower.page_tiles > 1
+
+
+def test_the_family_of_an_mmproj_file_is_that_of_the_safetensors(source, files, tmp_path):
+    assert family_with(mmproj_config(GgufFile(files[1]))) == family_of(source[0])
+    old = write_ggufs(source[0], tmp_path, **{"clip.vision.preproc_image_size": None})[1]
+    layout = family_with(mmproj_config(GgufFile(old))).layout(900, 300)
+    assert layout.tiles == ((SIDE, SIDE),)
+
+
+def test_older_files_swap_the_matrices_of_the_mlp(source, files, tmp_path):
+    tiles = random_tiles(1, SIDE)
+    old = write_ggufs(source[0], tmp_path, swapped=True)
+    want, got = (
+        rows_of(prepared(path, dtype="float32").resolved.config, tiles)
+        for path in (files[0], old[0])
+    )
+    assert np.array_equal(got, want)
+
+
+WRONG = [
+    ({"clip.vision.projection_dim": 32}, "of another model: its rows have 32 numbers, and the emb"),
+    (
+        {"clip.projector_type": "ultravox"},
+        "has no tower for clip.projector_type 'ultravox'; it has",
+    ),
+    ({"clip.projector_type": None}, "has no tower for clip.projector_type None"),
+    ({"arch": "llama"}, "is no mmproj file"),
+    ({"clip.vision.projector.scale_factor": None}, "projector.scale_factor is missing"),
+    ({"clip.vision.block_count": 0}, "block_count is 0"),
+    ({"clip.vision.image_std": None}, "image_std"),
+    ({"clip.use_gelu": None}, "hidden_act"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), WRONG)
+def test_an_mmproj_file_that_does_not_fit_is_named(source, tmp_path, changes, why):
+    model, mmproj = write_ggufs(source[0], tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"--mmproj .*{why}"):
+        prepared(model, mmproj=str(mmproj))
+    found = prepared(model)  # the file was only found next to it
+    assert (found.facts.mmproj, found.facts.tower) == (None, None)
+    assert found.resolved.config.media_rows == 0
+    (note,) = [note for note in found.notes if "text model" in note]
+    assert why in note
+
+
+def test_the_file_of_another_architecture_is_named(files, tmp_path):
+    from tests.helpers.gguf_convert import convert
+
+    convert("qwen2", tmp_path / "other.gguf")
+    with pytest.raises(ConfigError, match="text part is LlamaForCausalLM, and this model is Qwen2"):
+        prepared(tmp_path / "other.gguf", mmproj=str(files[1]))
+
+
+def test_a_file_that_is_not_there_or_not_wanted(source, files, tmp_path):
+    with pytest.raises(ConfigError, match=r"--mmproj .*there is no such file"):
+        prepared(files[0], mmproj=str(tmp_path / "none.gguf"))
+    with pytest.raises(ConfigError, match=r"--mmproj .* has no GGUF file"):
+        prepared(source[0], mmproj=str(files[1]))
+    plain = prepared(files[0], mmproj="none")
+    assert (plain.facts.tower, plain.resolved.config.mmproj) == (None, None)
+
+
+def test_a_template_with_pictures_needs_an_mmproj_file(source, tmp_path):
+    from gguf import GGUFReader, GGUFWriter
+
+    model, mmproj = write_ggufs(source[0], tmp_path)
+    mmproj.unlink()
+    assert not [note for note in prepared(model).notes if "text model" in note]
+    reader, told = GGUFReader(model), tmp_path / "told.gguf"
+    writer = GGUFWriter(told, "llama")
+    writer.add_chat_template("{% if part['type'] == 'image' %}<image>{% endif %}")
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (note,) = [note for note in prepared(told).notes if "text model" in note]
+    assert "there is no mmproj file next to it" in note
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "wanted"),
+    [
+        ([*MODELS, "mmproj-F16.gguf"], "a-Q8_0.gguf", "mmproj-F16.gguf"),
+        ([*MODELS, "mmproj-a-f32.gguf", "mmproj-a-bf16.gguf"], "a-Q8_0.gguf", "mmproj-a-bf16.gguf"),
+        ([*MODELS, "b.gguf", "mmproj-a-f16.gguf"], "a-Q8_0.gguf", "mmproj-a-f16.gguf"),
+        ([*MODELS, "b.gguf", "mmproj-a-f16.gguf"], "b.gguf", None),
+        (["a.gguf", "a.mmproj-f16.gguf", "mmproj-b-f16.gguf"], "a.gguf", "a.mmproj-f16.gguf"),
+        (["a-Q8_0-00001-of-00002.gguf", "mmproj-a.gguf", "b.gguf"], None, "mmproj-a.gguf"),
+        (["x/a-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"], None, None),
+        (MODELS, "a-Q8_0.gguf", None),
+    ],
+)
+def test_the_file_beside_a_model_is_found(tmp_path, names, model, wanted):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_mmproj(tmp_path / (model or names[0]))
+    assert (found and found.name) == wanted
+
+
+def test_the_file_at_the_top_of_a_repository_is_found(tmp_path):
+    snapshot = tmp_path / "snapshots" / "0123"
+    (snapshot / "Q4_0").mkdir(parents=True)
+    (snapshot / "mmproj-F16.gguf").touch()
+    assert find_mmproj(snapshot / "Q4_0" / "a-Q4_0.gguf") == snapshot / "mmproj-F16.gguf"
+    assert mmproj_files(["mmproj-f32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "a.gguf"]) == [
+        "mmproj-F16.gguf",
+        "mmproj-BF16.gguf",
+        "mmproj-f32.gguf",
+    ]
+
+
+def test_the_tower_is_part_of_the_model_for_caches(files, tmp_path):
+    copies = [shutil.copy(file, tmp_path / file.name) for file in files]
+    config = prepared(copies[0]).resolved.config
+    assert {source.path for source in config.sources} >= {str(file) for file in copies}
+    before = fingerprint(config, (1,))
+    assert fingerprint(config, (1,)) == before
+    data = bytearray(copies[1].read_bytes())
+    data[-1] ^= 1
+    copies[1].write_bytes(data)
+    assert fingerprint(config, (1,)) != before
