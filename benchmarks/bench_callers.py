@@ -115,7 +115,7 @@ class Callers:
 
 
 async def measure(server, args):
-    """Return {kind: {length: (TTFT without, TTFT beside the greedy caller)}}."""
+    """Return {kind: {length: (TTFT without, TTFT with the greedy caller)}}."""
     callers = Callers(await first_model(server.url, server.key), args)
     few = partial(callers.requests, SEQS - 1, 16, STREAM_TOKENS)
     kinds = {
