@@ -12,6 +12,8 @@ from cpuserve.config.speculation import Speculation
 
 # The most bytes of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
+# The most bytes of patches that the front end keeps until the engine asks for them.
+PICTURE_PATCH_BYTES = 128 << 20
 
 
 class KvGroup(msgspec.Struct, frozen=True):

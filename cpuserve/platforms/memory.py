@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, KvGroup
+from cpuserve.config.engine import PICTURE_PATCH_BYTES, PREFIX_CACHE_QUEUE_BYTES, KvGroup
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import Speculation, automatic, read_speculation
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
@@ -305,7 +305,7 @@ def plan_memory(
 def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     """Decide how many rows of encoded pictures the media buffer holds; 0 without a tower.
 
-    Returns (number of rows, bytes of the buffer and of a step of the tower).
+    Returns (number of rows, bytes of the buffer, of a step of the tower and of patches).
     """
     tower = facts.tower
     if tower is None:
@@ -319,7 +319,7 @@ def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
         f"{tower.page_operations / 1e9:.3g} billion operations"
     )
     rows = ledger.decide("media_rows", most, why)
-    return rows, rows * tower.row_bytes + tower.step_bytes
+    return rows, rows * tower.row_bytes + tower.step_bytes + PICTURE_PATCH_BYTES
 
 
 def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:

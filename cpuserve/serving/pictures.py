@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from cpuserve.config.engine import PICTURE_PATCH_BYTES
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.log import get_logger
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 # The kinds of parts that a model with a tower reads.
 KINDS: frozenset[Kind] = frozenset(("image", "file"))
 MOST_PICTURES = 64
-# The most bytes of patches that are kept, and the most layouts of files.
-_MOST_PATCH_BYTES = 128 << 20
+# The most layouts of files that are kept.
 _MOST_FILES = 4096
 _PDF = "application/pdf"
 _DECODING = TurnThreads(2, "cpuserve-pictures")
@@ -284,7 +284,9 @@ class PictureReader:
 
     def _keep_patches(self, key: bytes, patches: bytes) -> None:
         self._patches[key] = patches
-        while len(self._patches) > 1 and sum(map(len, self._patches.values())) > _MOST_PATCH_BYTES:
+        while (
+            len(self._patches) > 1 and sum(map(len, self._patches.values())) > PICTURE_PATCH_BYTES
+        ):
             self._patches.popitem(last=False)
 
     def _of_file(self, read: _ReadFile, part: MediaPart) -> Iterator[ReadPicture]:

@@ -198,7 +198,7 @@ def test_two_pictures_with_one_text_are_two_pictures():
 
 
 def test_patches_that_were_dropped_are_decoded_again_when_the_engine_asks(monkeypatch):
-    monkeypatch.setattr("cpuserve.serving.pictures._MOST_PATCH_BYTES", 1)
+    monkeypatch.setattr("cpuserve.serving.pictures.PICTURE_PATCH_BYTES", 1)
     api = picture_api()
     said = [image(png(seed=1)), image(png(seed=2)), text("what?")]
     assert api.chat(said).status_code == 200

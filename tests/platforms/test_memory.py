@@ -8,7 +8,7 @@ import pytest
 
 from cpuserve.config.load import load_options
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.base import KvLayerFacts
+from cpuserve.platforms.base import KvLayerFacts, TowerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Node
@@ -112,6 +112,14 @@ def test_rope_tables_are_paid_for_before_the_cache():
     assert taken == pytest.approx(64 * 100 * length * 4 / GIB, abs=0.015)
     shorter = free_for_cache(LLAMA_1B) - free_for_cache(facts, max_model_len=length // 4)
     assert shorter == pytest.approx(taken / 4, abs=0.015)
+
+
+def test_rows_and_patches_of_pictures_are_paid_for_before_the_cache():
+    tower = TowerFacts(1 << 12, 1 << 27, 64, 1088, 17, 10**12)
+    facts = dataclasses.replace(LLAMA_1B, tower=tower)
+    taken = free_for_cache(LLAMA_1B) - free_for_cache(facts)
+    patches = 128 << 20  # the front end keeps them until the engine asks
+    assert taken == pytest.approx((16384 * (1 << 12) + (1 << 27) + patches) / GIB, abs=0.015)
 
 
 def test_counts_of_penalties_are_paid_for_before_the_cache():
