@@ -372,6 +372,14 @@ def test_pictures_of_a_plain_prompt_of_ollama():
     assert both.status_code == 200
     wanted = "<|im_start|>System: Be brief.<|im_end|>\n<|im_start|>User: look"
     assert prompt_of(api).startswith(wanted)
+    # Some clients send a whole data: URL here, or WebP.
+    for odd in (data_url(png()), base64.b64encode(saved(picture(), "WEBP")).decode()):
+        for path, given in (
+            ("/api/generate", {"prompt": "look", "images": [odd]}),
+            ("/api/chat", {"messages": [{"role": "user", "content": "look", "images": [odd]}]}),
+        ):
+            assert api.post(path, **body, **given).status_code == 200
+            check_places(api, [(100, 60)])
     for more, why in (
         ({"raw": True}, "images is not possible with raw"),
         ({"suffix": "x"}, "images is not possible with suffix"),

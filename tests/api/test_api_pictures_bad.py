@@ -112,6 +112,8 @@ READ = {
     "CMYK": (image(data_url(saved(RED, "JPEG"))), (64, 64)),
     "16 bits": (image(data_url(saved(GREY))), (64, 64)),
     "bare base64": (image(base64.b64encode(png()).decode()), (100, 60)),
+    "a wrong type": (image(data_url(png(), "application/octet-stream")), (100, 60)),
+    "WebP": (image(data_url(saved(picture(), "WEBP"), "image/webp")), (100, 60)),
     "one pixel": (image(data_url(png(1, 1))), (1, 1)),
     "a ribbon": (image(data_url(png(2000, 1))), (2000, 1)),
 }

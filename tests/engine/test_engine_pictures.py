@@ -112,6 +112,17 @@ def test_equal_tokens_with_another_picture_share_no_block_from_it_on():
     assert tower.started == 2
 
 
+def test_digests_that_differ_in_the_last_byte_only_are_of_two_pictures():
+    core, tower = make()
+    for number, seed in enumerate((5, 6)):
+        ids, pictures = prompt_with(*range(10, 18), (seed, 10), *range(20, 27))
+        (picture,) = pictures
+        one = msgspec.structs.replace(picture, digest=bytes(31) + bytes([number]))
+        add(core, number, ids, [one])
+        assert tokens(run(core)[number]) == wanted(ids, pictures)
+    assert tower.started == 2
+
+
 def test_a_picture_in_another_prompt_is_not_encoded_again():
     core, tower = make()
     for number in range(3):
