@@ -34,7 +34,9 @@ from tests.media.test_sources import resolve, server
 
 __all__ = ["server"]  # a fixture
 
-RULES = {"most": 8, "sources": SourceRules(domains=("*",), timeout_s=0.5)}
+# A busy machine may need long for what is refused at once.
+RULES = {"most": 8, "sources": SourceRules(domains=("*",), timeout_s=60)}
+SHORT = {**RULES, "sources": SourceRules(domains=("*",), timeout_s=0.5)}
 RED = Image.new("CMYK", (64, 64), (0, 255, 255, 0))
 GREY = Image.fromarray(np.full((64, 64), 65535, np.uint16))
 
@@ -174,10 +176,11 @@ def test_an_odd_picture_is_read(name):
     ],
 )
 def test_other_servers_cannot_disturb(server, path, why):
-    api = picture_api(**RULES)
+    api = picture_api(**(SHORT if path == "/slow" else RULES))
     error = error_of(ask_beside_a_stream(api, image(server.url + path)))
     assert why in error["message"]
-    assert [asked for asked, _ in server.asked] == [path], "no second request, wherever it leads"
+    asked = [each for each, _ in server.asked]
+    assert asked == [path] or (path == "/slow" and not asked), "no second request to anywhere"
 
 
 def test_a_name_with_a_private_address_at_the_second_look(monkeypatch):
