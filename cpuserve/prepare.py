@@ -565,7 +565,8 @@ def _tower_facts(tower: TowerSpec, path: Path, config: Mapping[str, Any]) -> Tow
     operations = sum(tower.operations(rows * columns) for rows, columns in page.tiles)
     most = tower.tile_patches // tower.merge**2
     return TowerFacts(
-        4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations
+        *(4 * tower.row_width, tower.step_bytes, most, page.rows, len(page.tiles), operations),
+        span=most if tower.spans else 0,
     )
 
 

@@ -67,6 +67,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_groups: the cache groups; a sequence has a block table for each group;
       [] = one group of all layers that keeps all tokens.
     state_slots: the number of slots for states of recurrent layers; 0 = the model has no states.
+    picture_span: the most tokens of a picture that one step must have, because they see each other
+      in both directions; 0 = a step may end within a picture.
     media_rows: the number of rows of the media buffer, which has the rows of pictures for a step;
       0 = the model reads no pictures.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens,
@@ -153,6 +155,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_groups: list[KvGroup] = []
     state_slots: int = 0
     media_rows: int = 0
+    picture_span: int = 0
     weight_cache_bytes: int = 0
     weights_on_disk: bool = False
     page_cache_bytes: int = 0

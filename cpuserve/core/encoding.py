@@ -46,14 +46,21 @@ class EncodedPictures:
     fingerprint: differs between towers that encode a picture differently.
     merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
       tokens of a picture by their rows and columns; else 0.
+    whole: whether the tokens of a picture see each other in both directions, so that a step has
+      all of them, from the first token on that has to run.
     queries, hits: how often a prompt needed the rows of a picture, and how often it was encoded.
+    num_spans: how many steps had a picture that was longer than their time or share of tokens.
     wanted: the pictures that are not encoded, in the order of their encoding.
     blocked: the requests that wait for one of them. Steps without pictures
       look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 
-    def __init__(self, num_rows: int, fingerprint: bytes = b"", *, merge: int = 0) -> None:
+    def __init__(
+        self, num_rows: int, fingerprint: bytes = b"", *, merge: int = 0, whole: bool = False
+    ) -> None:
         self.queries = self.hits = 0
+        self.num_spans = 0
+        self._whole = whole
         self._num_rows = num_rows
         self._fingerprint = fingerprint
         self.merge = merge
@@ -94,6 +101,34 @@ class EncodedPictures:
             self._encoded.move_to_end(key)
         self._drop_want(number)
         return count
+
+    def least(self, request: Request, start: int) -> int:
+        """Return how many tokens from position `start` on have to run in one step: 1, or a picture.
+
+        start: the position of a token that has to run.
+        """
+        found = request.chain.placeholders
+        if found is None or not self._whole:
+            return 1
+        span = found.cut_by(start + 1)
+        return 1 if span is None else span[1] - start
+
+    def uncut(self, request: Request, start: int, count: int, most: int) -> int:
+        """Return the size of a chunk from `start` on that cuts no picture; 0 = it has to wait.
+
+        A picture at `start` runs whole, however long that takes and whatever its share is.
+
+        count: the size that the chunk has otherwise. most: how many tokens can run in this step.
+        """
+        found = request.chain.placeholders
+        span = found.cut_by(start + count) if found is not None and self._whole else None
+        if span is None:
+            return count
+        if span[0] > start:
+            return span[0] - start
+        fits = span[1] - start <= most
+        self.num_spans += fits
+        return fits * (span[1] - start)
 
     def rows(self, request: Request, start: int, end: int) -> list[int] | None:
         """Return the row of the media buffer of each token; -1 = none; None = no token has one.

@@ -79,6 +79,13 @@ class Placeholders:
                 self._runs.append(Stretch(begin, begin + count, index, row))
                 row += count
         self._begins = [run.begin for run in self._runs]
+        self._joined: list[tuple[int, int]] = []  # runs, joined to one where no token is between
+        for run in self._runs:
+            begin = self._joined.pop()[0] if self._ends_at(run.begin) else run.begin
+            self._joined.append((begin, run.end))
+
+    def _ends_at(self, position: int) -> bool:
+        return bool(self._joined) and self._joined[-1][1] == position
 
     def __contains__(self, position: int) -> bool:
         return any(True for _ in self.runs(position, position + 1))
@@ -93,6 +100,17 @@ class Placeholders:
             start, stop = max(run.begin, begin), min(run.end, end)
             if start < stop:
                 yield Stretch(start, stop, run.index, run.row + start - run.begin)
+
+    def cut_by(self, position: int) -> tuple[int, int] | None:
+        """Return (begin, end) of the placeholders without a gap that an end at `position` cuts.
+
+        None: it cuts none.
+        """
+        at = bisect_right(self._joined, (position, 0)) - 1
+        if at < 0:
+            return None
+        begin, end = self._joined[at]
+        return (begin, end) if begin < position < end else None
 
     def mark(self, begin: int, end: int) -> bytes:
         """Return a mark that no other picture has; b"" without placeholders."""

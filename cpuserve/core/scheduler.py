@@ -1,25 +1,22 @@
 """Scheduler: choose the tokens of the next step.
 
-There is no prefill phase and no decode phase. All tokens of a request after the first
-`num_computed` tokens have to run. One token budget per step covers decode rows and prompt chunks.
-Decode rows are scheduled first. If a step has decode rows, the cost model limits its prompt chunks,
-so that running streams keep their inter-token latency.
+All tokens of a request after the first `num_computed` tokens have to run. One token budget per
+step covers decode rows and prompt chunks. Decode rows are scheduled first. If a step has decode
+rows, the cost model limits its prompt chunks, so that running streams keep their latency.
 
-The prompts of a step share its budget (budget.py). The prompt with the fewest remaining tokens
-is served first, and a part of the budget is reserved for the oldest prompt.
-If no stream runs, a step is short or can be ended early (`ends_for`, `rewind`),
-so that a new short request does not wait for a long prompt.
+The prompts of a step share its budget (budget.py). The prompt with the fewest remaining tokens is
+served first, and a part of the budget is reserved for the oldest prompt. If no stream runs, a step
+is short or can be ended early (`ends_for`, `rewind`), so that new short requests do not wait long.
 
-`running` is sorted by rank (queue.rank_of): by arrival, or by priority with aging.
-In `waiting`, and among the prompts of a step, the callers get equal shares (callers.py).
-A request never takes blocks that an earlier request in `waiting` needs.
-The last requests of `running` are preempted first, and never its first request (preemption.py).
-So the first request always advances, and there is no livelock. The scheduler passes over requests
-with a grammar that is still being compiled; they keep their rank (`make_ready`).
+`running` is sorted by rank (queue.rank_of): by arrival, or by priority with aging. In `waiting`,
+and among the prompts of a step, the callers get equal shares (callers.py). A request never takes
+blocks that an earlier request in `waiting` needs. The last requests of `running` are preempted
+first, never its first one (preemption.py), which always advances. The scheduler passes over
+requests with a grammar that is still being compiled; they keep their rank (`make_ready`).
 
-Blocks of a prompt are published when its chunk is scheduled, before it has run.
-This is safe because an executor stores the keys of all tokens of a step before any token attends
-(or runs sequences in batch order). Requests that arrive together can therefore share prefixes.
+Blocks of a prompt are published when its chunk is scheduled, before it has run. This is safe
+because an executor stores the keys of all tokens of a step before any token attends (or runs
+sequences in batch order). Requests that arrive together can therefore share prefixes.
 """
 
 from __future__ import annotations
@@ -60,12 +57,11 @@ class Scheduler:
     itl_target_s: longest time of a step with decode rows, 0 = no limit.
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
     moving_s: seconds that `schedule` may spend on moving blocks from and to offload tiers if no
-    stream waits for the step. A move that has begun is finished, so one block may exceed this time.
+    stream waits for the step. A move that has begun is finished.
     drafter: proposes draft tokens after decode rows; None = there are no draft tokens.
     pictures: the encoded pictures in the media buffer; None = the model reads no pictures.
-    whole_prompts: a prompt is computed in one step,
-    because its tokens attend to later tokens as well (encoders).
-    No request may then be longer than max_num_batched_tokens, and no request generates tokens.
+    whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens
+    (encoders). None may then be longer than max_num_batched_tokens, and none generates tokens.
     """
 
     def __init__(
@@ -116,10 +112,8 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # Whether the grammar bitmasks for the next step are still being computed.
-        # Requests that need a bitmask are then passed over.
+        # Whether bitmasks for the next step are not computed: requests with one are passed over.
         self.masks_late = False
-        # Whether the tower gets the time of this step that prompts would use otherwise.
         self.encodes = False
 
     # --- adding and removing requests ---------------------------------------------------------
@@ -361,7 +355,7 @@ class Scheduler:
                 # A block that leaves the window is usually freed, and the next chunk takes a block
                 # in its place. But a shared block is not freed. So a new block is taken
                 # here, where other requests can be preempted: prompt chunks preempt no request.
-                if slides and not self._get_blocks(request):
+                if slides and not self._get_blocks(request, self.pictures.least(request, start)):
                     continue
                 prompts.append(request)
                 continue
@@ -396,13 +390,14 @@ class Scheduler:
             return
         oldest = prompts[0]
         prompts = self._order.share(self._order.in_order(prompts), oldest, budget)
-        at = prompts.index(oldest)
+        at = 0 if self.pictures.least(oldest, oldest.num_computed) > 1 else prompts.index(oldest)
+        prompts.remove(oldest)
         if at:
             kept = budget.keep_back()
             self._compute(prompts[:at], budget)
             budget.give_back(kept)
         self._proceed(oldest, budget)
-        self._compute(prompts[at + 1 :], budget)
+        self._compute(prompts[at:], budget)
 
     def _schedule_whole(self, prompts: list[Request]) -> None:
         """Schedule whole prompts by rank; a prompt that does not fit waits, and later prompts pass.
@@ -427,11 +422,11 @@ class Scheduler:
             if not budget.holds_up(left) and self._start(request, budget):
                 self._proceed(request, budget)
 
-    def _get_blocks(self, request: Request) -> bool:
-        """Take blocks for one more token, preempting others; False if `request` was preempted."""
+    def _get_blocks(self, request: Request, count: int = 1) -> bool:
+        """Take blocks for more tokens, preempting others; False if `request` was preempted."""
         computed = request.num_computed
         self.kv.slide(request.tables, computed)
-        while not self.kv.grow(request.tables, computed + 1 + request.sure, computed):
+        while not self.kv.grow(request.tables, computed + max(count, 1 + request.sure), computed):
             victim = preemption.to_free_a_block(self.running, self.kv, self._policy)
             self._preempt(victim)
             if victim is request:
@@ -499,7 +494,12 @@ class Scheduler:
         # A prompt that gets fewer tokens than it needs leaves too few for another prompt.
         budget.closed = count < min(left, self._chunk_limit, room)
         if count < left:
-            count = rounded_chunk(start, count)
+            room = min(
+                room, self.max_num_batched_tokens - sum(len(c.token_ids) for c in self._batch)
+            )
+            count = self.pictures.uncut(request, start, rounded_chunk(start, count), room)
+        if not count:
+            return
         end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)

@@ -90,8 +90,8 @@ class EngineCore:
         self.limits = Limits(
             length, kv_tokens, vocab, eos_ids=self._eos_ids, max_rows=rows, picture_rows=media
         )
-        merge = 0 if tower is None else tower.turned_merge
-        pictures = EncodedPictures(self.limits.picture_rows, merge=merge)
+        merge, whole = 0 if tower is None else tower.turned_merge, config.picture_span > 0
+        pictures = EncodedPictures(self.limits.picture_rows, merge=merge, whole=whole)
         self.encoder = None if tower is None else PictureEncoder(tower, executor, pictures)
         self._starved = False  # whether nothing can run before the patches of a picture come
         self.scheduler = Scheduler(
@@ -586,7 +586,9 @@ def _kv_manager(
         # if a sliding window has passed their block, or if their block has no state.
         config.kv_blocks - (any(windows) or config.state_slots > 0),
         config.block_size,
-        use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
+        use=cache_use(
+            windows, config.max_num_batched_tokens, config.block_size, config.picture_span
+        ),
         prefix_caching=config.enable_prefix_caching,
         offload=make_offload(config, executor),
         num_states=config.state_slots,

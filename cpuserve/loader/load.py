@@ -205,13 +205,14 @@ def check_weights(program: Program, weights: Weights, tower: Program | None = No
     # this copy is not reported as unused. The last layers may be for multi-token prediction
     # (DeepSeek). These layers, which have an eh_proj, are not reported either.
     last = ".eh_proj.weight"
+    unread = program.unread if tower is None else program.unread | tower.unread
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(
         n
         for n in names - needs.keys()
         if (tower is not None or not is_ignored(n))
         and n not in HEADS
-        and n not in program.unread
+        and n not in unread
         and not n.startswith(guessers)
     )
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))

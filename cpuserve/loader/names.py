@@ -55,6 +55,10 @@ _NORMS = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
+_IMAGES = (
+    *("vision_tower.", "multi_modal_projector."),
+    *("model.vision_tower.", "model.multi_modal_projector."),
+)
 _NOMIC_STACK = re.compile(r"\.mlp\.experts\.mlp\.w[12]$")  # nomic-bert's experts
 # Tensor names of ModernBERT outside of its layers, in checkpoints without the prefix "model.".
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
@@ -92,11 +96,15 @@ def checkpoint_to_hf(name: str) -> str:
     Checkpoints without an output head (embedding models) and older OPT files omit "model.",
     and GPT-2 checkpoints omit "transformer.". Models for images and text have "language_model"
     or "text_model" in the names of their text tensors. Tensors of BERT and its relatives begin
-    with "bert.", "roberta." or "distilbert." if the checkpoint has a head.
+    with "bert.", "roberta." or "distilbert." if the checkpoint has a head. The parts of Gemma 3 for
+    images have names of three kinds, depending on the version that wrote them.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("model.text_model."):
         name = f"model.{name.removeprefix('model.text_model.')}"
+    if name.startswith(_IMAGES):
+        name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+        return f"{name[:-7]}.weight" if name.endswith("_projection_weight") else name
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
     for theirs, ours in _NORMS.items():

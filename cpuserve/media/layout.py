@@ -18,7 +18,7 @@ class PictureLayout(msgspec.Struct, frozen=True, array_like=True):
     """How one picture is shown to the tower and in the prompt.
 
     tiles: (rows, columns) of each tile, in patches.
-    text: the text in place of the marker; each marker in it stands for one row of the tower.
+    text: the text in place of the marker; each placeholder in it stands for one row of the tower.
     width, height: the size of the scaled picture in pixels.
     rows: how many rows of the tower the picture has.
     """
@@ -58,13 +58,22 @@ class ShownPicture(msgspec.Struct, frozen=True, gc=False):
 class Family(Protocol):
     """The preprocessing of one family of models, with the numbers of one checkpoint.
 
-    marker: the text of the token for a row of the tower, which chat templates write
-      once for each picture.
+    marker: the text of the token that chat templates write once for each picture.
+    placeholder: the text of the token for a row of the tower; it may be the marker.
+    gap: the text before and after each marker that templates do not write.
     patch_bytes: the bytes of one patch.
     page_side: the length in pixels of the longer side of a page of a document.
     """
 
     marker: str
+
+    @property
+    def placeholder(self) -> str:
+        """The text of the token for a row of the tower."""
+
+    @property
+    def gap(self) -> str:
+        """The text before and after each marker that templates do not write."""
 
     @property
     def patch_bytes(self) -> int:

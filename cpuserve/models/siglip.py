@@ -1,14 +1,17 @@
-"""Towers of SigLIP: SmolVLM, SmolVLM2 and Idefics3 over square tiles, PaddleOCR-VL over any size.
+"""Towers of SigLIP: SmolVLM, Idefics3 and Gemma 3 over square tiles, PaddleOCR-VL over any size.
 
-Source: transformers modeling_smolvlm, modeling_idefics3 and modeling_paddleocr_vl.
+Source: transformers modeling_smolvlm, modeling_idefics3, modeling_siglip, modeling_gemma3 and
+modeling_paddleocr_vl.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.config import (
+    read_bool,
     read_choice,
     read_dtype,
     read_float,
@@ -22,9 +25,20 @@ from cpuserve.models.spec import TowerSpec
 from cpuserve.models.towers import read_pixels
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.parts import columns
 
 _AT = "model.vision_model"
 PATCHES = f"{_AT}.embeddings.patch_embedding"
+_GEMMA3, _PROJECTOR = "vision_tower", "multi_modal_projector"
+# The pooling of SigLIP, which Gemma 3 does not use.
+_HEAD = (
+    *("probe", "attention.in_proj_weight", "attention.in_proj_bias"),
+    *(
+        f"{name}.{part}"
+        for name in ("attention.out_proj", "layernorm", "mlp.fc1", "mlp.fc2")
+        for part in ("weight", "bias")
+    ),
+)
 _PADDLE = "visual.vision_model"
 
 
@@ -47,21 +61,8 @@ class Idefics3Tower:
         side = read_int(size, "longest_edge", image, high=1 << 14) // patch
         if side < 1 or side % merge:
             refuse("scale_factor", merge, f"a divisor of the {side} patches of a side of a tile")
-        hidden = read_int(own, "hidden_size", 1152, high=1 << 20)
-        heads = read_int(own, "num_attention_heads", 16, high=65536)
-        if hidden % heads:
-            refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
-        if read_int(own, "num_channels", 3) != 3:
-            refuse("vision_config.num_channels", own["num_channels"], "3")
         return TowerSpec(
-            width=hidden,
-            layers=read_int(own, "num_hidden_layers", 12, high=4096),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            intermediate=read_int(own, "intermediate_size", 3072, high=1 << 24),
-            norm_eps=read_float(own, "layer_norm_eps", 1e-6),
-            activation=read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+            **_siglip({"hidden_size": 1152, "num_attention_heads": 16, **own}),
             dtype=read_dtype(config),
             patch=patch,
             merge=merge,
@@ -76,14 +77,48 @@ class Idefics3Tower:
     @staticmethod
     def build(b: Builder, s: TowerSpec) -> None:
         """Append the operations of the tower to its builder `b`."""
-        x = b.linear(b.patches(s.patch_width), PATCHES, features=s.width, bias=True)
-        places = f"{_AT}.embeddings.position_embedding"
-        b.place_embed(x, places, table=s.table, side=s.side, merge=s.merge)
-        for i in range(s.layers):
-            siglip_layer(b, s, f"{_AT}.encoder.layers.{i}", x)
-        x = b.layer_norm(x, f"{_AT}.post_layernorm")
-        x = b.fold(x, s.merge**2)
+        x = b.fold(_encoded(b, s, _AT), s.merge**2)
         b.hidden(b.linear(x, "model.connector.modality_projection.proj", features=s.out_width))
+
+
+class Gemma3Tower:
+    """The vision model and the projector of Gemma 3: a picture is one square tile."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:
+        """Return the hyperparameters of the tower; for the parameters see Idefics3Tower.spec."""
+        own = read_object(config, "vision_config")
+        patch = read_int(own, "patch_size", 16, high=1024)
+        image = read_int(own, "image_size", 224, high=1 << 14)
+        side, rows = image // patch, read_int(config, "mm_tokens_per_image", 256, high=1 << 20)
+        across = math.isqrt(rows)
+        if across**2 != rows or side < 1 or side % across:
+            refuse("mm_tokens_per_image", rows, f"a square that divides {side} x {side} patches")
+        if not read_bool(pictures, "do_resize", True):
+            refuse("do_resize", False, f"true: a picture must have {image} x {image} pixels")
+        return TowerSpec(
+            **_siglip({"hidden_size": 768, "num_attention_heads": 12, **own}),
+            dtype=read_dtype(config),
+            patch=patch,
+            merge=side // across,
+            mean=True,
+            spans="all",
+            out_width=width,
+            side=side,
+            table=side,
+            pixels=read_pixels(pictures),
+            patch_weight=f"{_GEMMA3}.embeddings.patch_embedding",
+            names=(f"{_GEMMA3}.", f"{_PROJECTOR}."),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: TowerSpec) -> None:
+        """Append the operations of the tower to its builder `b`."""
+        b.leave(f"{_GEMMA3}.head.{name}" for name in _HEAD)
+        x = b.fold(_encoded(b, s, _GEMMA3), s.merge**2, mean=True)
+        x = b.rms_norm(x, f"{_PROJECTOR}.mm_soft_emb_norm", plus_one=True)
+        matrix = columns(f"{_PROJECTOR}.mm_input_projection", 0, s.out_width)
+        b.hidden(b.linear(x, matrix, features=s.out_width))
 
 
 class PaddleOcrTower:
@@ -142,6 +177,37 @@ class PaddleOcrTower:
         folded = s.merge**2 * s.width
         x = b.linear(x, "mlp_AR.linear_1", features=folded, bias=True, then="gelu")
         b.hidden(b.linear(x, "mlp_AR.linear_2", features=s.out_width, bias=True))
+
+
+def _siglip(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of TowerSpec that the config `own` of a SigLIP has."""
+    hidden = read_int(own, "hidden_size", high=1 << 20)
+    heads = read_int(own, "num_attention_heads", high=65536)
+    if hidden % heads:
+        refuse("vision_config.hidden_size", hidden, f"a multiple of its {heads} heads")
+    if read_int(own, "num_channels", 3) != 3:
+        refuse("vision_config.num_channels", own["num_channels"], "3")
+    return {
+        "width": hidden,
+        "layers": read_int(own, "num_hidden_layers", 12, high=4096),
+        "q_heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "intermediate": read_int(own, "intermediate_size", 3072, high=1 << 24),
+        "norm_eps": read_float(own, "layer_norm_eps", 1e-6),
+        "activation": read_choice(own, "hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+    }
+
+
+def _encoded(b: Builder, s: TowerSpec, at: str) -> ValueId:
+    """Return the rows of all patches of the step: [T, width]."""
+    patches = f"{at}.embeddings.patch_embedding"
+    x = b.linear(b.patches(s.patch_width), patches, features=s.width, bias=True)
+    places = f"{at}.embeddings.position_embedding"
+    b.place_embed(x, places, table=s.table, side=s.side, merge=s.merge)
+    for i in range(s.layers):
+        siglip_layer(b, s, f"{at}.encoder.layers.{i}", x)
+    return b.layer_norm(x, f"{at}.post_layernorm")
 
 
 def siglip_layer(b: Builder, s: TowerSpec, at: str, x: ValueId, rope: Rope | None = None) -> None:

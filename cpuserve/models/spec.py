@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.program.lora import Adapters
@@ -32,6 +32,9 @@ class TowerSpec:
     `sections`: how many frequencies of the text part's RoPE turn a row by each of three places, its
       place in the text, its row and its column; () = all turn it by its position in the text.
     `interleaved`: whether the axes take turns, instead of one section after another.
+    `mean`: whether a block becomes the mean of its patches, and not all of them side by side.
+    `spans`: the layers of the text part in which the tokens of a picture see each other in both
+      directions: "" = none, "sliding" = those with a window, "all".
     `pixels`: the numbers of pixels; they are part of the weights of `patch_weight`, a convolution.
     The other fields have the same meaning as in ModelSpec.
     """
@@ -56,6 +59,8 @@ class TowerSpec:
     level_layers: tuple[int, ...] = ()
     sections: tuple[int, ...] = ()
     interleaved: bool = False
+    mean: bool = False
+    spans: Literal["", "sliding", "all"] = ""
     architecture: str = ""
     vocab: int = 1  # patches have no token ids: all are 0
     pooled: bool = True
@@ -85,9 +90,10 @@ class TowerSpec:
         """Return the additions and multiplications of a tile, in linears and attention."""
         layer = 4 * self.width**2 + 2 * self.width * self.intermediate
         layer += 2 * patches * self.width
-        # Of merge^2 patches, one row of merge^2 times the width is multiplied.
-        ends = (self.patch_width + self.row_width) * self.width
-        return 2 * patches * (self.layers * layer + ends)
+        # Of merge^2 patches, one row is multiplied: their mean, or all of them side by side.
+        last = patches // self.merge**2 if self.mean else patches
+        ends = patches * self.patch_width + last * self.row_width
+        return 2 * (patches * self.layers * layer + ends * self.width)
 
     @property
     def step_bytes(self) -> int:
@@ -99,6 +105,11 @@ class TowerSpec:
         rows = (4 * self.row_width if self.levels else 0) // self.merge**2
         floats = 11 * self.width + self.intermediate + self.out_width + self.patch_width + rows
         return 4 * self.step_patches * floats
+
+    def sees_whole_pictures(self, window: int) -> bool:
+        """Return False: attention of a tower without a mask is `attend_both_sides`."""
+        del window
+        return False
 
     @property
     def tiles_a_step(self) -> int:
@@ -162,6 +173,11 @@ class ModelSpec:
     adapters: Adapters | None = None
     tower: TowerSpec | None = None
     extra: dict[str, object] = field(default_factory=dict)
+
+    def sees_whole_pictures(self, window: int) -> bool:
+        """Return whether tokens of a picture see its later tokens in layers with this window."""
+        spans = "" if self.tower is None else self.tower.spans
+        return spans == "all" or (spans == "sliding" and window > 0)
 
     @property
     def activation_width(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The key of the config for the settings of the image processor, which have a file of their own.
 PICTURES = "image_processor"
 BUILTIN = {
+    "Gemma3ForConditionalGeneration": "cpuserve.models.siglip:Gemma3Tower",
     "Idefics3ForConditionalGeneration": "cpuserve.models.siglip:Idefics3Tower",
     "PaddleOCRVLForConditionalGeneration": "cpuserve.models.siglip:PaddleOcrTower",
     "Qwen3VLForConditionalGeneration": "cpuserve.models.qwen_vl:Qwen3VLTower",

@@ -36,6 +36,8 @@ class TowerFacts:
     most_rows: the most rows that a tile becomes.
     page_rows, page_tiles, page_operations: the rows, the tiles, and the additions and
       multiplications of a page of 1275 x 1650 pixels.
+    span: the tokens of a picture that see each other in both directions, so that one step has them;
+      0 = a token sees no later token.
     """
 
     row_bytes: int
@@ -44,6 +46,17 @@ class TowerFacts:
     page_rows: int
     page_tiles: int
     page_operations: int
+    span: int = 0
+
+    @property
+    def span_note(self) -> str:
+        """The meaning of a span for other streams, for the decision on the media buffer."""
+        if not self.span:
+            return ""
+        return (
+            f"; the {self.span} tokens of a picture see each other, so one step computes them, and "
+            "other streams wait for this step"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,11 @@ class ModelFacts:
     unread_why: str = ""
     mmproj: str | None = None
     tower: TowerFacts | None = None
+
+    @property
+    def picture_span(self) -> int:
+        """The most tokens of a picture that one step must have; 0 = a step may cut a picture."""
+        return 0 if self.tower is None else self.tower.span
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ def plan_memory(
     media_rows, media_bytes = _media(ledger, facts)
     other += _written_bytes(options, max(block, state)) + media_bytes
     needs = Needs(weights, other, facts.weight_bytes, threads)
-    use = cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK)
+    use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
     why_not = why_not_mapped(options, facts, executor, weights)
     least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
     on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
@@ -316,7 +316,7 @@ def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     why = (
         f"{format_bytes(most * tower.row_bytes)} of encoded pictures; a page of 1275 x 1650 "
         f"pixels becomes {tower.page_rows} tokens: {tiles} with "
-        f"{tower.page_operations / 1e9:.3g} billion operations"
+        f"{tower.page_operations / 1e9:.3g} billion operations{tower.span_note}"
     )
     rows = ledger.decide("media_rows", most, why)
     return rows, rows * tower.row_bytes + tower.step_bytes + PICTURE_PATCH_BYTES

@@ -102,6 +102,7 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
         "tokenizer_path": facts.tokenizer_path,
         "architecture": facts.architecture,
         "whole_prompts": facts.whole_prompts,
+        "picture_span": facts.picture_span,
         "adapters": dict(facts.adapters),
         "adapter_slots": facts.adapter_slots,
         "adapter_rank": facts.adapter_rank,
@@ -241,13 +242,22 @@ def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -
     """Return (max_num_seqs, max_num_batched_tokens).
 
     A step must have room for one row of each request, and in an encoder for the longest prompt.
+    If the tokens of a picture see each other in both directions, it has room for a picture too.
     """
+    span = facts.picture_span
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
-    seqs = options.max_num_seqs or min(MAX_NUM_SEQS, tokens)
+    seqs = options.max_num_seqs or max(1, min(MAX_NUM_SEQS, tokens - span))
     if options.max_num_batched_tokens is None:
-        tokens = max(tokens, seqs)
+        tokens = max(tokens, seqs + span)
     if facts.whole_prompts:
         tokens = _with_whole_prompts(options, ledger, facts, tokens)
+    if span and tokens < seqs + span:
+        msg = (
+            f"{ledger.asked('max_num_batched_tokens')}: a step must fit the {span} tokens of a "
+            f"picture and one token of each of {seqs} running requests; give at least "
+            f"{seqs + span}"
+        )
+        raise ConfigError(msg)
     if tokens < seqs:
         msg = (
             f"{ledger.asked('max_num_batched_tokens')}: a step must fit one token of each of "

@@ -49,6 +49,9 @@ class SizeDefaults(Protocol):
     def pooled(self) -> bool:
         """Whether the model returns vectors (embeddings) instead of tokens."""
 
+    def sees_whole_pictures(self, window: int) -> bool:
+        """Return whether tokens of a picture see its later tokens in layers with this window."""
+
 
 class BaseBuilder:
     """A program that is being built. Subclasses in `operations/` add a method for each op."""

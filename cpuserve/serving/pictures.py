@@ -112,7 +112,8 @@ class _ReadFile:
 class PictureReader:
     """Reads the pictures of requests for one model.
 
-    marker: the id of the token for a row of the tower.
+    marker: the id of the token that templates write for a picture.
+    placeholder: the id of the token for a row of the tower.
     """
 
     def __init__(self, family: AnyFamily, tokenizer: Tokenizer, rules: PictureRules) -> None:
@@ -120,11 +121,8 @@ class PictureReader:
         self._family = family
         self._tokenizer = tokenizer
         self._rules = rules
-        marker = tokenizer.token_id(family.marker)
-        if marker is None or tokenizer.encode(family.marker, add_special_tokens=False) != [marker]:
-            msg = f"the tokenizer has no token {family.marker!r}"
-            raise ModelError(msg)
-        self.marker = marker
+        self.marker = _token(tokenizer, family.marker)
+        self.placeholder = _token(tokenizer, family.placeholder)
         self._known: OrderedDict[bytes, DecodedFile] = OrderedDict()
         self._patches: OrderedDict[bytes, bytes] = OrderedDict()
         self._expansions: dict[str, list[int]] = {}
@@ -200,6 +198,11 @@ class PictureReader:
             found[index] = {**message, "content": join_texts(parts)}
         return found, pictures
 
+    def spaced(self, text: str) -> str:
+        """Return a rendered prompt with the text that belongs around each marker of a picture."""
+        gap, marker = self._family.gap, self._family.marker
+        return text.replace(marker, f"{gap}{marker}{gap}") if gap else text
+
     def expanded(
         self, ids: Sequence[int], pictures: Sequence[ReadPicture], earlier: Sequence[Picture]
     ) -> tuple[list[int], list[Picture]] | None:
@@ -219,7 +222,7 @@ class PictureReader:
             shown.append(
                 Picture(
                     picture.digest,
-                    _runs(picture.ids, self.marker, len(found)),
+                    _runs(picture.ids, self.placeholder, len(found)),
                     list(picture.shown.layout.tiles),
                 )
             )
@@ -322,6 +325,15 @@ class PictureReader:
         return ids
 
 
+def _token(tokenizer: Tokenizer, text: str) -> int:
+    """Return the id of the token with this text; ModelError if the text is not one token."""
+    found = tokenizer.token_id(text)
+    if found is None or tokenizer.encode(text, add_special_tokens=False) != [found]:
+        msg = f"the tokenizer has no token {text!r}"
+        raise ModelError(msg)
+    return found
+
+
 def is_read(part: object) -> bool:
     """Return whether a part of a message may be a picture or a document for the model."""
     return isinstance(part, MediaPart) and not part.why and part.kind in KINDS
@@ -377,11 +389,11 @@ def _page_key(key: bytes, page: int) -> bytes:
     return hashlib.sha256(key + page.to_bytes(4, "little")).digest()
 
 
-def _runs(ids: Sequence[int], marker: int, begin: int) -> list[tuple[int, int]]:
-    """Return (position, length) of each run of markers; begin: the position of ids[0]."""
+def _runs(ids: Sequence[int], placeholder: int, begin: int) -> list[tuple[int, int]]:
+    """Return (position, length) of each run of placeholders; begin: the position of ids[0]."""
     found: list[tuple[int, int]] = []
     for at, token in enumerate(ids):
-        if token != marker:
+        if token != placeholder:
             continue
         if found and sum(found[-1]) == begin + at:
             found[-1] = (found[-1][0], found[-1][1] + 1)

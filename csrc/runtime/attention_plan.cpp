@@ -64,7 +64,9 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
     int32_t& end = head_ends_[static_cast<size_t>(h)] = h + 1;
     while (end < geometry.kv_heads && owner(end) == owner(h)) end++;
   }
-  const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs;
+  // A run of tokens that see the same picture ends a tile.
+  const int64_t runs = geometry.spans ? limits.tokens : 0;
+  const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs + runs;
   const int64_t pieces = threads_ > 1 ? (kMostPiecesPerShare + 2) * threads_ : 0;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
   whole_.reserve(units);  // build() swaps whole_ and units_, so both have the same capacity
@@ -82,9 +84,10 @@ int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_
 int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
   if (threads_ == 1) return 0;
   const auto chunks_of = [&](int64_t keys) {
-    const int64_t sides = geometry_.causal ? 1 : 2;
+    const int64_t sides = geometry_.causal ? 1 : 2, ahead = geometry_.spans ? limits.tokens : 0;
     if (geometry_.most > 0) keys = std::min<int64_t>(keys, geometry_.most);
-    const int64_t seen = geometry_.window > 0 ? std::min(keys, sides * geometry_.window) : keys;
+    const int64_t window = sides * geometry_.window + ahead;
+    const int64_t seen = geometry_.window > 0 ? std::min(keys, window) : keys;
     return ceil_div(seen, kChunk) + 1;
   };
   const int64_t longest = chunks_of(limits.sequence_keys);
@@ -146,27 +149,60 @@ int64_t AttentionPlan::end_of_keys(int64_t position, int64_t keys) const noexcep
   return geometry_.window > 0 ? std::min(keys, position + geometry_.window) : keys;
 }
 
+// Returns the first token of the run that `token` is in: the tokens of a picture, or those that see
+// no later token. Tokens count from the first token of the sequence in the step.
+int64_t AttentionPlan::first_of_run(const StepInput& in, int32_t seq,
+                                    int64_t token) const noexcept {
+  if (!geometry_.spans || !in.ends) return 0;
+  const int32_t* ends = in.ends + in.query_start[seq];
+  const int64_t pos0 = in.kv_len[seq] - (in.query_start[seq + 1] - in.query_start[seq]);
+  const auto single = [&](int64_t t) {
+    return ends[t] == pos0 + t + 1 && (t == 0 || ends[t - 1] != ends[t]);
+  };
+  int64_t first = token;
+  const bool alone = single(token);
+  while (first > 0 && (alone ? single(first - 1) : ends[first - 1] == ends[token])) first--;
+  return first;
+}
+
 void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                                  int32_t heads_a_unit) noexcept {
   int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
   const int64_t pos0 = in.kv_len[seq] - queries;
   if (geometry_.most > 0) queries = std::clamp<int64_t>(geometry_.most - pos0, 0, queries);
   const int64_t rows = queries * geometry_.group();
+  const int32_t step = queries == 1 ? heads_a_unit : 1;
   // Tiles are made from the last rows to the first. The last rows see the most keys, so long tiles
   // come first, and short tiles at the end let all threads finish at about the same time.
-  for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {
-    const int64_t begin = std::max<int64_t>(0, end - tile_rows);
+  int64_t least = rows;  // the first row of the run of tokens that tiles are made of
+  bool both_sides = false;
+  for (int64_t end = rows, begin; end > 0; end = begin) {
+    const int64_t last = (end - 1) / geometry_.group();
+    if (end <= least) {
+      const int64_t first = first_of_run(in, seq, last);
+      least = first * geometry_.group();
+      both_sides = geometry_.spans && in.ends && first < last &&
+                   in.ends[in.query_start[seq] + first] == pos0 + last + 1;
+    }
+    begin = std::max(least, end - tile_rows);
     const int64_t first_pos = pos0 + begin / geometry_.group();
-    const int64_t end_key = end_of_keys(pos0 + (end - 1) / geometry_.group(), in.kv_len[seq]);
+    const int64_t run_end =
+        both_sides ? in.ends[in.query_start[seq] + last] : end_of_keys(pos0 + last, in.kv_len[seq]);
     const int64_t first_key =
         geometry_.window > 0 ? std::max<int64_t>(0, first_pos - geometry_.window + 1) : 0;
-    const int32_t step = queries == 1 ? heads_a_unit : 1;
-    for (int32_t head = 0, heads = 0; head < geometry_.kv_heads; head += heads) {
-      heads = std::min(step, head_ends_[static_cast<size_t>(head)] - head);
-      whole_.push_back({seq, head, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
-                        static_cast<int32_t>(ceil_div(end_key, kChunk)), -1, 0, heads,
-                        static_cast<int32_t>(end_key)});
-    }
+    add_tile({seq, 0, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
+              static_cast<int32_t>(ceil_div(run_end, kChunk)), -1, 0, 0,
+              static_cast<int32_t>(run_end), both_sides},
+             step);
+  }
+}
+
+// Adds the units of all KV heads for a tile; a unit has up to `step` heads.
+void AttentionPlan::add_tile(AttentionUnit tile, int32_t step) noexcept {
+  for (int32_t head = 0; head < geometry_.kv_heads; head += tile.heads) {
+    tile.kv_head = head;
+    tile.heads = std::min(step, head_ends_[static_cast<size_t>(head)] - head);
+    whole_.push_back(tile);
   }
 }
 

@@ -24,11 +24,12 @@ namespace cpuserve {
 struct AttentionGeometry {
   int32_t q_heads, kv_heads, hd_pad, window;
   bool causal = true;
-  int32_t most = 0;  // if not 0, rows that see more keys are not in the plan (SelectKeysOp)
+  int32_t most = 0;    // if not 0, rows that see more keys are not in the plan (SelectKeysOp)
+  bool spans = false;  // rows of a picture see all its keys (StepInput::ends)
   int32_t group() const { return q_heads / kv_heads; }
   bool operator==(const AttentionGeometry& o) const {
     return q_heads == o.q_heads && kv_heads == o.kv_heads && hd_pad == o.hd_pad &&
-           window == o.window && causal == o.causal && most == o.most;
+           window == o.window && causal == o.causal && most == o.most && spans == o.spans;
   }
 };
 
@@ -42,6 +43,7 @@ struct AttentionUnit {
   int64_t partial_stride;  // number of partial results from one row to the next
   int32_t heads;           // the unit computes KV heads [kv_head, kv_head + heads)
   int32_t end_key;         // the last row of the unit sees only keys before this position
+  bool both_sides;         // all rows of the unit are of one picture, and see it up to end_key
   // Returns the number of keys that the unit attends to.
   int64_t keys() const {
     return std::min<int64_t>(int64_t{chunk1} * kChunk, end_key) - int64_t{chunk0} * kChunk;
@@ -94,8 +96,10 @@ class AttentionPlan {
   int64_t tile_rows(const StepInput& in) const noexcept;
   int32_t heads_a_unit(const StepInput& in) const noexcept;
   int64_t end_of_keys(int64_t position, int64_t keys) const noexcept;
+  int64_t first_of_run(const StepInput& in, int32_t seq, int64_t token) const noexcept;
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                     int32_t heads_a_unit) noexcept;
+  void add_tile(AttentionUnit tile, int32_t step) noexcept;
   double cost(const AttentionUnit& u) const noexcept;
   void sort_by_head() noexcept;
   bool uneven(double largest) const noexcept;

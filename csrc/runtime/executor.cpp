@@ -168,7 +168,9 @@ void Executor::plan_attention() {
     const CacheLayer& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
     const int64_t most = a->selection == kNone ? 0 : program_->value(a->selection).width;
     const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad,
-                                     a->window,  a->causal,   static_cast<int32_t>(most)};
+                                     a->window,  a->causal,   static_cast<int32_t>(most),
+                                     a->spans};
+    if (a->spans) ends_.resize(static_cast<size_t>(program_->max_tokens()));
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {
@@ -336,7 +338,22 @@ void Executor::begin_step(const StepInput& in) {
   kv_.use(*team_);
   find_state_slots();
   turn();
-  for (AttentionPlan& plan : plans_) plan.build(in);
+  find_ends();
+  for (AttentionPlan& plan : plans_) plan.build(input_);
+}
+
+// Finds the last key of each token: the last token of its picture, or its own. A step has whole
+// runs of neighbouring tokens of pictures, or ends of runs.
+void Executor::find_ends() noexcept {
+  if (ends_.empty() || !input_.media_rows) return;
+  for (int64_t s = 0; s < input_.seqs; s++) {
+    for (int64_t t = input_.query_start[s + 1] - 1, last = t; t >= input_.query_start[s]; t--) {
+      const bool joined = t < last && input_.media_row(t) >= 0 && input_.media_row(t + 1) >= 0;
+      const auto i = static_cast<size_t>(t);
+      ends_[i] = joined ? ends_[i + 1] : input_.positions[t] + 1;
+    }
+  }
+  input_.ends = ends_.data();
 }
 
 // Runs operations [first, last) on all threads. Returns false if the step was cancelled.

@@ -205,6 +205,7 @@ class Executor {
   void carve_work_memory(int64_t rows_per_seq);
   void begin_step(const StepInput& in);
   void find_state_slots();
+  void find_ends() noexcept;
   const int32_t* table(int64_t seq, int64_t group) const noexcept {
     return tables_.table(input_.seq_slot[seq], group).data();
   }
@@ -250,6 +251,7 @@ class Executor {
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
+  std::vector<int32_t> ends_;   // StepInput::ends; empty if no layer attends in both directions
   // For recurrent layers: state_slots_ has the state slot for the block of each token.
   // state_before_ has for each sequence the slot of the last closed state before the first token
   // of the step (-1: there is none).

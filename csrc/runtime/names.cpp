@@ -66,7 +66,7 @@ template <>
 struct Names<MediaToken> {
   using Enum = MediaToken;
   static constexpr const char* kWhat = "treatment of tokens with media";
-  static constexpr Name<Enum> kAll[] = {NAME(id) NAME(row) NAME(zero)};
+  static constexpr Name<Enum> kAll[] = {NAME(id) NAME(row) NAME(zero) NAME(other)};
 };
 template <>
 struct Names<Stage> {

@@ -401,3 +401,40 @@ def advance(core, rng, prompts, found, asked):
     if asked and (not core.has_work or rng.random() < 0.3):
         number, index = asked.pop(rng.randrange(len(asked)))
         core.handle(PicturePatches(number, index, prompts[number][1][index].patches))
+
+
+@pytest.mark.parametrize("budget", [12, 13, 20, 64])
+@pytest.mark.parametrize("threshold", [0, 3])
+def test_no_step_cuts_a_picture_that_is_seen_whole(budget, threshold):
+    core, _ = make(
+        picture_span=8,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=threshold,
+    )
+    prompts = [
+        prompt_with(*range(10, 19), (5, 8), 1, 2, (6, 8), 3),
+        prompt_with((7, 8), *range(20, 45)),
+        prompt_with(*range(50, 95)),
+    ]
+    parts = {}
+    for number, (ids, pictures) in enumerate(prompts):
+        add(core, number, ids, pictures, max_tokens=30)
+    found = {}
+    schedule = core.scheduler.schedule
+
+    def noted():
+        batch = schedule()
+        for request, chunk in zip(core.scheduler.batch_requests, batch.chunks, strict=True):
+            parts.setdefault(request.id, []).append(
+                (chunk.start, chunk.start + len(chunk.token_ids))
+            )
+        return batch
+
+    core.scheduler.schedule = noted
+    found = run(core)
+    for number, (ids, pictures) in enumerate(prompts):
+        assert tokens(found[number]) == wanted(ids, pictures, max_tokens=30)
+        for begin, count in (span for picture in pictures for span in picture.spans):
+            assert not [end for _, end in parts[number] if begin < end < begin + count]
+    assert (core.scheduler.pictures.num_spans > 0) == (threshold > 0)

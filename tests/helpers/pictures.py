@@ -102,6 +102,7 @@ def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -
 # How the image processors of the models below make a number of a byte; the channels differ.
 MEAN, DEVIATION, SCALE = (0.5, 0.4, 0.3), (0.5, 0.6, 0.45), 1 / 255
 PATCH = 8
+GEMMA3 = "Gemma3ForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
 
 
@@ -115,7 +116,9 @@ def write_tower_model(
     width: int = 48,
     vocab: int = _TEXT["vocab_size"],
 ) -> torch.nn.Module:
-    """Write a random SmolVLM or Idefics3 with the settings of its image processor, and return it.
+    """Write a random model of images with the settings of its image processor, and return it.
+
+    architecture: that of SmolVLM, Idefics3 or Gemma 3.
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
@@ -130,13 +133,16 @@ def write_tower_model(
         "patch_size": PATCH,
     }
     text = {"model_type": "llama", **{k: v for k, v in _TEXT.items() if "expert" not in k}}
+    text = {k: v for k, v in text.items() if k != "moe_intermediate_size"}
     text["vocab_size"] = vocab
-    config = whole(
-        text_config={k: v for k, v in text.items() if k != "moe_intermediate_size"},
-        vision_config=vision,
-        scale_factor=merge,
-        image_token_id=IMAGE_ID,
-    )
+    own: dict[str, Any] = {"scale_factor": merge, "image_token_id": IMAGE_ID}
+    if architecture == GEMMA3:
+        kinds = ["sliding_attention", "full_attention"]
+        text |= {"model_type": "gemma3_text", "sliding_window": 24, "layer_types": kinds}
+        text["query_pre_attn_scalar"] = 1  # so that the few heads do not see the mean of all keys
+        own = {"mm_tokens_per_image": (side // merge) ** 2, "image_token_index": IMAGE_ID}
+        own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
+    config = whole(text_config=text, vision_config=vision, **own)
     torch.manual_seed(0)
     model = getattr(transformers, architecture)(config).float().eval()
     with torch.no_grad():
@@ -153,6 +159,10 @@ def write_tower_model(
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
+    if architecture == GEMMA3:
+        del pictures["max_image_size"]
+        pictures["size"] = {"height": side * PATCH, "width": side * PATCH}
+        pictures["resample"] = 2
     (to / "preprocessor_config.json").write_text(json.dumps(pictures))
     return model
 
@@ -253,7 +263,11 @@ def patches_of(tiles: np.ndarray, merge: int) -> np.ndarray:
     return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, PATCH * PATCH * 3)
 
 
-def pixels_of(tiles: np.ndarray) -> torch.Tensor:
-    """Return what the image processor makes of the tiles: [1, count, 3, height, width]."""
+def pixels_of(tiles: np.ndarray, architecture: str = "") -> torch.Tensor:
+    """Return what the image processor makes of the tiles: [1, count, 3, height, width].
+
+    architecture: that of Gemma 3 takes [count, 3, height, width].
+    """
     numbers = torch.from_numpy(tiles).float() * SCALE
-    return ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)[None]
+    pixels = ((numbers - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
+    return pixels if architecture == GEMMA3 else pixels[None]

@@ -19,6 +19,7 @@ from cpuserve.runtime.native import NativeExecutor
 from cpuserve.runtime.torch_executor import TorchTower
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.pictures import (
+    GEMMA3,
     GRID_MODELS,
     PATCH,
     grid_inputs,
@@ -31,15 +32,23 @@ from tests.helpers.pictures import (
 )
 
 # Each with (patches of a side, patches of a merged side, places of a side of the learned table).
-SHAPES = {"smolvlm": (4, 2, 4), "threes": (6, 3, 6), "larger table": (4, 2, 7), "whole": (4, 4, 4)}
+SHAPES = {
+    "smolvlm": (4, 2, 4),
+    "threes": (6, 3, 6),
+    "larger table": (4, 2, 7),
+    "whole": (4, 4, 4),
+    "gemma 3": (8, 4, 8),
+}
+SMOLVLM = "SmolVLMForConditionalGeneration"
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request, tmp_path_factory):
-    return written(tmp_path_factory.mktemp("tower"), *SHAPES[request.param])
+    architecture = GEMMA3 if request.param == "gemma 3" else SMOLVLM
+    return written(tmp_path_factory.mktemp("tower"), *SHAPES[request.param], architecture)
 
 
-def written(path, side, merge, table, architecture="SmolVLMForConditionalGeneration"):
+def written(path, side, merge, table, architecture=SMOLVLM):
     theirs = write_tower_model(architecture, path, side=side, merge=merge, table=table)
     return path, theirs, side, merge
 
@@ -55,7 +64,8 @@ def settings(dtype="float32", **changes):
 
 def features(theirs, tiles):
     with torch.inference_mode():
-        return torch.cat(list(theirs.model.get_image_features(pixels_of(tiles)).pooler_output))
+        pixels = pixels_of(tiles, type(theirs).__name__)
+        return torch.cat(list(theirs.model.get_image_features(pixels).pooler_output))
 
 
 def with_team(threads, ranks, use):
@@ -164,12 +174,13 @@ def test_rows_of_shorter_types_are_near(tmp_path, scheme):
     assert 1e-4 < error < (0.02 if scheme == "none" else 0.04)
 
 
+@pytest.mark.parametrize("architecture", [SMOLVLM, GEMMA3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype):
-    path, _, side, merge = written(tmp_path, 4, 2, 4)
+def test_rows_have_the_same_bits_however_they_are_computed(tmp_path, dtype, architecture):
+    path, _, side, merge = written(tmp_path, 4, 2, 4, architecture)
     tiles = random_tiles(5, side)
     want = native(path, tiles, merge, dtype)
-    for threads, ranks in ((2, ()), (3, ()), (2, (1, 1))):
+    for threads, ranks in ((2, ()), (3, ()), (5, ()), (2, (1, 1))):
         assert np.array_equal(native(path, tiles, merge, dtype, threads, ranks), want)
     assert np.array_equal(native(path, tiles, merge, dtype, budget=0), want)
     alone = [native(path, tiles[i : i + 1], merge, dtype) for i in range(5)]

@@ -18,6 +18,7 @@ from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.mmproj import write_ggufs
 from tests.helpers.pictures import (
+    GEMMA3,
     GRID_MODELS,
     IMAGE_ID,
     PATCH,
@@ -43,7 +44,7 @@ PROMPTS = {
 }
 
 
-MODELS = ["SmolVLMForConditionalGeneration", "gguf", *GRID_MODELS]
+MODELS = ["SmolVLMForConditionalGeneration", "gguf", GEMMA3, *GRID_MODELS]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -51,7 +52,8 @@ def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures")
     if request.param in GRID_MODELS:
         return path, write_grid_model(request.param, path)
-    theirs = write_tower_model(MODELS[0], path, side=SIDE, merge=MERGE)
+    architecture = request.param if request.param == GEMMA3 else MODELS[0]
+    theirs = write_tower_model(architecture, path, side=SIDE, merge=MERGE)
     if request.param == "gguf":
         path, _ = write_ggufs(path, tmp_path_factory.mktemp("gguf"))
     return path, theirs
@@ -80,25 +82,40 @@ def prompt_of(name, whole):
 
 def theirs_of(model, ids, pixels):
     """(logits of every token of the prompt and of TOKENS greedy ones, these tokens)."""
-    whole = type(model).__name__ in GRID_MODELS
+    architecture = type(model).__name__
+    whole = architecture in GRID_MODELS
     given = {}
     if pixels:
-        given = (
-            grid_inputs(pixels, type(model).__name__)
-            if whole
-            else {"pixel_values": pixels_of(np.concatenate(pixels))}
-        )
+        if whole:
+            given = grid_inputs(pixels, architecture)
+        else:
+            given = {"pixel_values": pixels_of(np.concatenate(pixels), architecture)}
     ids = list(ids)
 
     def logits():
-        kinds = [[int(token == IMAGE_ID) for token in ids]]
-        more = {"mm_token_type_ids": torch.tensor(kinds)} if whole else {}
+        kinds = torch.tensor([[int(token == IMAGE_ID) for token in ids]])
+        more = {"mm_token_type_ids": kinds} if whole else {}
+        if architecture == GEMMA3:
+            more = {"token_type_ids": kinds}
         return model(input_ids=torch.tensor([ids]), use_cache=False, **given, **more).logits[0]
 
     with torch.inference_mode():
         for _ in range(TOKENS):
             ids.append(int(logits()[-1].argmax()))
         return logits().numpy(), ids
+
+
+def uncut(ids, start, end):
+    """The end of a chunk that has whole pictures: before the picture at `end`, or after it."""
+    runs = [place for place in range(start, len(ids)) if ids[place] == IMAGE_ID]
+    if end - 1 not in runs or end not in runs:
+        return end
+    begin = end
+    while begin - 1 in runs:
+        begin -= 1
+    while end in runs:
+        end += 1
+    return begin if begin > start else end
 
 
 class Ours:
@@ -108,6 +125,7 @@ class Ours:
         found = find_mmproj(path) if path.is_file() else None
         checkpoint = open_checkpoint(path, found and str(found))
         self.spec = spec = spec_from_config(checkpoint.config)
+        self.whole = bool(spec.tower.spans)  # whether a picture must be in one chunk
         self.program, self.tower_program = build_program(spec), build_tower(spec.tower)
         config = fake_config(
             max_num_batched_tokens=64,
@@ -142,8 +160,9 @@ class Ours:
         sequence, logprobs = Sequence(0, list(prompt), list(range(12)), states), []
         while len(sequence.tokens) < len(prompt) + TOKENS:
             left = len(sequence.tokens) - sequence.done
-            part = sequence.chunk(min(left, chunk))
-            end = part.start + len(part.token_ids)
+            end = sequence.done + min(left, chunk)
+            end = uncut(prompt, sequence.done, end) if self.whole else end
+            part = sequence.chunk(end - sequence.done)
             part.angles = placed.angles(part.start, end, merge) if merge else None
             if part.start < len(prompt) and tiles:
                 part.media = media[part.start : part.start + len(part.token_ids)]
@@ -183,13 +202,13 @@ def test_logprobs_and_greedy_tokens_are_those_of_transformers(model, name):
         assert np.abs(np.asarray(logprobs) - want).max() < bound
 
 
-def test_another_picture_gives_another_text(model):
+def test_another_picture_gives_other_logits(model):
     path, whole = model
     prompt, pictures, pixels = prompt_of("one", type(whole).__name__ in GRID_MODELS)
-    _, tokens = theirs_of(whole, prompt, pixels)
-    other, _ = Ours(path, "torch").run(prompt, pictures, [255 - pixels[0]], 64)
-    assert other[: len(prompt)] == tokens[: len(prompt)]
-    assert other != tokens
+    executor = Ours(path, "torch")
+    _, scores = executor.run(prompt, pictures, pixels, 64)
+    _, others = executor.run(prompt, pictures, [255 - pixels[0]], 64)
+    assert abs(scores[0] - others[0]) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["three", "last"])

@@ -51,6 +51,16 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
     whole: str = "<global-img>"
 
     @property
+    def placeholder(self) -> str:
+        """The text of the token for a row of the tower; templates write it once for a picture."""
+        return self.marker
+
+    @property
+    def gap(self) -> str:
+        """The text around the marker, which templates do not write."""
+        return ""
+
+    @property
     def rows_of_tile(self) -> int:
         """How many rows of the tower a tile becomes."""
         side: int = self.tile // self.patch // self.merge
@@ -95,7 +105,7 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
             for y in range(down)
             for x in range(across)
         ]
-        return self._in_merge_order(np.stack([*tiles, np.asarray(whole)]))
+        return in_merge_order(np.stack([*tiles, np.asarray(whole)]), self.patch, self.merge)
 
     def changed(self, settings: Mapping[str, Any]) -> Idefics3:
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
@@ -105,14 +115,14 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
                 made = made._with_detail(value)
             elif name == "do_image_splitting":
                 if not isinstance(value, bool):
-                    _refuse(name, f"must be true or false, got {value!r:.40}")
+                    refuse_setting(name, f"must be true or false, got {value!r:.40}")
                 made = msgspec.structs.replace(made, splits=value)
             elif name == "size":
                 made = made._with_size(value)
             elif name == "max_tokens":
                 made = made._with_most(value)
             else:
-                _refuse(
+                refuse_setting(
                     name,
                     "is no setting of this model's pictures: it has size (longest_edge), "
                     "do_image_splitting, detail, and a maximum number of tokens",
@@ -121,7 +131,9 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
 
     def _with_detail(self, detail: object) -> Idefics3:
         if detail not in _DETAILS:
-            _refuse("detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}")
+            refuse_setting(
+                "detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}"
+            )
         return msgspec.structs.replace(self, splits=False) if detail == "low" else self
 
     def _with_size(self, size: object) -> Idefics3:
@@ -133,7 +145,7 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
             or isinstance(longest, bool)
             or not self.tile <= longest <= _MOST_SIDE
         ):
-            _refuse(
+            refuse_setting(
                 "size",
                 f'must be {{"longest_edge": N}} with N from {self.tile} to {_MOST_SIDE}, '
                 f"got {size!r:.60}",
@@ -142,7 +154,7 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
 
     def _with_most(self, most: object) -> Idefics3:
         if not isinstance(most, int) or isinstance(most, bool) or most < self.rows_of_tile:
-            _refuse(
+            refuse_setting(
                 "max_tokens",
                 f"must be at least {self.rows_of_tile}, the tokens of one tile, got {most!r:.40}",
             )
@@ -222,15 +234,16 @@ class Idefics3(msgspec.Struct, frozen=True, kw_only=True, tag="idefics3"):
         )
         return "".join(lines) + "\n" + whole
 
-    def _in_merge_order(self, tiles: np.ndarray) -> np.ndarray:
-        """Return tiles [n, side, side, 3] as patches."""
-        import numpy as np
 
-        number, merge, patch = len(tiles), self.merge, self.patch
-        blocks = self.tile // patch // merge
-        split = tiles.reshape(number, blocks, merge, patch, blocks, merge, patch, _CHANNELS)
-        ordered = split.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-        return np.ascontiguousarray(ordered).reshape(-1, self.patch_bytes)
+def in_merge_order(tiles: np.ndarray, patch: int, merge: int) -> np.ndarray:
+    """Return tiles [n, height, width, 3] as patches; see Family.patches."""
+    import numpy as np
+
+    number, height, width, _ = tiles.shape
+    down, across = height // patch // merge, width // patch // merge
+    split = tiles.reshape(number, down, merge, patch, across, merge, patch, _CHANNELS)
+    ordered = split.transpose(0, 1, 4, 2, 5, 3, 6, 7)
+    return np.ascontiguousarray(ordered).reshape(-1, patch * patch * _CHANNELS)
 
 
 def idefics3(
@@ -248,14 +261,14 @@ def idefics3(
     """
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
-    patch = _number(vision.get("patch_size"), "vision_config.patch_size")
-    merge = _number(config.get("scale_factor"), "scale_factor")
-    most = _number(vision.get("image_size"), "vision_config.image_size")
-    tile = _number(_edge(processor.get("max_image_size")), "max_image_size.longest_edge")
+    patch = read_number(vision.get("patch_size"), "vision_config.patch_size")
+    merge = read_number(config.get("scale_factor"), "scale_factor")
+    most = read_number(vision.get("image_size"), "vision_config.image_size")
+    tile = read_number(_edge(processor.get("max_image_size")), "max_image_size.longest_edge")
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
     sides = {
-        name: _number(size[key], f"size.{key}")
+        name: read_number(size[key], f"size.{key}")
         for name, key in (("longest", "longest_edge"), ("height", "height"), ("width", "width"))
         if size.get(key)
     }
@@ -275,7 +288,7 @@ def idefics3(
         **sides,
         scales=processor.get("do_resize", True) is not False,
         splits=processor.get("do_image_splitting", True) is not False,
-        resample=_number(processor.get("resample", 1), "resample", least=0),
+        resample=read_number(processor.get("resample", 1), "resample", least=0),
         marker=tokens.get("image_token", "<image>"),
         around=tokens.get("fake_image_token", "<fake_token_around_image>"),
         whole=tokens.get("global_image_token", "<global-img>"),
@@ -291,13 +304,15 @@ def _edge(size: object) -> object:
     return size.get("longest_edge") if isinstance(size, Mapping) else None
 
 
-def _number(value: object, name: str, least: int = 1) -> int:
+def read_number(value: object, name: str, least: int = 1) -> int:
+    """Return a number of a checkpoint; ModelError if it is none, or below `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
         raise ModelError(msg)
     return value
 
 
-def _refuse(name: str, why: str) -> NoReturn:
+def refuse_setting(name: str, why: str) -> NoReturn:
+    """Raise the error for a setting of the preprocessing that a family cannot follow."""
     msg = f"{name} {why}"
     raise InvalidRequest(msg, role="mm_processor_kwargs")

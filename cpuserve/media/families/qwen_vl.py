@@ -48,6 +48,16 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     widens: bool = False
 
     @property
+    def placeholder(self) -> str:
+        """The text of the token for a row of the tower; templates write it once for a picture."""
+        return self.marker
+
+    @property
+    def gap(self) -> str:
+        """The text around the marker, which templates do not write."""
+        return ""
+
+    @property
     def block(self) -> int:
         """The side in pixels of a block of patches that becomes one row."""
         return self.patch * self.merge

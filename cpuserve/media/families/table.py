@@ -10,16 +10,18 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.fault_points import fault
+from cpuserve.media.families.gemma3 import Gemma3Pictures, gemma3
 from cpuserve.media.families.idefics3 import Idefics3, idefics3
 from cpuserve.media.families.qwen_vl import QwenVL, paddleocr_vl, qwen_vl
 
-AnyFamily: TypeAlias = Idefics3 | QwenVL
+AnyFamily: TypeAlias = Idefics3 | QwenVL | Gemma3Pictures
 # Makes a family from config.json, the settings of the image processor and of the whole
 # processor, and the texts of special tokens.
 FamilyReader: TypeAlias = Callable[
     [Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], AnyFamily
 ]
 FAMILIES: dict[str, FamilyReader] = {
+    "gemma3": gemma3,
     "idefics3": idefics3,
     "paddleocr_vl": paddleocr_vl,
     "qwen3_5": qwen_vl,

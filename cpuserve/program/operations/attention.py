@@ -100,6 +100,8 @@ class Attention(Op, frozen=True):
     softcap: a score s becomes softcap * tanh(s / softcap) (0 = no limit).
     sinks: a weight [q_heads], one more logit in the softmax of each head.
     alibi: whether the standard ALiBi biases for q_heads are added to the scores.
+    spans: whether neighbouring tokens with rows of the media buffer, which are a picture, see each
+      other in both directions. A window then limits only the keys before a query.
     """
 
     reads_of = ("qkv",)
@@ -119,6 +121,7 @@ class Attention(Op, frozen=True):
     causal: bool = True
     selection: ValueId | None = None
     keep: int = 0
+    spans: bool = False
 
     def reads(self) -> tuple[ValueId, ...]:
         """The queries, and the selection of keys if there is one."""
@@ -142,10 +145,11 @@ class Attention(Op, frozen=True):
     def reference(self, at: Interpreter, qkv: Tensor, selection: Tensor | None = None) -> Tensor:
         import torch
 
-        from cpuserve.program.reference.attention import QUERIES_AT_ONCE
+        from cpuserve.program.reference.attention import QUERIES_AT_ONCE, ends_of_spans
 
         q = qkv[:, : self.q_heads * self.head_dim].reshape(len(qkv), self.q_heads, self.head_dim)
         out = torch.empty_like(q)
+        two_way = self.spans and len(at.step.media_rows) > 0
         for seq in range(at.step.num_seqs):
             rows = at.step.queries(seq)
             k, v, v_scale = at.stored(self.layer, seq)
@@ -155,6 +159,7 @@ class Attention(Op, frozen=True):
                 first = max(0, len(k) - (rows.stop - rows.start) - self.window + 1)
                 for read in (k, v) if v_scale is None else (k, v, v_scale):
                     read[:first] = 0.0
+            ends = ends_of_spans(at.positions[rows], at.step.media_rows[rows]) if two_way else None
             stop = rows.stop
             if selection is not None:
                 stop = rows.start + int((at.positions[rows] < self.keep).sum())
@@ -162,7 +167,8 @@ class Attention(Op, frozen=True):
                     out[row] = self._attend_selected(at, q[row], k, v, selection[row], v_scale)
             for start in range(rows.start, stop, QUERIES_AT_ONCE):
                 some = slice(start, min(start + QUERIES_AT_ONCE, stop))
-                out[some] = self._attend(at, q[some], k, v, at.positions[some], v_scale)
+                seen = None if ends is None else ends[start - rows.start :][: some.stop - start]
+                out[some] = self._attend(at, q[some], k, v, at.positions[some], v_scale, seen)
         return out.reshape(len(qkv), -1)
 
     def _attend_selected(
@@ -190,11 +196,13 @@ class Attention(Op, frozen=True):
         v: Tensor,
         positions: Tensor,
         v_scale: Tensor | None,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of one sequence for queries q [n, Hq, d] at `positions`.
 
         k, v: all keys and values of the sequence, [keys, Hk, d].
         v_scale [keys, Hk]: scales that v is still to be multiplied by (emulated mode).
+        ends [n]: the position after the last key that each query sees; None = its own position.
         """
         import torch
 
@@ -211,6 +219,8 @@ class Attention(Op, frozen=True):
         if self.alibi:
             s = s - torch.from_numpy(alibi_slopes(self.q_heads))[:, None] * distance[:, None]
         seen = visible(distance, self.window, causal=self.causal)
+        if ends is not None:
+            seen |= (distance < 0) & (torch.arange(len(k)) < ends[:, None])
         s = s.masked_fill(~seen[:, None], -torch.inf)
         sink = None
         if self.sinks is not None:
@@ -398,6 +408,7 @@ class AttentionBuilder(BaseBuilder):
             alibi,
             selection=selection,
             keep=0 if selection is None else self._width(selection),
+            spans=self._spec.sees_whole_pictures(window),
         )
         self._ops.append(attention)
         self._cache[layer] = replace(cache, window=window)

@@ -26,7 +26,8 @@ class Embed(Op, frozen=True):
     """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Token ids >= vocab get row 0.
 
     media: whether a token with a row of the media buffer (a part of a picture) gets this "row",
-      not scaled, or "zero", or the row of its "id".
+      not scaled, or "zero", or the row of its "id", or the row of the "other" id.
+    other: this id.
     """
 
     reads_of = ()
@@ -36,7 +37,8 @@ class Embed(Op, frozen=True):
     vocab: int
     width: int
     scale: float = 1.0
-    media: Literal["id", "row", "zero"] = "id"
+    media: Literal["id", "row", "zero", "other"] = "id"
+    other: int = 0
 
     @property
     def media_width(self) -> int:
@@ -61,13 +63,15 @@ class Embed(Op, frozen=True):
 
         ids = torch.from_numpy(at.step.token_ids).long()
         ids = torch.where(ids < self.vocab, ids, 0)
+        media = torch.from_numpy(at.step.media_rows).long()
+        has = media >= 0
+        if self.media == "other" and len(has):
+            ids[has] = self.other
         weight = at.matrix(self.weight)
         rows = weight.rows(ids) if isinstance(weight, QuantMatrix) else weight[ids].float()
         rows = rows * self.scale
-        if self.media == "id" or not len(at.step.media_rows):
+        if self.media in ("id", "other") or not len(has):
             return rows
-        media = torch.from_numpy(at.step.media_rows).long()
-        has = media >= 0
         rows[has] = at.media[media[has], : self.width] if self.media == "row" else 0.0
         return rows
 
@@ -321,19 +325,28 @@ class DenseBuilder(ExpertsBuilder):
     """Appends linears and the first and last operations of a program."""
 
     def embed(
-        self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
+        self,
+        name: str,
+        *,
+        vocab: int | None = None,
+        width: int | None = None,
+        scale: float = 1.0,
+        other: int | None = None,
     ) -> ValueId:
         """Return scale * (the embedding row of each token): [T, width].
 
         Rows of the media buffer replace embeddings of the width of the model.
 
         vocab, width: the shape of the matrix `name`; by default as in the spec.
+        other: tokens of pictures have the row of this id, if `width` is given; None = their own.
         """
-        media: Literal["row", "id"] = "id" if width else "row"
+        media: Literal["row", "id", "other"] = "id" if width else "row"
+        if width and other is not None:
+            media = "other"
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
         weight = self._matrix(name, vocab, width)
         out = self._value(name, width)
-        self._ops.append(Embed(out, weight, vocab, width, scale, media))
+        self._ops.append(Embed(out, weight, vocab, width, scale, media, other or 0))
         self._route_adapters()
         adapters = self._adapters
         if adapters is not None and adapters.in_tables and name in adapters.modules:

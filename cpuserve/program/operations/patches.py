@@ -127,18 +127,24 @@ class GridEmbed(Op, frozen=True):
 
 
 class Fold(Op, frozen=True):
-    """out [T / count, count * width]: a row has the columns of `count` successive rows of x."""
+    """out [T / count, count * width]: a row has the columns of `count` successive rows of x.
+
+    mean: out [T / count, width] has the mean of these rows instead.
+    """
 
     x: ValueId
     out: ValueId
     count: int
     width: int
+    mean: bool = False
 
     def can_write(self, rows: str, to: Lowering) -> bool:
         """Return True: the kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        if self.mean:
+            return x.reshape(-1, self.count, self.width).mean(1)
         return x.reshape(-1, self.count * self.width)
 
 
@@ -171,12 +177,16 @@ class PatchesBuilder(BaseBuilder):
         weight = self._need(f"{name}.weight", (side * side, width), "table")
         self._ops.append(GridEmbed(x, weight, side, width, corners))
 
-    def fold(self, x: ValueId, count: int) -> ValueId:
-        """Return rows of `count` successive rows of x: [T / count, count * width of x]."""
+    def fold(self, x: ValueId, count: int, *, mean: bool = False) -> ValueId:
+        """Return rows of `count` successive rows of x: [T / count, count * width of x].
+
+        mean: return the mean of these rows instead: [T / count, width of x].
+        """
         value = self._values[x]
         if value.copies != 1 or value.fold != 1:
             msg = f"fold: {value.name} does not have one row for each token"
             raise ModelError(msg)
-        out = self._value(f"{value.name} folded", count * value.width, fold=count)
-        self._ops.append(Fold(x, out, count, value.width))
+        width = value.width if mean else count * value.width
+        out = self._value(f"{value.name} folded", width, fold=count)
+        self._ops.append(Fold(x, out, count, value.width, mean))
         return out

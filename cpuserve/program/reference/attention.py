@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 BLOCK = 32  # tokens of a KV block (kBlock in C++)
 CHUNK = 256  # keys of an attention chunk (kChunk in C++)
@@ -31,6 +37,18 @@ def visible(distance: Tensor, window: int, *, causal: bool) -> Tensor:
         distance = distance.abs()  # the window of an encoder reaches to both sides
     seen = distance >= 0
     return seen & (distance < window) if window else seen
+
+
+def ends_of_spans(positions: Tensor, media_rows: npt.NDArray[np.int32]) -> Tensor:
+    """Return the position after the last key that each token of a sequence sees.
+
+    Neighbouring tokens with rows of the media buffer (0 or more) see each other.
+    """
+    ends = positions + 1
+    for t in range(len(ends) - 2, -1, -1):
+        if media_rows[t] >= 0 and media_rows[t + 1] >= 0:
+            ends[t] = ends[t + 1]
+    return ends
 
 
 def mix_width(head_dim: int) -> int:

@@ -59,6 +59,8 @@ async def chat_prompt(
     """
     messages, pictures = await read_pictures(context, call, measures=measures)
     text = await run_rendering(num_bytes, lambda: render_chat(context, call, messages))
+    if pictures and context.pictures is not None:
+        text = context.pictures.spaced(text)
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening

@@ -51,7 +51,14 @@ void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
   args.chunk0 = u.chunk0;
   args.chunk1 = u.chunk1;
   args.window = op.window;
-  args.keys = op.causal ? 0 : in.kv_len[u.seq];
+  args.keys = u.both_sides ? u.end_key : op.causal ? 0 : in.kv_len[u.seq];
+  if (u.both_sides && op.window > 0) {
+    // Here a window limits only the keys before a row. The kernel's reaches to both sides of the
+    // row's position: a position and a window that are larger by as much begin at the same key,
+    // and end after the picture.
+    args.window += u.end_key;
+    args.pos0 += u.end_key;
+  }
   args.partial = u.partial < 0 ? nullptr : w.partials() + u.partial;
   args.partial_stride = u.partial_stride;
   w.kernels().attention[static_cast<int>(args.kv.type)](args);
@@ -267,6 +274,8 @@ void prepare(const AttentionOp& op, const Program& p) {
   check_argument(op.window >= 0, "attention: window must be at least 0, not ", op.window);
   p.check_vector(op.slopes, op.q_heads, "ALiBi slopes");
   p.check_vector(op.sinks, op.q_heads, "attention sinks");
+  check_argument(!op.spans || (op.causal && op.selection == kNone && op.slopes == kNone),
+                 "attention: spans need causal attention to all keys, without ALiBi");
   if (op.selection == kNone) return;
   p.check_tokens("attention", {op.selection});
   p.f32_value(op.selection, "attention selection");

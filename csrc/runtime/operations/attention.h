@@ -39,8 +39,11 @@ struct AttentionOp {
   // The output of SelectKeysOp: the positions of the keys that each row reads. A row that sees
   // no more keys than this value has columns reads all of them.
   Id selection = kNone;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(2, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
-                                causal, selection)
+  // Whether neighbouring tokens with rows of the media buffer, which are a picture, see each other
+  // in both directions; other tokens see no later token.
+  bool spans = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(3, q, out, layer, q_heads, scale, window, softcap, slopes, sinks,
+                                causal, selection, spans)
 };
 void prepare(const AttentionOp& op, const Program& p);
 void run(const AttentionOp& op, Worker& w) noexcept;

@@ -35,6 +35,7 @@ void prepare(const EmbedOp& op, Program& p) {
   check_argument(!m.glu && p.f32_value(op.out, "embed out").width == m.k,
                  "embed: value and matrix differ in width");
   p.limits().embed_rows = std::max(p.limits().embed_rows, m.n);
+  check_argument(op.other >= 0 && op.other < m.n, "embed: there is no row ", op.other);
   if (op.media == MediaToken::row) p.limits().media_width = std::max(p.limits().media_width, m.k);
 }
 
@@ -63,7 +64,7 @@ void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
 
 // Replaces the row `to` of a token by the row `row` of the media buffer, if it has one.
 void put_media(const EmbedOp& op, int32_t row, int64_t width, float* to, Worker& w) noexcept {
-  if (row < 0 || op.media == MediaToken::id) return;
+  if (row < 0 || op.media == MediaToken::id || op.media == MediaToken::other) return;
   if (op.media == MediaToken::row) {
     std::copy_n(w.media_row(row), width, to);
   } else {
@@ -79,7 +80,8 @@ void run(const EmbedOp& op, Worker& w) noexcept {
     const int64_t count = std::min<int64_t>(kPanel, rows.end - t);
     MatrixRow reads[kPanel];
     for (int64_t c = 0; c < count; c++) {
-      const int32_t id = w.input().token_ids[t + c];
+      const bool other = op.media == MediaToken::other && w.input().media_row(t + c) >= 0;
+      const int32_t id = other ? op.other : w.input().token_ids[t + c];
       reads[c] = {op.matrix, id < num_rows ? id : 0, floats_of(out, t + c)};
     }
     read_matrix_rows({reads, count}, w);
@@ -136,7 +138,7 @@ void prepare(const FoldOp& op, Program& p) {
   p.check_rows("fold", {op.x});
   const Value &x = p.f32_value(op.x, "fold x"), &out = p.value(op.out);
   check_argument(op.count >= 1 && x.fold == 1 && out.copies == 1 && out.fold == op.count &&
-                     out.width == x.width * op.count,
+                     out.width == x.width * (op.mean ? 1 : op.count),
                  "fold: value ", out.name, " does not have the rows of ", op.count, " rows of ",
                  x.name);
   check_argument(p.fold() == 1 || p.fold() == op.count, "fold: ", op.count,
@@ -151,10 +153,17 @@ void run(const FoldOp& op, Worker& w) noexcept {
   const Range mine = w.share(w.rows(op.out));
   auto* const to = reinterpret_cast<float*>(w.scratch);
   const Rows one{w.scratch, 0, out.width, ActFormat::f32};
+  const float share = 1.0f / static_cast<float>(op.count);
   for (int64_t r = mine.begin; r < mine.end; r++) {
     for (int64_t i = 0; i < op.count; i++) {
-      std::copy_n(floats_of(x, r * op.count + i), x.width, to + i * x.width);
+      const float* from = floats_of(x, r * op.count + i);
+      if (!op.mean || i == 0) {
+        std::copy_n(from, x.width, to + i * x.width);
+      } else {
+        for (int64_t c = 0; c < x.width; c++) to[c] += from[c];
+      }
     }
+    for (int64_t c = 0; op.mean && c < x.width; c++) to[c] *= share;
     w.kernels().convert({one, out, r, r + 1});
   }
 }

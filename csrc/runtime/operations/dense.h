@@ -8,9 +8,10 @@ namespace cpuserve {
 
 // The values of an EmbedOp for a token with a row of the media buffer (StepInput::media_rows).
 enum class MediaToken : int32_t {
-  id,    // the row of its id, as for every other token
-  row,   // the first columns of its row of the media buffer, not scaled
-  zero,  // zeros
+  id,     // the row of its id, as for every other token
+  row,    // the first columns of its row of the media buffer, not scaled
+  zero,   // zeros
+  other,  // the row of the id `other`, which the model has for all of them
 };
 
 // Looks up the row of each token id in the matrix and multiplies it by `scale`.
@@ -20,7 +21,8 @@ struct EmbedOp {
   Id out, matrix;
   float scale;
   MediaToken media = MediaToken::id;
-  CPUSERVE_FIELDS_WITH_DEFAULTS(1, out, matrix, scale, media)
+  int32_t other = 0;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(2, out, matrix, scale, media, other)
 };
 void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
@@ -58,12 +60,14 @@ void prepare(const PatchesOp& op, Program& p);
 void run(const PatchesOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PatchesOp& op, const Program&) { return {{}, {own(op.out)}}; }
 
-// Joins the rows of `count` successive tokens to one row of out. All folds of a program are alike.
+// Joins the rows of `count` successive tokens to one row of out: side by side, or if `mean` is set
+// to their mean. All folds of a program are alike.
 struct FoldOp {
   static constexpr const char* kName = "fold";
   Id x, out;
   int32_t count;
-  CPUSERVE_FIELDS(x, out, count)
+  bool mean = false;
+  CPUSERVE_FIELDS_WITH_DEFAULTS(1, x, out, count, mean)
 };
 void prepare(const FoldOp& op, Program& p);
 void run(const FoldOp& op, Worker& w) noexcept;
