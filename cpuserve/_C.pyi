@@ -123,6 +123,9 @@ def operation_fields() -> dict[str, list[str]]:
 def packed_file_bytes(team: Team, program: Program) -> int:
     """Bytes of a file with the packed matrices of all ranks, behind 2 MB for a header."""
 
+def pooled_bytes(team: Team, program: Program) -> tuple[int, int, int]:
+    """Bytes of all matrices but experts, of the experts, and of the smallest pool for experts."""
+
 class Executor:
     """Owns arenas, KV cache and sampler state. Call its methods on thread 0 inside Team.run, or
     anywhere with a team of one thread."""
@@ -141,8 +144,13 @@ class Executor:
         packed_offset: int = 0,
         num_media: int = 0,
         rows_per_seq: int = 1,
+        packed_pool: int = 0,
+        before_read: Callable[[int], int] | None = None,
     ) -> None:
         """packed_fd: a file of packed_file_bytes() from which the matrices are mapped.
+        packed_pool: the bytes of a pool that reads experts from the file; 0 = there is no pool.
+        With a pool nothing is mapped, and the other matrices are in memory (read_packed).
+        before_read: gets the bytes of each read of the pool; returns the bytes to read or -errno.
 
         packed_offset: where these bytes begin in the file.
         rows_per_seq: the most rows that a step samples for a sequence of one token: 1, and 1 for
@@ -159,6 +167,20 @@ class Executor:
     @property
     def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
         """The matrices of each rank, as they follow one another in a file behind 2 MB."""
+    @property
+    def expert_counts(self) -> dict[str, int]:
+        """Hits, misses, guessed, bytes_read, wait_ns, errors; units, slots, bytes of the pool."""
+    @property
+    def expert_heat(self) -> npt.NDArray[np.float32]:
+        """How often each unit of the pool was used, where a use counts half after 64 steps."""
+    def warm_experts(self, heat: npt.NDArray[np.float32]) -> None:
+        """Begin to read the units with the most heat that fit; set the heat of all units."""
+    @property
+    def failed_sequences(self) -> list[int]:
+        """The sequences of the last step, by number, that need an unreadable expert."""
+    @property
+    def expert_error(self) -> str:
+        """Why a read of the last step failed; empty if none did."""
     def load_matrix(
         self,
         matrix: int,

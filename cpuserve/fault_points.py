@@ -114,6 +114,9 @@ POINTS = {
     "packed.open": _point("open packed weights", "EMFILE", "EIO"),
     "packed.read": _point("read the head of packed weights", "EIO"),
     "packed.load": _point("read packed weights", "EIO"),
+    "expert.read": _point("read a part of an expert", "EIO", SHORT, DELAY),
+    "expert_heat.read": _point("read how often experts were used", "EIO"),
+    "expert_heat.write": _point("write how often experts were used", "ENOSPC"),
     "packed.allocate": _point("allocate a file of packed weights", "ENOSPC"),
     "packed.write": _point("write packed weights", "ENOSPC", "EIO", SHORT),
     "packed.sync": _point("flush packed weights to the disk", "EIO"),
@@ -140,6 +143,11 @@ def fault(point: str, size: int = 0) -> int:
         OSError: the failure that a test wants.
     """
     return size if _hook is None else _hook(point, size)
+
+
+def active() -> bool:
+    """Whether a test lets calls of this process fail."""
+    return _hook is not None
 
 
 def install(hook: Callable[[str, int], int]) -> None:

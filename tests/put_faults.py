@@ -343,8 +343,8 @@ FAULTS = [
     # --- scheduling ---------------------------------------------------------------------------
     Fault(
         "cpuserve/core/scheduler.py",
-        "            never_written.update(blocks)\n",
-        "",
+        "        for request in [r for r in self.running if r.uses(lost)]:",
+        "        for request in [r for r in self.running if r.uses(set())]:",
         f"{PREFIXES} -k starts_again",
     ),
     Fault(

@@ -48,6 +48,23 @@ def amount(text: str) -> None:
         raise ValueError(msg)
 
 
+WEIGHT_PLACES = ("auto", "always", "never")
+
+
+def weight_place(text: str) -> None:
+    """Accept auto, always, never, or an amount of memory for the weights that is not 0."""
+    if text in WEIGHT_PLACES:
+        return
+    try:
+        amount(text)
+    except ValueError:
+        msg = "give auto, always, never, or the memory for weights: GiB (4 or 0.5) or 512MiB"
+        raise ValueError(msg) from None
+    if not parse_space(text).bytes:
+        msg = "weights need some memory: give GiB (4 or 0.5), a unit (512MiB), or never"
+        raise ValueError(msg)
+
+
 def bytes_as_space(text: str) -> str:
     """Convert bytes ("1073741824", "4G" and "4g" as in vLLM) or a unit ("4GiB") to GiB."""
     text = text.strip()

@@ -91,6 +91,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weight_cache_bytes: the most bytes of files with packed weights in the cache directory;
       0 = no such files are written.
     weights_on_disk: whether the packed weights are mapped from a file of the cache directory.
+    weight_memory_bytes: the memory for weights, with a pool of experts that reads the others from
+      the file; 0 = there is no pool.
     page_cache_bytes: the memory that is left for pages of the mapped weights.
     speculation: how draft tokens are proposed; None = there are no draft tokens.
     kv_events: how changes of the prefix cache are published; None = they are not published.
@@ -158,6 +160,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     picture_span: int = 0
     weight_cache_bytes: int = 0
     weights_on_disk: bool = False
+    weight_memory_bytes: int = 0
     page_cache_bytes: int = 0
     long_rope: bool = False
     sources: list[SourceFile] = []

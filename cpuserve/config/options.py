@@ -18,6 +18,7 @@ from cpuserve.config.checks import (
     named_places,
     openvino_type,
     read_modules,
+    weight_place,
     zero_as_own,
 )
 from cpuserve.config.field import GROUPS, Alias, at_least, fields_of, not_empty, option
@@ -318,10 +319,11 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         _memory(
             "Map the weights from a file and keep as much of them in memory as fits: auto, "
-            "always, never.",
+            "always, never; or the memory for the weights of a mixture, such as 16 (GiB): the "
+            "experts used most stay in it, and the others are read from the disk.",
             default="auto: a mixture of experts that does not fit in memory",
-            choices=("auto", "always", "never"),
-            metavar="WHEN",
+            check=weight_place,
+            metavar="WHEN|SIZE",
         ),
     ] = None
     kv_cache_space: Annotated[

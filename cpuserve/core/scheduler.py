@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -42,7 +42,7 @@ from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, PromptOrder, WaitingQueue, by_rank, next_requests, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request, SlotHost, keep_state
 from cpuserve.core.results import ResultProcessor
-from cpuserve.core.step import SeqChunk, StepBatch, StepResult
+from cpuserve.core.step import SeqChunk, StepBatch, StepResult, rows_of
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.slot import SlotRequest
 
@@ -234,36 +234,34 @@ class Scheduler:
         return deltas
 
     def fail(self, message: str) -> list[Delta]:
-        """End every request of the scheduled step with an error, because it failed."""
-        deltas = self._take_refused()
-        deltas += [Delta(r, [], "error", error=message) for r in self._drop_batch()]
-        return deltas
+        """End every request of the step, which failed; "" = without an error: all were aborted."""
+        failed = [Delta(r, [], "error", error=message) for r in self.batch_requests if message]
+        self.lose(range(len(self._batch)), [], "")
+        return self._take_refused() + failed
+
+    def lose(self, numbers: Sequence[int], results: StepResult, message: str) -> StepResult:
+        """End the requests of these chunks with an error, or none; return the other results."""
+        batch, requests = self._take_batch()
+        lost = {b for i in numbers for b in self._blocks_from(requests[i], batch[i].start)}
+        for request, chunk in zip(requests, batch, strict=True):
+            if request.uses(lost):
+                self.kv.published.unpublish(self._blocks_from(request, chunk.start))
+        for i in numbers:
+            self._drop(requests[i])
+            delta = Delta(requests[i], [], "error", error=message, unavailable=True)
+            self._refused += [delta] if message else []
+        for request in [r for r in self.running if r.uses(lost)]:  # these have adopted its blocks
+            self._preempt(request)
+        kept = [i for i, request in enumerate(requests) if request.is_running]
+        self._batch, self.batch_requests = [batch[i] for i in kept], [requests[i] for i in kept]
+        self.work.rows = sum(i < self.work.rows for i in kept)
+        return rows_of(batch, results, kept)
 
     def refuse(self, wanted: WantedPicture, message: str) -> None:
         """End the requests that wait for a picture with an error, because it was not encoded."""
         for request in [self.requests[number] for number in self.pictures.refused(wanted)]:
             self._drop(request)
             self._refused.append(Delta(request, [], "error", error=message))
-
-    def abandon(self) -> list[Delta]:
-        """Drop every request of a step that was ended early because all of them were aborted."""
-        self._drop_batch()
-        return self._take_refused()
-
-    def _drop_batch(self) -> list[Request]:
-        """Drop the requests of a step that has not run to its end."""
-        batch, requests = self._take_batch()
-        never_written: set[BlockId] = set()
-        for request, chunk in zip(requests, batch, strict=True):
-            blocks = self._blocks_from(request, chunk.start)
-            self.kv.published.unpublish(blocks)
-            never_written.update(blocks)
-        for request in requests:
-            self._drop(request)
-        # Other requests may have adopted blocks that this step was going to compute.
-        for request in [r for r in self.running if r.uses(never_written)]:
-            self._preempt(request)
-        return requests
 
     def _blocks_from(self, request: Request, start: int) -> list[BlockId]:
         """Return the blocks for the tokens of `request` from position `start` on."""

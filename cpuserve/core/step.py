@@ -7,6 +7,7 @@ because creating one takes less than half the time of a dataclass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 
@@ -90,3 +91,9 @@ class VectorResult(RowResult):
 
 
 StepResult = list[RowResult]
+
+
+def rows_of(chunks: list[SeqChunk], results: StepResult, kept: list[int]) -> StepResult:
+    """Return the results of the rows of the chunks with the numbers `kept`."""
+    ends = list(accumulate((len(chunk.rows) for chunk in chunks), initial=0))
+    return [row for i in kept for row in results[ends[i] : ends[i + 1]]]

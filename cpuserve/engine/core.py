@@ -393,17 +393,19 @@ class EngineCore:
         started = time.perf_counter()
         self.interrupt.begin(self.scheduler.batch_requests, self._ends_for(started))
         try:
-            arrays = pack(batch, masks)
-            results = unpack(self.executor.step(arrays), arrays.tops)
+            outputs = self.executor.step(arrays := pack(batch, masks))
+            results = unpack(outputs, arrays.tops)
         except Exception as error:  # any failure ends only the requests of this step
             reason = self.interrupt.end()
             if reason == "came":
                 return self.scheduler.rewind(time.perf_counter() - started), False
             if reason:
-                return self.scheduler.abandon(), False
+                return self.scheduler.fail(""), False
             log.exception("a step of %d sequences failed", len(batch.chunks))
             return self.scheduler.fail(f"the engine failed in this step: {error}"), False
         self.interrupt.end()
+        if outputs.lost:
+            results = self.scheduler.lose(outputs.lost, results, outputs.why)
         return self.scheduler.update(results), True
 
     def _count(self, deltas: list[Delta], seconds: float) -> None:
@@ -417,11 +419,11 @@ class EngineCore:
         pictures = scheduler.pictures
         stats.picture_queries, stats.picture_hits = pictures.queries, pictures.hits
         stats.prompt_rate = scheduler.cost.prompt_rate
-        self._stale = False
-        stats.step_s = seconds
+        self._stale, stats.step_s = False, seconds
         stats.damaged = self._damage.see(deltas)
         if self.kv.offload is not None:
             self._count_offload(self.kv.offload)
+        stats.count_experts(self.executor.experts)
         if scheduler.drafter is not None:
             stats.drafts = scheduler.drafter.num_drafts
             stats.draft_tokens = scheduler.drafter.num_draft_tokens

@@ -5,6 +5,8 @@ FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed mat
                                describes the matrices (layout, kinds, level, ranks, version).
                                SOURCE is the start of the digest of the model's files
 FOLDER/.LAYOUT-SOURCE.tmp      a file that is being written
+FOLDER/LAYOUT-SOURCE.heat      how often each expert was used (runtime/expert_memory.py); it is
+                               removed together with its file of weights
 FOLDER/*.source.json           the digests of models' files (source_digest.py)
 
 The header has both complete digests, and a digest of the matrices that is compared when they
@@ -62,6 +64,7 @@ class PackedFile:
         """Remove the file, because it is damaged or was not completed."""
         with suppress(OSError):
             self.path.unlink()
+            self.path.with_suffix(".heat").unlink(missing_ok=True)
         self.close()
 
 
@@ -256,6 +259,7 @@ def _remove_unused(path: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
+        path.with_suffix(".heat").unlink(missing_ok=True)
     except OSError:
         return False
     finally:

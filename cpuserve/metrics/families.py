@@ -46,6 +46,17 @@ PICTURE_COUNTERS = (
     ("mm_cache_hits", "picture_hits", "Pictures that were encoded already."),
 )
 ENCODE_COUNTERS = (("encode_seconds", "encode_s", "Seconds spent on encoding pictures."),)
+EXPERT_COUNTERS = (
+    ("expert_hits", "expert_hits", "Matrices of experts that a step found in memory."),
+    ("expert_misses", "expert_misses", "Matrices of experts that a step had to wait for."),
+    ("expert_read_bytes", "expert_bytes", "Bytes of experts read from the disk."),
+    (
+        "expert_wait_seconds",
+        "expert_wait_s",
+        "Time that compute threads waited for experts, summed over threads.",
+    ),
+    ("expert_read_errors", "expert_errors", "Experts that could not be read."),
+)
 # (metric name, attribute of ServerMetrics, help text)
 SEQUENCE_COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of sequences with a first token."),
@@ -116,6 +127,8 @@ def server_families(metrics: ServerMetrics) -> Iterable[Metric]:
     if metrics.pictures:
         yield from _step_counters(PICTURE_COUNTERS, names, engines)
         yield from _step_counters(ENCODE_COUNTERS, names, engines, "cpuserve")
+    if metrics.experts:
+        yield from _step_counters(EXPERT_COUNTERS, names, engines, "cpuserve")
     if metrics.cpu is not None:
         yield from _cpu(metrics.cpu(), metrics.labels)
 

@@ -45,6 +45,11 @@ class StepStats(Protocol):
     picture_queries: int
     picture_hits: int
     encode_s: float
+    expert_hits: int
+    expert_misses: int
+    expert_bytes: int
+    expert_wait_s: float
+    expert_errors: int
 
 
 class ReplicaFigures(Protocol):

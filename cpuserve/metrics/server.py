@@ -70,6 +70,7 @@ class ServerMetrics:
     tiers: the offload tiers of the KV cache that have metrics.
     drafts: whether there are metrics of speculative decoding.
     pictures: whether there are metrics of encoded pictures.
+    experts: whether there are metrics of a pool of experts.
     """
 
     def __init__(
@@ -85,10 +86,12 @@ class ServerMetrics:
         tiers: Iterable[str] = (),
         drafts: bool = False,
         pictures: bool = False,
+        experts: bool = False,
     ) -> None:
         self.tiers = tuple(tiers)
         self.drafts = drafts
         self.pictures = pictures
+        self.experts = experts
         self.cpu = cpu
         self.replicas = replicas
         self.several = several

@@ -28,6 +28,7 @@ from cpuserve.platforms.on_disk import (
     mapped_needs,
     mapping_hint,
     plan_mapping,
+    weight_memory,
     why_not_mapped,
 )
 
@@ -70,6 +71,7 @@ class MemoryPlan:
 
     media_rows: the rows of encoded pictures that the media buffer holds.
     on_disk: whether the weights are mapped from a file.
+    weight_memory_bytes: the memory for weights with a pool of experts; 0 = there is no pool.
     page_cache_bytes: the memory that is left for the pages of this file.
     """
 
@@ -81,6 +83,7 @@ class MemoryPlan:
     max_num_seqs: int
     media_rows: int = 0
     on_disk: bool = False
+    weight_memory_bytes: int = 0
     page_cache_bytes: int = 0
 
 
@@ -283,7 +286,8 @@ def plan_memory(
     why_not = why_not_mapped(options, facts, executor, weights)
     least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
     on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
-    needs = mapped_needs(facts, needs) if on_disk else needs
+    pool = weight_memory(options)
+    needs = mapped_needs(facts, needs, pool) if on_disk else needs
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
     # RoPE tables have all positions of the longest request, which must fit into the free memory.
@@ -297,9 +301,8 @@ def plan_memory(
     cached = options.enable_prefix_caching is not False and not facts.whole_prompts
     swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
     pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
-    return MemoryPlan(
-        blocks, length, swap, groups, states.slots, states.max_num_seqs, media_rows, on_disk, pages
-    )
+    counts = (states.slots, states.max_num_seqs, media_rows)
+    return MemoryPlan(blocks, length, swap, groups, *counts, on_disk, pool, 0 if pool else pages)
 
 
 def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:

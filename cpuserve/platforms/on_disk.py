@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cpuserve.config.checks import WEIGHT_PLACES
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, format_gib_up, parse_space
@@ -34,12 +35,22 @@ def why_not_mapped(options: EngineOptions, facts: ModelFacts, executor: str, siz
     return ""
 
 
-def mapped_needs(facts: ModelFacts, needs: Needs) -> Needs:
+def weight_memory(options: EngineOptions) -> int:
+    """Return the bytes of memory for weights that --weights-on-disk requests; 0 = no size."""
+    asked = options.weights_on_disk or "auto"
+    return 0 if asked in WEIGHT_PLACES else parse_space(asked).bytes or 0
+
+
+def mapped_needs(facts: ModelFacts, needs: Needs, pool: int = 0) -> Needs:
     """Return the memory that is needed if the weights are mapped from a file.
 
+    pool: the result of weight_memory, which is needed exactly.
     A mixture of experts needs memory for the weights that one token reads, so that only experts are
     read from the disk again. Other models need no such memory: every token reads all their weights.
     """
+    if pool:
+        least = min(pool, needs.weights)
+        return replace(needs, weights=least, files=needs.files + needs.weights)
     if not facts.expert_weights:
         return replace(needs, weights=0, files=needs.files + needs.weights)
     read = facts.matrix_weights - facts.expert_weights + facts.chosen_weights
@@ -65,6 +76,12 @@ def plan_mapping(
         ConfigError: mapping was requested but is not possible.
     """
     asked = options.weights_on_disk or "auto"
+    if asked not in WEIGHT_PLACES:
+        why_not = why_not or _why_no_pool(options, facts, needs.weights)
+        if why_not:
+            msg = f"{ledger.asked('weights_on_disk')}: {why_not}"
+            raise ConfigError(msg)
+        return ledger.decide("weights_on_disk", True, _pool_reads(options, facts, needs.weights))
     if asked == "always":
         if why_not:
             msg = f"{ledger.asked('weights_on_disk')}: {why_not}"
@@ -79,6 +96,36 @@ def plan_mapping(
     size = format_bytes(needs.weights)
     why = f"{size} of weights do not fit in memory; experts are read from the disk as tokens ask"
     return ledger.decide("weights_on_disk", True, why)
+
+
+def _why_no_pool(options: EngineOptions, facts: ModelFacts, weights: int) -> str:
+    """Return why the requested memory cannot hold the weights with a pool of experts; "" if so."""
+    if not facts.expert_weights:
+        return (
+            "a size needs a mixture of experts, and every token of this model reads all weights; "
+            "give --weights-on-disk always, or leave it out"
+        )
+    others = weights - weights * facts.expert_weights // facts.matrix_weights
+    if weight_memory(options) < others:
+        enough = format_gib_up(int(others * 1.02) + (1 << 20))
+        return (
+            f"every token reads {format_bytes(others)} of weights besides experts, which stay in "
+            f"memory; give at least --weights-on-disk {enough}"
+        )
+    return ""
+
+
+def _pool_reads(options: EngineOptions, facts: ModelFacts, weights: int) -> str:
+    """Return a text on the experts that fit, and on the bytes that a token reads."""
+    experts = weights * facts.expert_weights // facts.matrix_weights
+    chosen = weights * facts.chosen_weights // facts.matrix_weights
+    pool = min(experts, weight_memory(options) - (weights - experts))
+    read = chosen * (experts - pool) // experts
+    return (
+        f"{format_bytes(pool)} of {format_bytes(experts)} of experts stay in memory; of the "
+        f"{format_bytes(chosen)} of experts that a token uses, it reads about "
+        f"{format_bytes(read)} from the disk if tokens use all experts alike, and less otherwise"
+    )
 
 
 def mapping_hint(options: EngineOptions, why_not: str, *, mapped: bool) -> str:

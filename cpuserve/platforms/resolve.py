@@ -121,6 +121,7 @@ def _memory(plan: MemoryPlan) -> dict[str, Any]:
         "block_size": BLOCK,
         "kv_blocks": plan.kv_blocks,
         "weights_on_disk": plan.on_disk,
+        "weight_memory_bytes": plan.weight_memory_bytes,
         "page_cache_bytes": plan.page_cache_bytes,
     }
 

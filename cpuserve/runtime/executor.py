@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,7 @@ class StepOutputs:
     A token of -1 means that no token could be sampled, or that an earlier row did not sample its
     draft token. vectors [R, width]: the results of an embedding model, None for other models.
     With vectors, the other arrays have no meaning.
+    lost: the numbers of the sequences without results, because something could not be read (`why`).
     """
 
     tokens: Int32
@@ -110,6 +111,23 @@ class StepOutputs:
     top_ids: Int32
     top_logprobs: Float32
     vectors: Float32 | None = None
+    lost: Sequence[int] = ()
+    why: str = ""
+
+
+class ExpertCounts(NamedTuple):
+    """Counts of a pool of experts since the start.
+
+    hits, misses: matrices of experts that steps needed and that were in memory, or were not.
+    bytes: bytes read from the disk. wait_s: seconds that compute threads waited for them, summed.
+    errors: reads that failed.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bytes: int = 0
+    wait_s: float = 0.0
+    errors: int = 0
 
 
 class PictureTower(Protocol):
@@ -232,6 +250,11 @@ class Executor(Protocol):
     def bytes_per_step(self) -> int:
         """Return the bytes of weights that a step reads; 0 = unknown."""
         return 0
+
+    @property
+    def experts(self) -> ExpertCounts | None:
+        """Return the counts of the pool of experts; None without a pool."""
+        return None
 
     @property
     def barrier_wait_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,12 +31,14 @@ from cpuserve.quant import dequantize
 from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import (
     Bytes,
+    ExpertCounts,
     Float32,
     Int32,
     PictureTower,
     StepArrays,
     StepOutputs,
 )
+from cpuserve.runtime.expert_memory import ExpertMemory, pool_options
 from cpuserve.runtime.packed_cache import PackedCache, PackedParts
 from cpuserve.runtime.threads import threads_on
 from cpuserve.runtime.tower import Tower, tower_config
@@ -102,6 +104,7 @@ class NativeExecutor:
             fill_vectors(native, part.lowered, weights)
         self._natives = natives
         self.native = natives.all[0]
+        self._experts = ExpertMemory(config, self.native, getattr(self._cache, "heat", None))
         self.tower: PictureTower | None = (
             None if tower is None else NativeTower(tower, natives.all[1])
         )
@@ -160,8 +163,8 @@ class NativeExecutor:
         n = self.native
         fault("engine.step")
         n.step(arrays.words, arrays.masks)
-        vectors = n.vectors if self._pooled else None
-        return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)
+        rows = n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs
+        return StepOutputs(*rows, n.vectors if self._pooled else None, *self._experts.lost())
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or the next) step, even inside an op; any thread may call this."""
@@ -224,6 +227,7 @@ class NativeExecutor:
 
     def prepare(self) -> bool:
         """Spend at most a few ms on allocating KV memory; False = all blocks have memory."""
+        self._experts.keep()
         return self.native.grow_kv()
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
@@ -290,6 +294,11 @@ class NativeExecutor:
         return self.lowered.read_bytes
 
     @property
+    def experts(self) -> ExpertCounts | None:
+        """Return the counts of the pool of experts; None without a pool."""
+        return self._experts.counts
+
+    @property
     def barrier_wait_s(self) -> float:
         """Return how long threads have waited for others so far, in seconds summed over them."""
         return self.team.waited_ns() / 1e9
@@ -309,6 +318,7 @@ class NativeExecutor:
 
     def close(self) -> None:
         """Free weights and KV cache, when no other reference to the native executor is left."""
+        self._experts.close()
         if self._cache is not None:
             self._cache.close()
         del self.native, self._natives, self.tower
@@ -341,8 +351,10 @@ class ModelPart:
 
     def create(self, team: _C.Team, fd: int, writable: bool) -> _C.Executor:
         config = self.config
-        asked = config.speculation
-        drafts = {} if asked is None else {"rows_per_seq": asked.logit_rows}
+        sizes = partial(_C.pooled_bytes, team, self.lowered.native)
+        options = {} if writable else pool_options(config, sizes)
+        if config.speculation is not None:
+            options["rows_per_seq"] = config.speculation.logit_rows
         native = _C.Executor(
             team,
             self.lowered.native,
@@ -354,7 +366,7 @@ class ModelPart:
             packed_fd=fd,
             packed_writable=writable,
             packed_offset=self.offset,
-            **drafts,
+            **options,
         )
         if config.work_sizes:
             native.work_sizes = config.work_sizes
@@ -584,6 +596,5 @@ def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> Non
         return values
 
     for vector in lowered.vectors:
-        native.load_vector(
-            vector.id, np.ascontiguousarray(vector.make(read).reshape(-1), np.float32)
-        )
+        made = np.ascontiguousarray(vector.make(read).reshape(-1), np.float32)
+        native.load_vector(vector.id, made)

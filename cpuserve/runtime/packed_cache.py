@@ -29,6 +29,7 @@ from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import HEADER_BYTES, PackedFile, PackedFiles
 from cpuserve.loader.source_digest import SourceDigest
 from cpuserve.log import get_logger
+from cpuserve.runtime.expert_memory import ExpertHeat
 from cpuserve.runtime.threads import run_on
 from cpuserve.version import version
 
@@ -261,16 +262,26 @@ class PackedCache:
                 file.discard()
                 raise
             self._files.commit(file, source, native.packed_digest)
+            if self._config.weight_memory_bytes:  # as the next start: experts stay in the file
+                del native
+                file.close()
+                continue
             native.seal_packed()
             break
         self._file = file
-        log.info("%s", self._expectation(file))
+        log.info("%s", self._expectation(file, self.heat))
         return native
 
-    def _expectation(self, file: PackedFile) -> str:
+    @property
+    def heat(self) -> ExpertHeat | None:
+        """The record of how often each expert is used; None without a file for it."""
+        return None if self._file is None else ExpertHeat(self._file.path.with_suffix(".heat"))
+
+    def _expectation(self, file: PackedFile, heat: ExpertHeat | None) -> str:
         """Return a line on where the weights are, and on the token rate that the disk allows."""
         lowered, size = self._lowered, os.fstat(file.fd).st_size - HEADER_BYTES
-        kept = min(size, self._config.page_cache_bytes)
+        pool = self._config.weight_memory_bytes
+        kept = min(size, pool or self._config.page_cache_bytes)
         line = f"the weights are mapped from {file.path} ({format_bytes(size)}); "
         if kept >= size:
             return line + "all of them fit in memory, and are read from the disk once"
@@ -279,7 +290,9 @@ class PackedCache:
         # The rest of the `kept` bytes of memory holds experts.
         always = size - lowered.expert_bytes
         share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
-        a_token = lowered.expert_read_bytes * share + max(0, always - kept)
+        used = None if heat is None else heat.missed(1 - share)
+        share = share if used is None else used
+        a_token = max(1.0, lowered.expert_read_bytes * share + max(0, always - kept))
         what = "of experts" if lowered.expert_bytes else "of weights"
         reads = lowered.expert_read_bytes or lowered.read_bytes
         line += f"A token reads {format_bytes(reads)} {what}, about {format_bytes(a_token)} of it "
@@ -293,7 +306,7 @@ class PackedCache:
         return (
             f"{line}from the disk, which gives {rate / 1e9:.2f} GB/s in pieces of "
             f"{format_bytes(piece)}: expect up to about {shown} tokens/s for one request if "
-            "tokens use all experts alike"
+            f"tokens use {'all experts alike' if used is None else 'experts as they did before'}"
         )
 
     # --- for both kinds of files ---------------------------------------------------------------

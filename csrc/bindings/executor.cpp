@@ -2,7 +2,10 @@
 #include "runtime/executor.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <memory>
 #include <optional>
 
 #include "base/check.h"
@@ -228,6 +231,72 @@ void define_steps(py::class_<Executor>& executor) {
       .def_property_readonly("vectors", &vectors_view);
 }
 
+ExpertPool& pool_of(Executor& e) {
+  check_argument(e.weights().pool() != nullptr, "all matrices are in memory: there is no pool");
+  return *e.weights().pool();
+}
+
+py::dict expert_counts(Executor& e) {
+  const ExpertPool& pool = pool_of(e);
+  const ExpertCounts counts = pool.counts();
+  py::dict out;
+  out["hits"] = counts.hits;
+  out["misses"] = counts.misses;
+  out["guessed"] = counts.guessed;
+  out["bytes_read"] = counts.bytes_read;
+  out["wait_ns"] = counts.wait_ns;
+  out["errors"] = counts.errors;
+  out["units"] = pool.units();
+  out["slots"] = pool.slots();
+  out["bytes"] = pool.bytes();
+  return out;
+}
+
+// Lets before(bytes) decide about each read: it returns the bytes to read, or a negative errno.
+// The threads that read call it with the GIL.
+ExpertPool::Read read_after(const std::optional<py::function>& before) {
+  if (!before) return {};
+  // A thread may drop the last copy, so the function is deleted with the GIL.
+  const std::shared_ptr<py::function> call(new py::function(*before), [](py::function* f) {
+    const py::gil_scoped_acquire acquire;
+    delete f;
+  });
+  return [call](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    int64_t allowed = 0;
+    {
+      const py::gil_scoped_acquire acquire;
+      try {
+        allowed = (*call)(bytes).cast<int64_t>();
+      } catch (py::error_already_set& error) {  // a mistake of a test must not end the process
+        error.discard_as_unraisable("before_read");
+        allowed = -EIO;
+      }
+    }
+    if (allowed < 0) {
+      errno = static_cast<int>(-allowed);
+      return -1;
+    }
+    return pread(fd, to, static_cast<size_t>(allowed), static_cast<off_t>(offset));
+  };
+}
+
+// Defines the methods of the pool of experts.
+void define_pool(py::class_<Executor>& executor) {
+  executor.def_property_readonly("expert_counts", &expert_counts)
+      .def_property_readonly("expert_heat",
+                             [](Executor& e) {
+                               const std::vector<float> heat = pool_of(e).heat();
+                               return Array<float>(static_cast<py::ssize_t>(heat.size()),
+                                                   heat.data());
+                             })
+      .def(
+          "warm_experts",
+          [](Executor& e, const Array<float>& heat) { pool_of(e).warm(span_of(heat)); },
+          py::arg("heat"))
+      .def_property_readonly("failed_sequences", &Executor::failed_sequences)
+      .def_property_readonly("expert_error", [](Executor& e) { return pool_of(e).error(); });
+}
+
 // Defines the methods that copy the bytes of KV blocks and of recurrent states.
 void define_blocks(py::class_<Executor>& executor) {
   executor.def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
@@ -320,25 +389,36 @@ void register_executor(py::module_& m) {
       "packed_file_bytes",
       [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
       py::arg("team"), py::arg("program"));
+  m.def(
+      "pooled_bytes",
+      [](const Team& team, const Program& p) {
+        const PooledBytes bytes = pooled_bytes(p, team.ranks());
+        return py::make_tuple(bytes.others, bytes.experts, bytes.least_pool);
+      },
+      py::arg("team"), py::arg("program"));
   py::class_<Executor> executor(m, "Executor");
   executor.def(
       py::init([](Team& team, const Program& program, int64_t num_blocks,
                   const std::string& kv_type, int64_t num_slots, int64_t max_top,
                   int64_t num_states, int packed_fd, bool packed_writable, int64_t packed_offset,
-                  int64_t num_media, int64_t rows_per_seq) {
+                  int64_t num_media, int64_t rows_per_seq, size_t packed_pool,
+                  const std::optional<py::function>& before_read) {
         return std::make_unique<Executor>(
             team, program, num_blocks, from_name<KvType>(kv_type), num_slots, max_top, num_states,
-            PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset)}, num_media,
-            rows_per_seq);
+            PackedFile{packed_fd, packed_writable, static_cast<size_t>(packed_offset), packed_pool,
+                       read_after(before_read)},
+            num_media, rows_per_seq);
       }),
       py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
       py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
       py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false,
-      py::arg("packed_offset") = 0, py::arg("num_media") = 0, py::arg("rows_per_seq") = 1);
+      py::arg("packed_offset") = 0, py::arg("num_media") = 0, py::arg("rows_per_seq") = 1,
+      py::arg("packed_pool") = 0, py::arg("before_read") = py::none());
   define_sampler(executor);
   define_loads(executor);
   define_steps(executor);
   define_blocks(executor);
+  define_pool(executor);
   define_profile(executor);
   define_probes(executor);
   define_memory(executor);

@@ -74,7 +74,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       program_(&program),
       table_(&program.table()),
       work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()), cpu_info().vendor)),
-      weights_(program, team.ranks(), packed),
+      weights_(program, team.ranks(), std::move(packed)),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
       states_(program.states(), num_states, team.ranks()),
@@ -94,6 +94,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   plan_attention();
   carve_work_memory(checked("rows_per_seq", rows_per_seq, 1));
   const auto rows = static_cast<size_t>(program.max_tokens());
+  if (weights_.pool()) failed_tokens_ = std::make_unique<std::atomic<bool>[]>(rows);
   const auto tops = rows * static_cast<size_t>(max_top);
   results_.tokens.resize(rows);
   results_.ranks.resize(rows);
@@ -235,7 +236,13 @@ void Executor::bind_memory() {
   binding_.nodes = team_->nodes_of_ranks();
   for (size_t r = 0; r < binding_.nodes.size(); r++) {
     const int node = binding_.nodes[r];
-    for (Buffer* arena : {&weights_.matrix_arenas()[r], &kv_.arenas()[r], &states_.arenas()[r]}) {
+    std::vector<Buffer*> arenas{&weights_.matrix_arenas()[r], &kv_.arenas()[r],
+                                &states_.arenas()[r]};
+    for (size_t i = r; weights_.pool() && i < weights_.pool()->arenas().size();
+         i += binding_.nodes.size()) {
+      arenas.push_back(&weights_.pool()->arenas()[i]);
+    }
+    for (Buffer* arena : arenas) {
       const int error = node < 0 ? 0 : arena->prefer_node(node);
       if (node >= 0 && error == 0) continue;
       binding_.mode = "first_touch";
@@ -323,6 +330,10 @@ void Executor::turn() {
 void Executor::begin_step(const StepInput& in) {
   tap_next_ = started_next_ = -1;
   input_ = in;
+  if (weights_.pool()) weights_.pool()->begin_step();
+  for (int64_t t = 0; failed_tokens_ && t < in.tokens; t++) {
+    failed_tokens_[static_cast<size_t>(t)].store(false, std::memory_order_relaxed);
+  }
   for (int32_t g = 0; g < program_->cache_groups(); g++) {
     int32_t* slots = slots_.data() + g * program_->max_tokens();
     for (int64_t s = 0; s < in.seqs; s++) {
@@ -434,6 +445,18 @@ void Executor::append_samples() {
     if (input_.row_target[r] == kSampledRow && !accepted)
       sampler_.append(input_.row_slot[r], token);
   }
+}
+
+std::vector<int32_t> Executor::failed_sequences() const {
+  std::vector<int32_t> out;
+  for (int64_t s = 0; failed_tokens_ && s < input_.seqs; s++) {
+    bool failed = false;
+    for (int64_t t = input_.query_start[s]; t < input_.query_start[s + 1]; t++) {
+      failed = failed || failed_tokens_[static_cast<size_t>(t)].load(std::memory_order_relaxed);
+    }
+    if (failed) out.push_back(static_cast<int32_t>(s));
+  }
+  return out;
 }
 
 void Executor::check_block(int32_t block) const {

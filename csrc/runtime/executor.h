@@ -147,6 +147,10 @@ class Executor {
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
+  // Returns the sequences of the last step, by number, that needed an expert which could not be
+  // read. Their results and their keys, values and states have no meaning; Weights::pool() has
+  // the reason.
+  std::vector<int32_t> failed_sequences() const;
 
   // Cancels the running step, or the next step if none runs. Any thread may call this function.
   // The step ends within milliseconds, when each thread has finished the tasks that it has claimed.
@@ -256,6 +260,8 @@ class Executor {
   // state_before_ has for each sequence the slot of the last closed state before the first token
   // of the step (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
+  // By token of the step: whether an expert of the token could not be read. Empty without a pool.
+  std::unique_ptr<std::atomic<bool>[]> failed_tokens_;
   Routing routing_;                 // set by the last RouteOp or AdapterOp that ran
   std::vector<int32_t> started_;    // the input of the step that start() began
   int64_t started_next_ = -1;       // the operation that advance() runs next; -1: none

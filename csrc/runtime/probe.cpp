@@ -35,13 +35,16 @@ PassTimes time_passes(double seconds, const Pass& pass) {
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;
-  for (const Matrix& m : program_->matrices()) bytes += m.bytes();
+  for (size_t i = 0; i < program_->matrices().size(); i++) {
+    if (!weights_.pooled(i)) bytes += program_->matrices()[i].bytes();
+  }
   check_argument(bytes > 0, "this program has no weights to read");
   team_->call_all();
   const PassTimes pass = time_passes(seconds, [&] {
     team_->run_on_all([&](int thread, int) noexcept {
       uint64_t mine = 0;
       for (size_t i = 0; i < program_->matrices().size(); i++) {
+        if (weights_.pooled(i)) continue;
         const Matrix& m = program_->matrices()[i];
         const Range p = m.panels_of(team_->share(m.units(), thread));
         const PackedWeight& w =
@@ -129,7 +132,12 @@ std::map<std::string, int64_t> Executor::memory() const {
   int64_t kv_bytes = 0, weight_bytes = 0, state_bytes = 0;
   const Residency states = all(states_.arenas(), &state_bytes);
   const Residency kv = all(kv_.arenas(), &kv_bytes);
-  const Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
+  Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
+  if (const ExpertPool* pool = weights_.pool()) {
+    const Residency experts = all(pool->arenas(), &weight_bytes);
+    weights.resident += experts.resident;
+    weights.huge += experts.huge;
+  }
   return {{"weights", weight_bytes},
           {"weights_resident", weights.resident},
           {"weights_huge", weights.huge},

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
+#include <variant>
 
 #include "base/check.h"
 #include "base/digest.h"
@@ -96,9 +98,75 @@ size_t arena_bytes(const Program& program, const Ranks& ranks, int rank) {
   return sizes.used();
 }
 
+// Returns the matrices of each ExpertLinearOp after a RouteOp (not after an AdapterOp),
+// without their parts.
+std::vector<ExpertGroup> expert_groups(const Program& program) {
+  std::vector<ExpertGroup> out;
+  size_t route = 0;
+  int position = -1;
+  for (size_t i = 0; i < program.ops().size(); i++) {
+    const Op& op = program.ops()[i];
+    if (std::holds_alternative<RouteOp>(op)) {
+      route = i;
+      position = 0;
+    } else if (std::holds_alternative<AdapterOp>(op)) {
+      position = -1;
+    } else if (const auto* l = std::get_if<ExpertLinearOp>(&op); l && position >= 0) {
+      out.push_back({l->first, l->experts, route, position++, {}});
+    }
+  }
+  return out;
+}
+
+std::vector<bool> experts_among(const Program& program) {
+  std::vector<bool> out(program.matrices().size());
+  for (const ExpertGroup& g : expert_groups(program)) {
+    for (int32_t e = 0; e < g.experts; e++) out[static_cast<size_t>(g.first + e)] = true;
+  }
+  return out;
+}
+
+// Returns where the part of each matrix of each rank begins in the file: [matrix][rank].
+std::vector<size_t> file_offsets(const Program& program, const Ranks& ranks, size_t offset);
+
+// Returns the expert groups with their parts in the file.
+std::vector<ExpertGroup> placed_groups(const Program& program, const Ranks& ranks, size_t offset) {
+  const std::vector<size_t> offsets = file_offsets(program, ranks, offset);
+  std::vector<ExpertGroup> groups = expert_groups(program);
+  for (ExpertGroup& g : groups) {
+    for (int32_t e = 0; e < g.experts; e++) {
+      const auto id = static_cast<size_t>(g.first + e);
+      const Matrix& m = program.matrices()[id];
+      for (int rank = 0; rank < ranks.count(); rank++) {
+        const Range panels = panels_of_rank(m, ranks, rank);
+        g.parts.push_back(
+            {offsets[id * static_cast<size_t>(ranks.count()) + static_cast<size_t>(rank)],
+             static_cast<size_t>(panels.size()) * m.panel_bytes, m.panel_bytes, panels.begin});
+      }
+    }
+  }
+  return groups;
+}
+
 // Returns the offset in a packed file where the arena of the next rank begins.
 size_t behind(size_t offset, size_t bytes) {
   return offset + (bytes + Buffer::kPage - 1) / Buffer::kPage * Buffer::kPage;
+}
+
+std::vector<size_t> file_offsets(const Program& program, const Ranks& ranks, size_t offset) {
+  const auto count = static_cast<size_t>(ranks.count());
+  std::vector<size_t> out(program.matrices().size() * count);
+  offset += Buffer::kPage;
+  for (size_t rank = 0; rank < count; rank++) {
+    Carver sizes(nullptr);
+    for (size_t i = 0; i < program.matrices().size(); i++) {
+      const Matrix& m = program.matrices()[i];
+      out[i * count + rank] = offset + sizes.used();
+      take_panels(sizes, m, panels_of_rank(m, ranks, static_cast<int>(rank)));
+    }
+    offset = behind(offset, sizes.used());
+  }
+  return out;
 }
 
 // Reads `bytes` bytes at `offset`. Returns 0, or an errno: EIO if the file is too short.
@@ -124,13 +192,32 @@ size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
   return offset;
 }
 
+PooledBytes pooled_bytes(const Program& program, const Ranks& ranks) {
+  PooledBytes out{0, 0, ExpertPool::least_bytes(placed_groups(program, ranks, 0), ranks.count())};
+  const std::vector<bool> experts = experts_among(program);
+  for (size_t i = 0; i < program.matrices().size(); i++) {
+    for (int rank = 0; rank < ranks.count(); rank++) {
+      const Matrix& m = program.matrices()[i];
+      Carver sizes(nullptr);
+      take_panels(sizes, m, panels_of_rank(m, ranks, rank));
+      (experts[i] ? out.experts : out.others) += sizes.used();
+    }
+  }
+  return out;
+}
+
 Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
     : program_(&program),
       ranks_(ranks),
-      file_(file),
+      file_(std::move(file)),
+      is_expert_(experts_among(program)),
       packed_(program.matrices().size() * static_cast<size_t>(ranks.count())),
       tables_(program.matrices().size()) {
-  size_t offset = file.offset + Buffer::kPage;
+  if (file_.pool > 0) {
+    pool_ = std::make_unique<ExpertPool>(placed_groups(program, ranks, file_.offset), ranks.count(),
+                                         file_.fd, file_.pool, file_.read);
+  }
+  size_t offset = file_.offset + Buffer::kPage;
   for (int rank = 0; rank < ranks.count(); rank++) offset = carve_arena(rank, offset);
 
   Carver sizes(nullptr);
@@ -144,10 +231,16 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
 
 // Creates the arena of a rank (at `offset` of the packed file if there is one) and places
 // the matrices of the rank in it. Returns the offset of the next rank's arena in the file.
+// The arena has no memory for matrices of the pool.
 size_t Weights::carve_arena(int rank, size_t offset) {
   const size_t bytes = arena_bytes(*program_, ranks_, rank);
+  Carver own(nullptr);
+  for (size_t i = 0; i < program_->matrices().size(); i++) {
+    const Matrix& m = program_->matrices()[i];
+    if (!pooled(i)) take_panels(own, m, panels_of_rank(m, ranks_, rank));
+  }
   matrix_arenas_.push_back(mapped() ? Buffer(bytes, file_.fd, offset, file_.writable)
-                                    : Buffer(bytes));
+                                    : Buffer(own.used()));
   Carver carver(matrix_arenas_.back().data());
   for (size_t i = 0; i < program_->matrices().size(); i++) {
     const Matrix& m = program_->matrices()[i];
@@ -155,7 +248,8 @@ size_t Weights::carve_arena(int rank, size_t offset) {
     // The address that panel 0 of the whole matrix would have in this arena,
     // because kernels number panels from 0 on every rank.
     const auto before = static_cast<uintptr_t>(panels.begin) * m.panel_bytes;
-    const auto first = reinterpret_cast<uintptr_t>(take_panels(carver, m, panels));
+    const uint8_t* place = pooled(i) ? nullptr : take_panels(carver, m, panels);
+    const auto first = reinterpret_cast<uintptr_t>(place);
     packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
         reinterpret_cast<const uint8_t*>(first - before), m.panel_bytes, m.n, m.k, m.kind};
   }
@@ -271,40 +365,46 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
 }
 
 void Weights::read_packed(Team& team, int fd, size_t before) {
-  std::vector<size_t> offsets;
-  size_t offset = before + Buffer::kPage;
-  for (const Buffer& arena : matrix_arenas_) {
-    offsets.push_back(offset);
-    offset = behind(offset, arena.size());
-  }
+  const std::vector<size_t> offsets = file_offsets(*program_, ranks_, before);
   digest_.store(0, std::memory_order_relaxed);
   std::atomic<int> failed{0};  // an errno of one thread, which is read when all threads are done
-  team.run_on_all([&](int thread, int) {
-    const int rank = team.rank_threads(thread).rank;
-    const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];
-    for (size_t i = 0; i < program_->matrices().size(); i++) {
-      const Matrix& m = program_->matrices()[i];
-      const auto id = static_cast<Id>(i);
-      const PackedWeight& packed = matrix(id, rank);
-      const Range panels = m.panels_of(team.share(m.units(), thread));
-      auto* to =
-          const_cast<uint8_t*>(packed.data) + static_cast<size_t>(panels.begin) * m.panel_bytes;
-      const size_t bytes = static_cast<size_t>(panels.size()) * m.panel_bytes;
-      if (mapped()) {
-        populate(to, bytes);
-      } else if (bytes > 0) {
-        const auto at = static_cast<size_t>(to - arena.data());
-        const int error = read_at(fd, to, bytes, offsets[static_cast<size_t>(rank)] + at);
-        if (error != 0) {
-          failed.store(error, std::memory_order_relaxed);
-          return;
-        }
-      }
-      add_digest(id, packed, panels);
-    }
+  team.run_on_all([&](int thread, int threads) {
+    int error = read_share(team, thread, fd, offsets);
+    if (error == 0 && pool_) error = pool_->verify(thread, threads, digest_);
+    if (error != 0) failed.store(error, std::memory_order_relaxed);
   });
   const int error = failed.load(std::memory_order_relaxed);
   if (error != 0) fail_system("a file of packed weights cannot be read: ", std::strerror(error));
+  if (pool_) pool_->compare();
+}
+
+// Reads the panels that belong to one thread, unless they are mapped, and adds their digests.
+// Returns 0 or an errno.
+int Weights::read_share(Team& team, int thread, int fd,
+                        const std::vector<size_t>& offsets) noexcept {
+  const int rank = team.rank_threads(thread).rank;
+  for (size_t i = 0; i < program_->matrices().size(); i++) {
+    if (pooled(i)) continue;
+    const Matrix& m = program_->matrices()[i];
+    const auto id = static_cast<Id>(i);
+    const PackedWeight& packed = matrix(id, rank);
+    const Range panels = m.panels_of(team.share(m.units(), thread));
+    const int64_t before = panels.begin - panels_of_rank(m, ranks_, rank).begin;
+    auto* to =
+        const_cast<uint8_t*>(packed.data) + static_cast<size_t>(panels.begin) * m.panel_bytes;
+    const size_t bytes = static_cast<size_t>(panels.size()) * m.panel_bytes;
+    if (mapped()) {
+      populate(to, bytes);
+    } else if (bytes > 0) {
+      const size_t at =
+          offsets[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] +
+          static_cast<size_t>(before) * m.panel_bytes;
+      const int error = read_at(fd, to, bytes, at);
+      if (error != 0) return error;
+    }
+    add_digest(id, packed, panels);
+  }
+  return 0;
 }
 
 void Weights::seal() noexcept {

@@ -2,12 +2,14 @@
 // and the fp32 vectors of the program, in another arena.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/span.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
+#include "runtime/expert_pool.h"
 #include "runtime/program.h"
 
 namespace cpuserve {
@@ -33,11 +35,21 @@ struct MatrixSource {
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 
 // The packed file that the arenas of matrices are mapped from. fd -1: they are anonymous memory.
+// If `pool` is not 0, nothing is mapped: the matrices of experts are in an ExpertPool of at most
+// `pool` bytes that reads this file, and all others are in anonymous memory.
 struct PackedFile {
   int fd = -1;
   bool writable = false;
   size_t offset = 0;  // where the 2 MB before the arenas begin, a multiple of 2 MB
+  size_t pool = 0;
+  ExpertPool::Read read{};  // how the pool reads, for tests
 };
+
+// The memory of the matrices of a program if its experts are in a pool.
+struct PooledBytes {
+  size_t others, experts, least_pool;  // the smallest pool has one slot for each shelf
+};
+PooledBytes pooled_bytes(const Program& program, const Ranks& ranks);
 
 class Weights {
  public:
@@ -66,7 +78,11 @@ class Weights {
   // Switches the digest off. Computing it takes a quarter of the CPU time of packing bf16,
   // and only packed files need it.
   void skip_digest() noexcept { digested_ = false; }
-  bool mapped() const { return file_.fd >= 0; }
+  bool mapped() const { return file_.fd >= 0 && file_.pool == 0; }
+  // Whether a matrix is in the pool. `matrix()` then has no data.
+  bool pooled(size_t matrix) const { return file_.pool > 0 && is_expert_[matrix]; }
+  // Returns the pool of experts, or nullptr if all matrices are in memory or mapped.
+  ExpertPool* pool() const { return pool_.get(); }
   // Makes mapped arenas read-only.
   void seal() noexcept;
   // Asks the system to read a matrix of a mapped arena from disk, and does not wait for it.
@@ -96,12 +112,15 @@ class Weights {
                    Range panels) const noexcept;
   void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
   size_t carve_arena(int rank, size_t offset);
+  int read_share(Team& team, int thread, int fd, const std::vector<size_t>& offsets) noexcept;
 
   const Program* program_;
   const Ranks ranks_;
   const PackedFile file_;
   std::atomic<uint64_t> digest_{0};
   bool digested_ = true;
+  std::vector<bool> is_expert_;  // by matrix: whether a RouteOp decides if a token needs it
+  std::unique_ptr<ExpertPool> pool_;
   std::vector<Buffer> matrix_arenas_;  // by rank; two arenas never share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]

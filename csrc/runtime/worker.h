@@ -87,6 +87,11 @@ struct Worker {
   const Weights& weights() const noexcept { return e.weights_; }
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
+  const std::atomic<bool>& cancelled() const noexcept { return e.cancelled_; }
+  // Marks a token that needs an expert which could not be read: its sequence gets no result.
+  void fail_token(int64_t token) const noexcept {
+    e.failed_tokens_[static_cast<size_t>(token)].store(true, std::memory_order_relaxed);
+  }
   const float* media_row(int64_t row) const noexcept { return e.media_row(row); }
   const uint8_t* patch(int64_t row) const noexcept { return e.patch(row); }
   const Executor::Turns& turns(int32_t axial) const noexcept {

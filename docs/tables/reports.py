@@ -33,6 +33,7 @@ def metrics() -> str:
         tiers=("disk",),
         drafts=True,
         pictures=True,
+        experts=True,
     )
     server.on_cache_miss("new")  # this metric is listed only after a first cache miss
     adapters = AdapterMetrics(["a"], ())

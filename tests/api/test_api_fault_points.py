@@ -322,6 +322,39 @@ def test_the_server_is_sane_after(case, action, server):
     assert_server_sane(server, *case.known)
 
 
+# --- experts that are read from the disk ----------------------------------------------------------
+
+
+def test_requests_end_with_503_when_their_experts_cannot_be_read(tmp_path):
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    options = [
+        *("--max-model-len", 256, "--kv-cache-memory", "256KiB", "--omp-threads-bind", "nobind"),
+        *("--weights-on-disk", "600KiB"),
+    ]
+    faults = {"PYTHONPATH": FAULTY, "CPUSERVE_FAULT": str(plans)}
+    fired = arm(plans, ":".join(("expert_heat.read", "1", "EIO")))
+    with watched_server(tmp_path, tiny_model("qwen3-moe"), *options, **faults) as server:
+        wait_until(fired.exists, "the use of experts was not read")
+        assert text(server)[0][0] == 200
+        server.settle()
+        for action in POINTS["expert.read"].actions:
+            fired = arm(plans, ":".join(("expert.read", "1", action)))
+            status, body = text(server)[0]
+            assert status == (503 if action == "EIO" else 200), body
+            assert action != "EIO" or b"cannot be read from the disk" in body
+            assert fired.exists()
+            assert text(server)[0][0] == 200
+            assert_server_sane(server, "an expert cannot be read from the packed weights")
+        metrics = server.ask("/metrics")[1]
+        assert b"cpuserve:expert_read_errors_total" in metrics
+        assert b"cpuserve:expert_misses_total" in metrics
+        fired = arm(plans, ":".join(("expert_heat.write", "1", "ENOSPC")))
+        server.stop()
+        assert fired.exists()
+        assert "the use of experts is not kept" in server.log()
+
+
 # --- faults while the server starts ---------------------------------------------------------------
 
 # What a start goes on without, when it fails once: all of these in one start.

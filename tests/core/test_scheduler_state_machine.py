@@ -278,7 +278,7 @@ class SchedulerMachine(SchedulerUnderTest):
         """Abort all requests of the step while it runs, so that it ends incomplete."""
         self.model.spoil(self.sent(self.scheduler.schedule()))
         gone = {request.id for request in self.scheduler.batch_requests}
-        assert not self.scheduler.abandon()
+        assert not self.scheduler.fail("")
         assert not any(self.scheduler.abort(number) for number in gone)
         self.aborted |= gone
 

@@ -80,6 +80,7 @@ def make_context(
         tiers=_tiers(config),
         drafts=config.speculation is not None,
         pictures=config.media_rows > 0,
+        experts=config.weight_memory_bytes > 0,
     )
     context = ModelContext(
         client,

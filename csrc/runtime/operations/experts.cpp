@@ -113,7 +113,10 @@ void run(const RouteOp& op, Worker& w) noexcept {
       out[op.chosen + i] *= factors[static_cast<int64_t>(out[i])];
     }
   }
-  const auto build = [&] { w.routing().build(op.experts, op.chosen, w.value(op.out), w.tokens()); };
+  const auto build = [&] {
+    w.routing().build(op.experts, op.chosen, w.value(op.out), w.tokens());
+    if (ExpertPool* pool = w.weights().pool()) pool->want(w.op, w.routing());
+  };
   w.alone ? build() : w.barrier(build);
 }
 
@@ -195,12 +198,27 @@ size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }
 
+// Marks all tokens that use this expert, which could not be read. Their rows stay undefined.
+void fail_tokens(const Worker& w, int64_t expert) noexcept {
+  const Routing& routing = w.routing();
+  const int64_t first = routing.first_row(expert);
+  for (int64_t r = first; r < first + routing.rows(expert); r++) w.fail_token(routing.token(r));
+}
+
 // The tasks of all experts in use form one list, expert after expert,
 // and the threads of a rank claim tasks of this list. The rows of an expert are consecutive,
 // so each expert is a linear with its own LinearPlan. Because the experts share the threads,
 // a LinearPlan is made for (threads / experts in use) threads, rounded up.
+//
+// If the experts are in a pool, those in memory come first. While others are being read,
+// all threads claim tasks from the front of the list, in the order of the reads.
 void run(const ExpertLinearOp& op, Worker& w) noexcept {
   const Routing& routing = w.routing();
+  ExpertPool* pool = w.weights().pool();
+  if (pool && !pool->holds(op.first)) pool = nullptr;  // adapters are not in the pool
+  const Span<const int32_t> order = pool ? pool->order(op.first) : Span<const int32_t>{};
+  const int64_t count = pool ? order.size() : op.experts;
+  const auto expert_at = [&](int64_t i) { return pool ? order[i] : i; };
   // The index after the last task of each expert.
   // The scratch of the kernel begins after this array.
   int64_t* ends = reinterpret_cast<int64_t*>(w.scratch);
@@ -215,12 +233,13 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
     return p.plan(routing.rows(expert), static_cast<int>((w.peers.size + used - 1) / used));
   };
   int64_t tasks = 0, chunk = INT64_MAX, most_rows = 0;
-  for (int64_t i = 0; i < op.experts; i++) {
-    if (routing.rows(i) > 0) {
-      const LinearPlan plan = plan_of(i);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t expert = expert_at(i);
+    if (routing.rows(expert) > 0) {
+      const LinearPlan plan = plan_of(expert);
       tasks += plan.tasks();
       chunk = std::min(chunk, plan.chunk());
-      most_rows = std::max(most_rows, routing.rows(i));
+      most_rows = std::max(most_rows, routing.rows(expert));
     }
     ends[i] = tasks;
   }
@@ -229,18 +248,32 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
   // that are twice as large: the operation then takes 1 to 3 % less time with 8 to 32 tokens.
   const bool few = most_rows <= LinearPlan::kFewRows;  // the plan of each expert has one row block
   if (few && tasks >= 2 * kClaims * chunk * w.peers.size) chunk *= 2;
-  w.drain(w.peers, tasks, chunk, [&](int64_t begin, int64_t end) {
+  const auto compute = [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
-      const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
+      const int64_t i = std::upper_bound(ends, ends + count, begin) - ends;
+      const int64_t last = std::min(end, ends[i]), before = i > 0 ? ends[i - 1] : 0;
+      const int64_t expert = expert_at(i);
       const Id at = static_cast<Id>(expert);
       Worker::Product one = p;
       one.args.ep.bias = op.bias == kNone ? nullptr : w.vector(op.bias + at);
-      one.run(w.weights().matrix(op.first + at, w.peers.rank), routing.first_row(expert),
-              plan_of(expert).task(begin - before, last - before));
+      PackedWeight weight = w.weights().matrix(op.first + at, w.peers.rank);
+      if (pool) weight.data = pool->wait(op.first, at, w.peers.rank, w.cancelled());
+      if (weight.data) {
+        one.run(weight, routing.first_row(expert),
+                plan_of(expert).task(begin - before, last - before));
+      } else {
+        fail_tokens(w, expert);
+      }
+      if (pool) pool->done(op.first, at, w.peers.rank, last - begin, ends[i] - before);
       begin = last;
     }
-  });
+  };
+  if (pool && pool->ordered(op.first)) {
+    const auto share = [&](int owner) { return Range{0, owner == 0 ? tasks : 0}; };
+    w.drain_shares(w.peers, share, chunk, compute);
+  } else {
+    w.drain(w.peers, tasks, chunk, compute);
+  }
 }
 
 void prepare(const CombineOp& op, const Program& p) {

@@ -1,0 +1,214 @@
+// Keeps the experts of a mixture that are used most in a limited memory, and reads the others from
+// the file of packed weights when the router of a layer has chosen them.
+//
+// A unit is the packed matrix of an expert. Units of one operation and one size share a shelf,
+// which has a fixed number of slots for them. Threads that do not compute read units into slots.
+// A unit leaves its slot for another one if it has the least heat: its number of uses, where a use
+// counts half after kHalfLife steps. So units that one prompt needs once do not displace units that
+// most tokens need. A shelf with fewer slots than an operation needs units works in waves:
+// the threads that compute release each unit, and the next unit takes its slot.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/span.h"
+#include "runtime/routing.h"
+
+namespace cpuserve {
+
+// The bytes of a unit for one rank: whole panels of a matrix at `offset` of the file.
+// `first_panel` is the number of the first one in the whole matrix.
+struct ExpertPart {
+  size_t offset = 0, bytes = 0, panel_bytes = 0;
+  int64_t first_panel = 0;
+};
+
+// The matrices of one ExpertLinearOp: `experts` matrices with consecutive ids from `first` on.
+// parts: [expert][rank]. `route` is the number of the RouteOp that chooses among them.
+struct ExpertGroup {
+  int32_t first = 0, experts = 0;
+  size_t route = 0;
+  int position = 0;  // its number after the RouteOp, from 0 on
+  std::vector<ExpertPart> parts;
+};
+
+// Sums since the pool was made; `wait_ns` is summed over the threads that compute.
+struct ExpertCounts {
+  int64_t hits = 0, misses = 0, guessed = 0, bytes_read = 0, wait_ns = 0, errors = 0;
+};
+
+class ExpertPool {
+ public:
+  static constexpr int kReaders = 8;         // the depth at which disks reach their rate
+  static constexpr size_t kPiece = 1 << 20;  // bytes of one read
+  static constexpr double kHalfLife = 64;    // in steps
+
+  // Reads bytes like pread. Tests replace the call with their own.
+  using Read = std::function<int64_t(int fd, void* to, size_t bytes, size_t offset)>;
+
+  // Makes slots with at most `budget` bytes, and at least one slot for each shelf.
+  // The reads bypass the page cache if the system can do that.
+  // Throws std::runtime_error if memory, a thread or the file is refused.
+  ExpertPool(std::vector<ExpertGroup> groups, int ranks, int fd, size_t budget, Read read = {});
+  ~ExpertPool();
+  ExpertPool(const ExpertPool&) = delete;
+  ExpertPool& operator=(const ExpertPool&) = delete;
+
+  // Returns the bytes of the smallest pool for these groups.
+  static size_t least_bytes(const std::vector<ExpertGroup>& groups, int ranks);
+
+  // --- between steps ---------------------------------------------------------------------------
+  // Computes the digest of every unit from the file, and stores it: a unit that has another digest
+  // when it is read has changed. Thread `thread` of `threads` does its share. Returns 0 or an
+  // errno, and adds the digests of the units to `sum`.
+  int verify(int thread, int threads, std::atomic<uint64_t>& sum);
+  // All units have their digests: reads compare them from now on.
+  void compare() noexcept { verified_ = true; }
+  // The heat of every unit, in the order of the groups and experts. `warm` sets it, and begins to
+  // read the hottest units that fit. Throws std::invalid_argument if the number of units differs.
+  std::vector<float> heat() const;
+  void warm(Span<const float> heat);
+  // Forgets the units that a cancelled step wanted. Called before every step.
+  void begin_step() noexcept;
+  // The message of the first read of the last step that failed; "" if none did.
+  std::string error() const;
+  ExpertCounts counts() const;
+  size_t units() const { return units_.size(); }
+  size_t slots() const;
+  size_t bytes() const;
+  std::vector<Buffer>& arenas() { return arenas_; }  // [shelf][rank]
+  const std::vector<Buffer>& arenas() const { return arenas_; }
+  int64_t finished() const noexcept { return finished_.load(std::memory_order_relaxed); }
+
+  // --- in a step -------------------------------------------------------------------------------
+  // One thread calls `want` when the router of RouteOp `route` has chosen: the units of its experts
+  // are kept until the next call, or are read. The step must not use units that are not wanted.
+  void want(size_t route, const Routing& routing) noexcept;
+  // Begins to read units of the experts that RouteOp `route` may choose, best guess first, as far
+  // as nothing else waits for the disk and no hotter unit has to leave.
+  void guess(size_t route, Span<const int32_t> experts) noexcept;
+  bool has_all() const noexcept;  // whether there is a slot for every unit
+
+  // Whether the matrices of the operation with matrix `first` are units of this pool.
+  bool holds(int32_t first) const noexcept {
+    return static_cast<size_t>(first) < group_of_.size() &&
+           group_of_[static_cast<size_t>(first)] >= 0;
+  }
+  // The experts that the operation with matrix `first` uses in this step: those in memory first.
+  Span<const int32_t> order(int32_t first) const noexcept;
+  // Whether threads should compute the experts in this order together, as they are being read.
+  bool ordered(int32_t first) const noexcept { return group(first).missing; }
+  // Waits until the unit is in memory, and returns its data for a rank as if it began with panel 0.
+  // Returns nullptr if it could not be read, or if `cancelled` became true.
+  const uint8_t* wait(int32_t first, int32_t expert, int rank,
+                      const std::atomic<bool>& cancelled) noexcept;
+  // A thread has done `tasks` of the `all` tasks that `rank` has for the unit.
+  void done(int32_t first, int32_t expert, int rank, int64_t tasks, int64_t all) noexcept;
+
+ private:
+  enum State : int { kAbsent, kReading, kReady, kFailed };
+  struct Unit {
+    std::atomic<int> state{kAbsent};
+    std::atomic<int> left{0};        // pieces that are still to be read
+    std::atomic<int> unfinished{0};  // ranks that have not done all their tasks
+    std::atomic<int> failed{0};      // an errno of a piece
+    int32_t shelf = 0, slot = -1, id = 0;
+    bool pinned = false;   // a step uses it, or will
+    bool begun = false;    // a thread reads one of its pieces, or has read one
+    bool taken = false;    // want() has put it into the order of its group
+    double level = -1e30;  // log2 of the heat, plus the age of the pool in half-lives
+  };
+  struct Shelf {
+    size_t slot_bytes = 0;         // of all ranks
+    std::vector<size_t> stride;    // by rank
+    std::vector<int32_t> holders;  // by slot: its unit, or -1
+    std::vector<int32_t> pending;  // units of the present operation without a slot, in order
+    size_t next = 0;               // the first of them that still waits
+    int64_t total = 0;             // bytes of all units
+    size_t units = 0;
+  };
+  struct Group {
+    ExpertGroup of;
+    size_t first_unit = 0;
+    std::vector<int32_t> order;
+    int32_t used = 0;
+    bool missing = false, waves = false;
+  };
+  struct Piece {
+    int32_t unit, rank;
+    size_t at, bytes;  // of the part
+  };
+
+  void make_shelves(size_t budget);
+  void open(int fd);
+  void start_readers();
+  void read_pieces() noexcept;
+  void read(const Piece& piece) noexcept;
+  void finish(int32_t unit) noexcept;
+  void unpin() noexcept;
+  void take(Group& g, int32_t expert, bool ready) noexcept;
+  void sort_guesses() noexcept;
+  Unit& unit_of(const Group& g, int32_t expert) noexcept {
+    return units_[g.first_unit + static_cast<size_t>(expert)];
+  }
+  int read_bytes(uint8_t* to, const ExpertPart& part, size_t at, size_t bytes) const noexcept;
+  uint64_t digest_of(int32_t id, const ExpertPart& part, const uint8_t* data) const noexcept;
+  const ExpertPart& part(size_t unit, int rank) const noexcept;
+  uint8_t* place(const Unit& unit, int rank) const noexcept;  // of its first byte
+  void use(Unit& unit, double uses) noexcept;
+  int32_t coldest(const Shelf& shelf) const noexcept;
+  bool begin_read(size_t unit, bool guessed) noexcept;
+  void fill(Shelf& shelf) noexcept;
+  Group& group(int32_t first) noexcept {
+    return groups_[static_cast<size_t>(group_of_[static_cast<size_t>(first)])];
+  }
+  const Group& group(int32_t first) const noexcept {
+    return groups_[static_cast<size_t>(group_of_[static_cast<size_t>(first)])];
+  }
+
+  const int ranks_;
+  int fd_ = -1;
+  Read read_;
+  std::vector<Group> groups_;
+  std::vector<int32_t> group_of_;  // by id of the first matrix; -1: none
+  std::vector<int32_t> group_of_unit_;
+  std::vector<std::vector<size_t>> by_route_;  // by RouteOp: its groups
+  std::vector<Shelf> shelves_;
+  std::vector<Buffer> arenas_;
+  std::vector<Unit> units_;
+  std::vector<uint64_t> digests_;                  // [unit][rank]
+  std::unique_ptr<std::atomic<int64_t>[]> tasks_;  // [unit][rank]: tasks done
+  bool verified_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable jobs_ready_, unit_ready_;
+  // Rings of pieces, of wanted units and of guessed ones; the capacity is enough for all units.
+  struct Ring {
+    std::vector<Piece> items;
+    size_t first = 0, count = 0;
+    void push(const Piece& piece) { items[(first + count++) % items.size()] = piece; }
+    Piece pop() {
+      const Piece piece = items[first];
+      first = (first + 1) % items.size();
+      count--;
+      return piece;
+    }
+  } wanted_, guessed_;
+  std::vector<size_t> last_;  // groups of the last call of want
+  double age_ = 0;            // in half-lives
+  int last_error_ = 0;        // an errno, or -1 for bytes that have changed
+  ExpertCounts counts_;
+  std::atomic<int64_t> finished_{0};
+  bool stop_ = false;
+  std::vector<std::thread> readers_;
+};
+
+}  // namespace cpuserve

@@ -1,0 +1,325 @@
+"""Experts in a pool of limited memory: the same bits as in memory, and what a failed read costs."""
+
+import errno
+import os
+import time
+from array import array
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from cpuserve import _C, LLM, SamplingParams, fault_points
+from cpuserve.engine.build import build_engine, run_engine
+from cpuserve.engine.ipc import AddRequest
+from cpuserve.errors import StartupError
+from cpuserve.loader import packed_files
+from cpuserve.runtime import expert_memory, packed_cache
+from tests.helpers.answers import exact_answers
+from tests.helpers.tiny import tiny_model
+
+PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(5 + 20 * n)] for n in range(3)]
+PARAMS = SamplingParams(max_tokens=16, temperature=0.8, seed=3, ignore_eos=True, logprobs=2)
+ALL = "64MiB"  # more than all weights of the models of these tests
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The directory of the files, in a cache directory of this test."""
+    monkeypatch.setattr(packed_cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(packed_files, "FREE_BYTES", 0)
+    return tmp_path / packed_cache.FOLDER
+
+
+def make(family="qwen3-moe", **options):
+    path = tiny_model(family, dtype="bfloat16")
+    sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    return LLM(str(path), executor="native", **{**sizes, **options})
+
+
+def answers(llm):
+    return exact_answers(llm, PROMPTS, PARAMS)
+
+
+def with_engine(config, use):
+    """Return use(core) of an engine with this configuration."""
+    results = []
+
+    def main(team):
+        core = build_engine(config, team=team)
+        try:
+            results.append(use(core))
+        finally:
+            core.close()
+
+    run_engine(config, main)
+    return results[0]
+
+
+def config_of(family="qwen3-moe", **options):
+    """Return the configuration of a pool with all experts, and the bytes of its parts."""
+    with make(family, weights_on_disk=ALL, **options) as llm:
+        config = llm.config
+    return config, with_engine(config, parts)
+
+
+def parts(core):
+    executor = core.executor
+    others, experts, least = _C.pooled_bytes(executor.team, executor.lowered.native)
+    sizes = {"others": others, "experts": experts, "least": least}
+    return {**executor.native.expert_counts, **sizes}
+
+
+def of_experts(config, sizes, share):
+    """Return `config` with a pool for this share of the experts, but at least one of each kind."""
+    pool = max(sizes["least"], int(share * sizes["bytes"]))
+    return replace(config, weight_memory_bytes=sizes["others"] + pool)
+
+
+def add(core, number, prompt, **params):
+    sampling = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "temperature": 0, **params})
+    core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
+
+
+def run(core):
+    """Run until all requests have ended; return {number: (tokens, error)}."""
+    found = {}
+    while core.has_work:
+        for output in core.step().outputs:
+            tokens, error = found.get(output.id, ([], None))
+            found[output.id] = (tokens + output.tokens, output.error or error)
+    assert core.check() == {"ok": True}
+    assert core.kv.num_free == core.kv.num_blocks
+    return found
+
+
+def all_prompts(core):
+    for number, prompt in enumerate(PROMPTS):
+        add(core, number, prompt)
+    return run(core)
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        ("qwen3-moe", None),
+        ("gpt-oss", None),
+        *(
+            pytest.param(family, scheme, marks=pytest.mark.deep)
+            for family, scheme in [
+                ("qwen3-moe", "int8"),
+                ("qwen3-moe", "w8a8"),
+                ("qwen3-moe", "int4"),
+                ("qwen3-moe", "int4_mixed"),
+                ("gpt-oss", "int4"),
+                ("deepseek-v3", None),
+                ("mixtral", "int8"),
+            ]
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("threads", "ranks"),
+    [(2, 1), *(pytest.param(*n, marks=pytest.mark.deep) for n in [(1, 1), (3, 1), (2, 2)])],
+)
+def test_pools_of_all_sizes_give_the_same_bits(family, scheme, threads, ranks):
+    options = {"quantization": scheme, "tensor_parallel_size": ranks}
+    options |= {"omp_num_threads": threads, "omp_threads_bind": "nobind"}
+    with make(family, weight_cache_size="0", **options) as llm:
+        expected = answers(llm)
+    with make(family, weights_on_disk=ALL, **options) as llm:
+        assert answers(llm) == expected
+        config = llm.config
+    sizes = with_engine(config, parts)
+    assert sizes["slots"] == sizes["units"]
+    for share in (0.1, 0.2, 0.5):
+        size = of_experts(config, sizes, share).weight_memory_bytes
+        with make(family, weights_on_disk=f"{size / 1024:.2f}KiB", **options) as llm:
+            assert answers(llm) == expected
+        found = with_engine(replace(config, weight_memory_bytes=size), run_and_count)
+        assert found["slots"] < sizes["slots"]
+        assert found["misses"] > 0
+        assert found["bytes"] <= size
+
+
+def run_and_count(core):
+    all_prompts(core)
+    return parts(core)
+
+
+def test_waves_read_each_matrix_once_for_a_prompt_that_uses_more_than_fits():
+    config, sizes = config_of()
+    expected = with_engine(config, all_prompts)
+
+    def use(core):
+        assert all_prompts(core) == expected
+        before = parts(core)
+        add(core, 9, PROMPTS[2], max_tokens=1)
+        run(core)
+        after = parts(core)
+        # One chunk needs each matrix of a layer at most once.
+        assert after["misses"] - before["misses"] <= sizes["units"]
+        return after
+
+    found = with_engine(of_experts(config, sizes, 0), use)
+    assert found["slots"] < found["units"] // 4
+
+
+class Failing:
+    """A hook of fault points: from step `first` on, reads of experts fail `count` times."""
+
+    def __init__(self, first, count, number=errno.EIO):
+        self.first, self.left, self.number = first, count, number
+
+    def __call__(self, point, size):
+        if point == "engine.step":
+            self.first -= 1
+        if point == "expert.read" and self.first <= 0 and self.left > 0:
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number))
+        return size
+
+
+def test_a_read_error_ends_the_requests_that_need_the_expert_and_no_others(monkeypatch):
+    config, sizes = config_of()
+    config = of_experts(config, sizes, 0.4)
+    expected = with_engine(config, all_prompts)
+    assert all(error is None for _, error in expected.values())
+    ended = 0
+    for first in range(3, 9):
+        hook = Failing(first, 1)
+        monkeypatch.setattr(fault_points, "_hook", hook)
+        found, again, errors = with_engine(config, twice_and_errors)
+        assert again == expected  # nothing of the failed step has stayed in the prefix cache
+        assert errors == 1 - hook.left
+        for number, (tokens, error) in found.items():
+            if error is None:
+                assert tokens == expected[number][0]
+                continue
+            assert error == "the model's weights cannot be read from the disk: Input/output error"
+            assert tokens == expected[number][0][: len(tokens)]
+            ended += 1
+        assert hook.left or any(error for _, error in found.values())
+    assert 0 < ended < 6 * len(PROMPTS)
+
+
+def twice_and_errors(core):
+    return all_prompts(core), all_prompts(core), core.stats.expert_errors
+
+
+def test_a_prompt_that_shares_blocks_with_a_failed_one_is_computed_again(monkeypatch):
+    config, sizes = config_of()
+    config = of_experts(config, sizes, 0)
+    prompts = [PROMPTS[2] + [number + 5] for number in range(3)]
+
+    def use(core):
+        for number, prompt in enumerate(prompts):
+            add(core, number, prompt)
+        return run(core)
+
+    expected = with_engine(config, use)
+    monkeypatch.setattr(fault_points, "_hook", Failing(1, 1))
+    for tokens, error in (found := with_engine(config, use)).values():
+        assert error or tokens in [tokens for tokens, _ in expected.values()]
+    assert any(error for _, error in found.values())
+
+
+@pytest.mark.parametrize("change", ["byte", "cut"])
+def test_a_file_that_changes_or_ends_is_never_computed_with(folder, change):
+    config, sizes = config_of()
+
+    def use(core):
+        expected = all_prompts(core)
+        (file,) = folder.glob("*.weights")
+        with file.open("r+b") as stream:
+            if change == "cut":
+                stream.truncate(packed_files.HEADER_BYTES)
+            else:
+                content = bytearray(file.read_bytes())
+                for at in range(packed_files.HEADER_BYTES, len(content), 64):
+                    content[at] ^= 16
+                stream.write(content)
+        found = all_prompts(core)
+        why = "file has changed" if change == "byte" else "Input/output error"
+        for number, (tokens, error) in found.items():
+            assert why in error
+            assert tokens == expected[number][0][: len(tokens)]
+
+    with_engine(of_experts(config, sizes, 0), use)
+
+
+@pytest.mark.parametrize("kind", ["short", "slow"])
+def test_short_and_slow_reads_change_no_bit(monkeypatch, kind):
+    config, sizes = config_of()
+    config = of_experts(config, sizes, 0.2)
+    expected = with_engine(config, all_prompts)
+    changed = []
+
+    def hook(point, size):
+        if point != "expert.read" or len(changed) == 20:
+            return size
+        changed.append(size)
+        if kind == "slow":
+            time.sleep(0.02)
+            return size
+        return size // 2 // 4096 * 4096 or size
+
+    monkeypatch.setattr(fault_points, "_hook", hook)
+    assert with_engine(config, all_prompts) == expected
+    assert len(changed) == 20
+
+
+def test_a_later_start_loads_the_experts_that_were_used_most(folder):
+    config, sizes = config_of()
+    config = of_experts(config, sizes, 0.5)
+    with_engine(config, all_prompts)
+    (file,) = folder.glob("*.heat")
+    heat = np.frombuffer(file.read_bytes(), np.float32)
+    assert heat.size == sizes["units"]
+
+    def use(core):
+        assert np.allclose(core.executor.native.expert_heat, heat, rtol=1e-4)
+        counts = parts(core)
+        while counts["bytes_read"] == 0:  # the readers load experts before the first request
+            counts = parts(core)
+        return counts
+
+    assert with_engine(config, use)["misses"] == 0
+    file.write_bytes(b"damaged")
+    with_engine(config, all_prompts)
+    assert np.frombuffer(file.read_bytes(), np.float32).size == sizes["units"]
+
+
+def test_a_cancelled_step_leaves_the_pool_usable():
+    config, sizes = config_of()
+
+    def use(core):
+        expected = all_prompts(core)
+        for number, prompt in enumerate(PROMPTS):
+            add(core, number, prompt)
+        core.executor.cancel()
+        try:
+            core.step()
+        finally:
+            core.executor.cancel(False)
+        run(core)
+        assert all_prompts(core) == expected
+
+    with_engine(of_experts(config, sizes, 0), use)
+
+
+def test_too_little_memory_is_refused_with_what_is_enough():
+    config, sizes = config_of()
+    others = sizes["others"]
+    with pytest.raises(StartupError, match=r"one expert needs .*; give at least"):
+        with_engine(replace(config, weight_memory_bytes=others + 64), parts)
+    with pytest.raises(StartupError, match="mixture of experts"):
+        make("llama", weights_on_disk="1")
+
+
+def test_the_heat_says_which_share_of_uses_misses(tmp_path):
+    heat = expert_memory.ExpertHeat(tmp_path / "x.heat")
+    assert heat.missed(0.5) is None
+    heat.write(np.array([6, 1, 2, 1], np.float32))
+    assert heat.missed(0.25) == pytest.approx(0.4)
+    assert heat.missed(1.0) == pytest.approx(0.0)
