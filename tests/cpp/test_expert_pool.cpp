@@ -1,0 +1,170 @@
+// Tests the pool of experts on a file of its own, with the threads of a step as plain threads.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "main.h"
+#include "runtime/expert_pool.h"
+
+using namespace cpuserve;
+
+namespace {
+
+constexpr int32_t kExperts = 6;
+constexpr size_t kPanelBytes = 640, kPanels = 3, kUnit = kPanelBytes * kPanels;
+
+// A file with two operations of one layer: the matrices of expert e begin at (e and 6 + e) * kUnit.
+struct File {
+  std::FILE* stream = std::tmpfile();
+  std::vector<uint8_t> bytes = std::vector<uint8_t>(64 << 10);
+  File() {
+    for (size_t i = 0; i < bytes.size(); i++)
+      bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+    write();
+  }
+  ~File() { std::fclose(stream); }
+  void write() {
+    std::rewind(stream);
+    std::fwrite(bytes.data(), 1, bytes.size(), stream);
+    std::fflush(stream);
+  }
+  int fd() const { return fileno(stream); }
+  const uint8_t* unit(int32_t id) const { return bytes.data() + static_cast<size_t>(id) * kUnit; }
+};
+
+std::vector<ExpertGroup> groups() {
+  std::vector<ExpertGroup> out{{0, kExperts, 0, 0, {}}, {kExperts, kExperts, 0, 1, {}}};
+  for (ExpertGroup& g : out) {
+    for (int32_t e = 0; e < kExperts; e++) {
+      g.parts.push_back({static_cast<size_t>(g.first + e) * kUnit, kUnit, kPanelBytes, 0});
+    }
+  }
+  return out;
+}
+
+// The routing of tokens that use one expert each.
+Routing routing_of(const std::vector<int32_t>& experts) {
+  std::vector<float> ids(experts.begin(), experts.end());
+  Routing routing(static_cast<int64_t>(ids.size()), kExperts);
+  routing.build(kExperts, 1, {reinterpret_cast<uint8_t*>(ids.data()), 4, 1, ActFormat::f32},
+                static_cast<int64_t>(ids.size()));
+  return routing;
+}
+
+const std::atomic<bool> kGoesOn{false};
+
+// Does a step of `threads` threads, and returns the number of units with the bytes of the file.
+// Each unit has one task for each thread.
+int step(ExpertPool& pool, const File& file, const std::vector<int32_t>& experts, int threads) {
+  pool.begin_step();
+  pool.want(0, routing_of(experts));
+  std::atomic<int> right{0};
+  for (const int32_t first : {0, kExperts}) {
+    std::vector<std::thread> team;
+    for (int t = 0; t < threads; t++) {
+      team.emplace_back([&, t] {
+        for (const int32_t e : pool.order(first)) {
+          const uint8_t* data = pool.wait(first, e, 0, kGoesOn);
+          if (t == 0 && data && std::equal(data, data + kUnit, file.unit(first + e))) right++;
+          pool.done(first, e, 0, 1, threads);
+        }
+      });
+    }
+    for (std::thread& thread : team) thread.join();
+  }
+  return right;
+}
+
+}  // namespace
+
+TEST(units_have_the_bytes_of_the_file_in_pools_of_all_sizes) {
+  const File file;
+  const size_t least = ExpertPool::least_bytes(groups(), 1);
+  for (size_t slots = 1; slots <= kExperts; slots++) {
+    ExpertPool pool(groups(), 1, file.fd(), least * slots);
+    EXPECT(pool.slots() == 2 * slots && pool.bytes() <= least * slots);
+    for (const int threads : {1, 3}) {
+      EXPECT(step(pool, file, {0, 1, 2, 3, 4, 5}, threads) == 2 * kExperts);
+      EXPECT(step(pool, file, {5, 2}, threads) == 4);
+      EXPECT(step(pool, file, {2}, threads) == 2);
+    }
+    if (slots == kExperts) EXPECT(pool.counts().misses == 2 * kExperts);
+  }
+}
+
+TEST(a_pool_below_one_slot_for_each_operation_is_refused) {
+  const File file;
+  EXPECT_THROWS(std::invalid_argument, "a pool of experts needs",
+                ExpertPool(groups(), 1, file.fd(), 100));
+}
+
+TEST(the_units_used_most_stay) {
+  const File file;
+  ExpertPool pool(groups(), 1, file.fd(), 2 * ExpertPool::least_bytes(groups(), 1));
+  for (int i = 0; i < 5; i++) step(pool, file, {3}, 1);
+  for (const int32_t once : {0, 1, 2, 4, 5}) step(pool, file, {once}, 1);
+  const int64_t before = pool.counts().misses;
+  EXPECT(step(pool, file, {3}, 2) == 2);
+  EXPECT(pool.counts().misses == before);
+  ExpertPool warm(groups(), 1, file.fd(), 2 * ExpertPool::least_bytes(groups(), 1));
+  warm.warm(pool.heat());
+  while (warm.finished() < 4) std::this_thread::yield();
+  EXPECT(step(warm, file, {3}, 1) == 2 && warm.counts().misses == 0);
+}
+
+TEST(a_read_that_fails_is_tried_again_in_the_next_step) {
+  const File file;
+  std::atomic<int> fails{1};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    if (fails.fetch_sub(1) == 1) {
+      errno = EIO;
+      return -1;
+    }
+    return pread(fd, to, bytes, static_cast<off_t>(offset));
+  };
+  ExpertPool pool(groups(), 1, file.fd(), ExpertPool::least_bytes(groups(), 1), read);
+  EXPECT(step(pool, file, {0, 1, 2}, 2) == 5);
+  EXPECT(!pool.error().empty() && pool.counts().errors == 1);
+  EXPECT(step(pool, file, {0, 1, 2}, 2) == 6);
+  EXPECT(pool.error().empty());
+}
+
+TEST(a_file_that_changes_is_found_out) {
+  File file;
+  ExpertPool pool(groups(), 1, file.fd(), ExpertPool::least_bytes(groups(), 1));
+  std::atomic<uint64_t> sum{0};
+  EXPECT(pool.verify(0, 1, sum) == 0 && sum != 0);
+  pool.compare();
+  EXPECT(step(pool, file, {0, 4}, 1) == 4);
+  EXPECT(step(pool, file, {0}, 1) == 2);  // unit 4 leaves its slot
+  file.bytes[4 * kUnit + 100] ^= 1;
+  file.write();
+  EXPECT(step(pool, file, {1, 4}, 1) == 3);
+  EXPECT(pool.error().find("changed") != std::string::npos);
+}
+
+TEST(a_cancelled_wait_ends_and_guesses_are_read_once) {
+  const File file;
+  std::atomic<bool> slow{true};
+  const auto read = [&](int fd, void* to, size_t bytes, size_t offset) -> int64_t {
+    while (slow) std::this_thread::yield();
+    return pread(fd, to, bytes, static_cast<off_t>(offset));
+  };
+  ExpertPool pool(groups(), 1, file.fd(), 4 * ExpertPool::least_bytes(groups(), 1), read);
+  pool.begin_step();
+  pool.want(0, routing_of({1}));
+  const std::atomic<bool> cancelled{true};
+  EXPECT(pool.wait(0, 1, 0, cancelled) == nullptr);
+  const std::vector<int32_t> guessed{1, 5};
+  pool.guess(0, guessed);
+  slow = false;
+  EXPECT(step(pool, file, {1, 5, 2}, 2) == 6);
+  EXPECT(pool.counts().guessed == 2);
+}
