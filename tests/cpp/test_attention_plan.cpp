@@ -211,6 +211,45 @@ TEST(without_a_causal_mask_every_tile_visits_what_its_rows_see) {
   }
 }
 
+// A tile has rows of one picture only, which see it up to its end, or rows that see no later token.
+TEST(tiles_end_with_the_pictures_that_rows_see_whole) {
+  const Step step({{700, 900}, {1, 300}, {64, 64}});
+  std::vector<int32_t> ends;
+  for (size_t s = 0; s < step.kv_len.size(); s++) {
+    const int32_t queries = step.query_start[s + 1] - step.query_start[s];
+    for (int32_t t = 0; t < queries; t++) {
+      const int32_t position = step.kv_len[s] - queries + t;
+      const bool seen = s == 0 && position >= 250 && position < 600;
+      ends.push_back(seen ? 600 : position + 1);
+    }
+  }
+  for (const int32_t window : {0, 100}) {
+    AttentionGeometry g{8, 4, 32, window};
+    g.spans = true;
+    StepInput in = step.in;
+    AttentionPlan plan(g, limits_for(step), 3);
+    for (int32_t* seen : {static_cast<int32_t*>(nullptr), ends.data()}) {
+      in.ends = seen;
+      plan.build(in);
+      int64_t pictured = 0;
+      for (const AttentionUnit& u : plan.units()) {
+        if (u.partial >= 0) continue;
+        const auto s = static_cast<size_t>(u.seq);
+        const int64_t queries = step.query_start[s + 1] - step.query_start[s];
+        for (int64_t row = u.row0; row < u.row0 + u.rows; row++) {
+          const int64_t position = step.kv_len[s] - queries + row / 2;
+          const bool whole = seen && s == 0 && position >= 250 && position < 600;
+          EXPECT(u.both_sides == whole);
+          EXPECT(u.end_key >= (whole ? 600 : position + 1));
+          EXPECT(!whole || u.end_key == 600);
+          pictured += whole * u.heads;
+        }
+      }
+      EXPECT(pictured == (seen ? 350 * 8 : 0));
+    }
+  }
+}
+
 // One token of a latent layer (MLA) has a row for each head, and all of them read the same keys.
 TEST(one_token_of_a_latent_layer_keeps_threads_busy) {
   struct Case {
