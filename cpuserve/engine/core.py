@@ -410,13 +410,11 @@ class EngineCore:
 
     def _count(self, deltas: list[Delta], seconds: float) -> None:
         stats, scheduler = self.stats, self.scheduler
-        stats.running = len(scheduler.running)
-        stats.waiting = len(scheduler.waiting)
+        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.kv_usage = self.kv.usage
         stats.preemptions = scheduler.num_preemptions
-        stats.prefix_queries = scheduler.blocks.prefix_queries
-        stats.prefix_hits = scheduler.blocks.prefix_hits
-        pictures = scheduler.pictures
+        blocks, pictures = scheduler.blocks, scheduler.pictures
+        stats.prefix_queries, stats.prefix_hits = blocks.prefix_queries, blocks.prefix_hits
         stats.picture_queries, stats.picture_hits = pictures.queries, pictures.hits
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale, stats.step_s = False, seconds
