@@ -43,7 +43,6 @@ class WantedPicture:
 class EncodedPictures:
     """The pictures in a media buffer of `num_rows` rows; the least recently used ones are evicted.
 
-    fingerprint: differs between towers that encode a picture differently.
     merge: the patches of a side of a token's block of patches, if the RoPE of the model turns the
       tokens of a picture by their rows and columns; else 0.
     whole: whether the tokens of a picture see each other in both directions, so that a step has
@@ -55,14 +54,11 @@ class EncodedPictures:
       look only at `wanted` and `blocked`, which are then empty, and call no method.
     """
 
-    def __init__(
-        self, num_rows: int, fingerprint: bytes = b"", *, merge: int = 0, whole: bool = False
-    ) -> None:
+    def __init__(self, num_rows: int, *, merge: int = 0, whole: bool = False) -> None:
         self.queries = self.hits = 0
         self.num_spans = 0
         self._whole = whole
         self._num_rows = num_rows
-        self._fingerprint = fingerprint
         self.merge = merge
         self._free = list(range(num_rows))
         self._encoded: OrderedDict[bytes, list[int]] = OrderedDict()
@@ -73,9 +69,6 @@ class EncodedPictures:
         self._counted: dict[RequestId, int] = {}  # how many pictures of a request were counted
         self._running: WantedPicture | None = None
         self._took_turn = False
-
-    def _key(self, picture: Picture) -> bytes:
-        return picture.digest + self._fingerprint
 
     # --- for the scheduler --------------------------------------------------------------------
 
@@ -90,7 +83,7 @@ class EncodedPictures:
         self._held.pop(number, None)
         for run in found.runs(start, start + count):
             picture = found.pictures[run.index]
-            key = self._key(picture)
+            key = picture.digest
             self._held.setdefault(number, key)
             self._count(number, run.index, is_hit=key in self._encoded)
             if key not in self._encoded:
@@ -142,7 +135,7 @@ class EncodedPictures:
         for run in found.runs(start, end):
             media = media or [-1] * (end - start)
             picture = found.pictures[run.index]
-            key, count = self._key(picture), run.end - run.begin
+            key, count = picture.digest, run.end - run.begin
             media[run.begin - start : run.end - start] = self._encoded[key][run.row :][:count]
             self._held[request.id] = key
             if sum(picture.spans[-1]) <= end:
