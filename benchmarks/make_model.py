@@ -1065,6 +1065,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         mamba_n_groups=2,
         mamba_d_state=16,
     ),
+    "tiny-mamba": {
+        "architectures": ["MambaForCausalLM"],
+        "model_type": "mamba",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 72,
+        "num_hidden_layers": 3,
+        "state_size": 12,
+        "tie_word_embeddings": True,
+    },
+    "tiny-falcon-mamba": {
+        "architectures": ["FalconMambaForCausalLM"],
+        "model_type": "falcon_mamba",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "state_size": 16,
+        "conv_kernel": 3,
+        "use_bias": True,
+        "tie_word_embeddings": False,
+    },
     "tiny-mamba2": {
         "architectures": ["Mamba2ForCausalLM"],
         "model_type": "mamba2",
@@ -1078,6 +1100,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "state_size": 20,
         "tie_word_embeddings": True,
     },
+    "tiny-jamba": _decoder(
+        "Jamba",
+        (512, 64, 96, 4, 4, 2),
+        **_TINY_KEYS,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        num_experts=8,
+        num_experts_per_tok=3,
+        mamba_d_state=12,
+        mamba_dt_rank=6,
+    ),
     "tiny-exaone-moe": _decoder(
         "ExaoneMoe",
         (512, 64, 96, 4, 4, 2),
@@ -1226,7 +1259,7 @@ def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Pat
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "generation_config.json", ids)
     write_tokenizer(directory)
-    # transformers reads Mamba under the names of published files only.
+    # transformers reads Mamba only as published.
     prefix = "backbone." if "mamba" in str(config.get("model_type")) else "model."
     write_weights(program, directory, str(config["torch_dtype"]), seed, prefix)
     return directory
@@ -1263,7 +1296,7 @@ def write_weights(
 ) -> None:
     """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB.
 
-    prefix: takes the place of "model." in their names.
+    prefix: what their names have instead of "model.".
     """
     stored = [
         replace(need, name=re.sub(r"^model\.", prefix, need.name))

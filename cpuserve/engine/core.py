@@ -422,10 +422,9 @@ class EngineCore:
         if self.kv.offload is not None:
             self._count_offload(self.kv.offload)
         stats.count_experts(self.executor.experts)
-        if scheduler.drafter is not None:
-            stats.drafts = scheduler.drafter.num_drafts
-            stats.draft_tokens = scheduler.drafter.num_draft_tokens
-            stats.accepted_tokens = scheduler.drafter.num_accepted_tokens
+        if (drafter := scheduler.drafter) is not None:
+            stats.drafts, stats.draft_tokens = drafter.num_drafts, drafter.num_draft_tokens
+            stats.accepted_tokens = drafter.num_accepted_tokens
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
             request, done = delta.request, not (delta.error or delta.processed)

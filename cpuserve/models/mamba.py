@@ -1,4 +1,4 @@
-"""Mamba2, and the Mamba2 layers of hybrid models: their sizes in config.json, their operations."""
+"""Mamba 1 and 2, and the Mamba layers of hybrid models: their sizes and their operations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from cpuserve.models.llama import finish_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
 
 # States have the same size at any length. Trained lengths are in no config, and the memory for the
 # ids of a sequence has to be bounded.
@@ -148,13 +149,132 @@ def scan_mamba2(
     return out, inputs
 
 
-class Mamba2Model:
+@dataclass(frozen=True, slots=True)
+class Mamba1Sizes:
+    """The sizes of Mamba 1 layers, which have a state of `state` numbers for each channel.
+
+    rank: columns between the channels and their step sizes.
+    taps: the number of tokens that the convolution covers.
+    norms: "none", or norms of steps, B and C: "plain" without weights, or "weights".
+    eps: the epsilon of these norms.
+    """
+
+    channels: int
+    state: int
+    rank: int
+    taps: int
+    conv_bias: bool
+    proj_bias: bool
+    norms: str
+    eps: float
+
+
+def read_mamba1(
+    config: Mapping[str, Any], names: Mapping[str, str], norms: str, eps: float
+) -> Mamba1Sizes:
+    """Return the sizes of Mamba 1; names: the keys of this config by the keys of Mamba."""
+    width = read_int(config, "hidden_size", high=1 << 20)
+    rank = names.get("time_step_rank", "time_step_rank")
+    auto = config.get(rank) in (None, "auto")
+    read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
+    return Mamba1Sizes(
+        channels=read_int(config, names.get("expand", "expand"), 2, high=64) * width,
+        state=read_int(config, names.get("state_size", "state_size"), 16, high=65536),
+        rank=-(-width // 16) if auto else read_int(config, rank, high=1 << 20),
+        taps=read_taps(config, names.get("conv_kernel", "conv_kernel"), 4),
+        conv_bias=read_bool(config, names.get("use_conv_bias", "use_conv_bias"), True),
+        proj_bias=read_bool(config, names.get("use_bias", "use_bias"), False),
+        norms=norms,
+        eps=eps,
+    )
+
+
+def add_mamba1(b: Builder, s: Mamba1Sizes, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the Mamba 1 layer `at` (the name of its module) of h to x."""
+    inputs = b.linear(h, f"{at}.in_proj", features=2 * s.channels, bias=s.proj_bias)
+    mixed = b.short_conv(
+        inputs, f"{at}.conv1d", taps=s.taps, channels=s.channels, bias=s.conv_bias, silu=True
+    )
+    parts, first = [], 0
+    for name, width in (("dt", s.rank), ("b", s.state), ("c", s.state)):
+        part = b.linear(mixed, rows(f"{at}.x_proj", first, width), features=width)
+        if s.norms != "none":
+            weightless = s.norms == "plain"
+            part = b.rms_norm(part, f"{at}.{name}_layernorm", eps=s.eps, weightless=weightless)
+        parts.append(part)
+        first += width
+    low, keys, queries = parts
+    steps = b.linear(low, f"{at}.dt_proj", features=s.channels, bias=True)
+    out = b.selective_scan(mixed, steps, keys, queries, inputs, at, column=s.channels)
+    b.linear(out, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
+
+
+def _states_alone(config: Mapping[str, Any], sizes: Mamba1Sizes | Mamba2Sizes) -> ModelSpec:
+    """Return the hyperparameters of a model without attention; no layer limits the length."""
+    vocab = read_int(config, "vocab_size")
+    # Half of the values of a token in a layer: Mamba 1 has five of all channels, and Mamba2 two of
+    # all columns of its convolution and two of its gates.
+    if isinstance(sizes, Mamba1Sizes):
+        half = 5 * sizes.channels // 2
+    else:
+        half = sizes.width + sizes.channels
+    return ModelSpec(
+        vocab=vocab,
+        width=read_int(config, "hidden_size", high=1 << 20),
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=0,
+        kv_heads=0,
+        head_dim=0,
+        intermediate=half,
+        max_position=MOST_TOKENS,
+        norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
+        tied=read_bool(config, "tie_word_embeddings", isinstance(sizes, Mamba1Sizes)),
+        dtype=read_dtype(config),
+        bos_ids=read_ids(config, "bos_token_id", vocab),
+        eos_ids=read_ids(config, "eos_token_id", vocab),
+        extra={"mamba": sizes},
+    )
+
+
+class MambaModel:
+    """Mamba 1 130M to 2.8B: no attention. Source: transformers modeling_mamba."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Mamba config."""
+        return _states_alone(config, read_mamba1(config, {}, "none", 0.0))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        x = b.embed("model.embeddings")
+        sizes = cast("Mamba1Sizes | Mamba2Sizes", s.extra["mamba"])
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{at}.norm")
+            if isinstance(sizes, Mamba1Sizes):
+                add_mamba1(b, sizes, f"{at}.mixer", h, x)
+            else:
+                add_mamba2(b, sizes, f"{at}.mixer", h, x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
+
+
+class FalconMamba(MambaModel):
+    """Falcon Mamba 7B: Mamba 1 with norms of steps, B and C. Source: modeling_falcon_mamba."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Falcon Mamba config."""
+        eps = read_float(config, "mixer_rms_eps", 1e-6)
+        return _states_alone(config, read_mamba1(config, {}, "plain", eps))
+
+
+class Mamba2Model(MambaModel):
     """Mamba 2 130M to 2.7B and Codestral Mamba: no attention. Source: modeling_mamba2."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """Return the hyperparameters in a Mamba2 config; no layer limits the length."""
-        vocab = read_int(config, "vocab_size")
+        """Return the hyperparameters in a Mamba2 config."""
         width = read_int(config, "hidden_size", high=1 << 20)
         heads = read_int(config, "num_heads", high=65536)
         groups = read_int(config, "n_groups", 8, high=65536)
@@ -176,29 +296,4 @@ class Mamba2Model:
             proj_bias=read_bool(config, "use_bias", False),
             limits=_read_limits(config),
         )
-        return ModelSpec(
-            vocab=vocab,
-            width=width,
-            layers=read_int(config, "num_hidden_layers", high=4096),
-            q_heads=0,
-            kv_heads=0,
-            head_dim=0,
-            intermediate=sizes.width + sizes.channels,
-            max_position=MOST_TOKENS,
-            norm_eps=sizes.eps,
-            tied=read_bool(config, "tie_word_embeddings", False),
-            dtype=read_dtype(config),
-            bos_ids=read_ids(config, "bos_token_id", vocab),
-            eos_ids=read_ids(config, "eos_token_id", vocab),
-            extra={"mamba": sizes},
-        )
-
-    @staticmethod
-    def build(b: Builder, s: ModelSpec) -> None:
-        """Append the operations of the model to its builder `b`."""
-        x = b.embed("model.embeddings")
-        for i in range(s.layers):
-            at = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{at}.norm")
-            add_mamba2(b, cast("Mamba2Sizes", s.extra["mamba"]), f"{at}.mixer", h, x)
-        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
+        return _states_alone(config, sizes)

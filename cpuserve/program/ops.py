@@ -18,7 +18,8 @@ Families that these ops cover, with ops that a family added:
     and `rope` of each layer, norms after attention and MLP: RmsNorm, then Add)
   DeepSeek V2 and V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head)
   DeepSeek V3.2 (StoreIndexKeys, SelectKeys), GLM-5.3 (PoolIndexKeys, StreamWeights, Limit)
-  Granite 4 (ShortConv, Mamba2, GatedNorm), LFM2 (ShortConv between two Gates)
+  Granite 4 (ShortConv, Mamba2, GatedNorm), Mamba 1 and Jamba (ShortConv, SelectiveScan),
+  LFM2 (ShortConv between two Gates)
   gpt-oss (Attention `sinks`, ExpertLinear `biases`), OLMo 2 and 3, OLMoE (PartNorm)
   Gemma 4 (Scale, Route `factors`, layers that share a cache)
   Gemma 3n (Columns, MixParts, MatchRms, KeepTop)

@@ -31,7 +31,7 @@ from cpuserve.program.operations.attention import Attention
 from cpuserve.program.operations.dense import Linear, Logits
 from cpuserve.program.operations.experts import ExpertLinear
 from cpuserve.program.operations.latent import HeadLinear
-from cpuserve.program.operations.recurrent import GatedDelta, Mamba2
+from cpuserve.program.operations.recurrent import GatedDelta, Mamba2, SelectiveScan
 from cpuserve.program.ops import Op
 from cpuserve.program.program import Program
 
@@ -66,6 +66,8 @@ def _sums(op: Op, keys: int, widths: dict[str, int]) -> Iterator[int]:
         yield from (op.head_dim, keys, keys)  # scores, the sum of the softmax, values
     elif isinstance(op, GatedDelta | Mamba2):
         yield from (op.key_width, keys)  # reading the state, and the tokens that are added to it
+    elif isinstance(op, SelectiveScan):
+        yield from (op.width, keys)
     else:
         yield getattr(op, "width", 1)  # norms; a few operations on each element count as one
 

@@ -113,7 +113,8 @@ FAMILIES = (
     *("gemma", "glm", "helium", "ministral", "phi"),
     *("gpt-bigcode", "gptj", "gpt-neo"),
     *("olmo", "flex-olmo", "nemotron", "jais2", "nanochat", "bitnet", "bloom", "mpt"),
-    *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open", "mamba2"),
+    *("bamba", "exaone-moe", "codegen", "minicpm3", "solar-open"),
+    *("mamba", "falcon-mamba", "mamba2", "jamba"),
 )
 
 # Families that give vectors and no text.

@@ -535,6 +535,8 @@ COUNTED.add(("qwen4-exp", "ple_conv_kernel_size"))
 COUNTED |= {("flex-olmo", "num_experts"), ("flex-olmo", "num_experts_per_tok")}
 COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
+COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}
+COUNTED |= {("mamba", "state_size"), ("falcon-mamba", "state_size")}
 COUNTED |= {("gpt-neo", "window_size"), ("gpt-neo", "intermediate_size")}
 
 

@@ -148,6 +148,7 @@ OTHERWISE = {
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},
+    **dict.fromkeys(("mamba", "falcon-mamba"), ("intermediate",)),  # the values of a token
     "mamba2": {"head_dim"},  # of its states
     "gemma3n": {"intermediate"},  # a list
     **dict.fromkeys(("gemma4", "gemma4-moe"), ("head_dim",)),  # those of two kinds of layers
@@ -188,8 +189,9 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
 
 
 # transformers makes projections of that width and norms (OLMoE, BitNet) or outputs (Helium) of
-# another, refuses the key (Falcon, Mamba2), or drops it (GLM-5.3).
+# another, refuses the key (Falcon, Mamba), or drops it (GLM-5.3).
 ANOTHER_WIDTH = {"olmoe", "bitnet", "helium", "falcon", "falcon-40b", "glm5-next", "mamba2"}
+ANOTHER_WIDTH |= {"mamba", "falcon-mamba"}
 
 
 @pytest.mark.parametrize(

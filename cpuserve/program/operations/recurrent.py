@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
-    from cpuserve.program.reference.recurrent import ConvInputs, DeltaStates, Mamba2States
+    from cpuserve.program.reference.recurrent import (
+        ConvInputs,
+        DeltaStates,
+        Mamba2States,
+        ScanStates,
+    )
 
 # Threads claim the work of a recurrent layer in units: a unit is some channels or heads of one
 # sequence.
@@ -264,6 +269,74 @@ class Mamba2(Op, frozen=True):
         return Mamba2States(sizes, slots)
 
 
+class SelectiveScan(Op, frozen=True):
+    """The selective scan of Mamba 1 over x, the output of a short convolution [T, channels].
+
+    steps: [T, channels]. b, c: [T, width]. gates: the gates z are its columns from `column` on.
+    out: [T, channels].
+
+    With dt = softplus(steps), each channel i has a state S of `width` numbers n:
+
+        S_t[n] = exp(-exp(a_log[i, n]) dt[i]) S_(t-1)[n] + b[n] dt[i] x[i]
+        out[i] = (sum over n of c[n] S_t[n] + d[i] x[i]) silu(z[i])
+
+    The state of a sequence is in state layer `state`, in `units` equal parts of the channels.
+    Source: transformers modeling_mamba; Gu and Dao 2023 (Mamba).
+    """
+
+    reads_of = ("x", "steps", "b", "c", "gates")
+    claimed = True
+
+    x: ValueId
+    steps: ValueId
+    b: ValueId
+    c: ValueId
+    gates: ValueId
+    out: ValueId
+    state: int
+    channels: int
+    width: int
+    units: int
+    column: int
+    a_log: str
+    d: str
+
+    def lower(self, to: Lowering) -> None:
+        import numpy as np
+
+        to.add(
+            self,
+            rates=to.vector(
+                ("rates", self.a_log),
+                self.channels * self.width,
+                lambda read: -np.exp(read(self.a_log).reshape(self.channels, self.width).T),
+            ),
+            d=to.plain(self.d, self.channels),
+        )
+
+    def reference(
+        self, at: Interpreter, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, gates: Tensor
+    ) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        rates = -torch.exp(at.vector(self.a_log))
+        states, dt = cast("ScanStates", at.states[self.state]), F.softplus(steps)
+        out = torch.empty_like(x)
+        for where, part in at.state_parts():
+            out[where] = states.run(
+                dt[where], dt[where] * x[where], b[where], c[where], part, rates
+            )
+        z = gates[:, self.column : self.column + self.channels]
+        return (out + at.vector(self.d) * x) * F.silu(z)
+
+    def make_states(self, slots: int) -> ScanStates:
+        """Return empty states and open rows of the layer."""
+        from cpuserve.program.reference.recurrent import ScanStates
+
+        return ScanStates(self.channels, self.width, slots)
+
+
 def _delta_state(op: GatedDelta, channels: int) -> StateLayer:
     """Return the sizes of the state of a gated delta net; a key head has `channels` channels.
 
@@ -425,6 +498,39 @@ class RecurrentBuilder(BaseBuilder):
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
         closed = each * key_width * value_width
         self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))
+        return out
+
+    def selective_scan(
+        self,
+        x: ValueId,
+        steps: ValueId,
+        b: ValueId,
+        c: ValueId,
+        gates: ValueId,
+        name: str,
+        *,
+        column: int = 0,
+    ) -> ValueId:
+        """Return the output of the selective scan of Mamba 1 over x: [T, channels].
+
+        The weights of layer `name` are A_log and D. See `SelectiveScan` for the values.
+
+        column: the first column of z in `gates`.
+        """
+        channels, width = self._width(x), self._width(b)
+        self._check_width(f"{name}: steps", steps, channels)
+        self._check_width(f"{name}: c", c, width)
+        self._check_columns(f"{name}: gates", gates, column, channels)
+        a_log = self._need(f"{name}.A_log", (channels, width), "table")
+        d = self._need(f"{name}.D", (channels,), "vector")
+        out, state = self._value(name, channels), len(self._states)
+        each = largest_part(channels, CONV_CHANNELS)
+        sizes = (state, channels, width, channels // each, column)
+        self._ops.append(SelectiveScan(x, steps, b, c, gates, out, *sizes, a_log, d))
+        # A unit of the state keeps the states of its channels. For every open token (a token after
+        # the closed state) it also keeps b, and dt and dt x of each channel.
+        row = 2 * each + whole_lines(width)
+        self._states.append(StateLayer(channels // each, width * each, STATE_CHUNK * row))
         return out
 
 

@@ -303,3 +303,40 @@ class Mamba2States:
             added = torch.einsum("ihd,ihv->hdv", keys, since * us)
             self._state[part.slot] = torch.exp(decays[-1])[:, None, None] * state + added
         return out.reshape(n, -1)
+
+
+class ScanStates:
+    """The states of one SelectiveScan layer in each state slot, and its computation.
+
+    For an open token, the layer keeps b, dt and u = dt x. The states of open tokens are computed
+    again from the closed state.
+    """
+
+    def __init__(self, channels: int, width: int, slots: int) -> None:
+        self._state = torch.zeros(slots, channels, width)
+        self._dt = torch.zeros(slots, STATE_CHUNK, channels)
+        self._u = torch.zeros(slots, STATE_CHUNK, channels)
+        self._keys = torch.zeros(slots, STATE_CHUNK, width)
+
+    def closed(self, slot: int) -> tuple[Tensor, ...]:
+        """Return a view of the closed state in a state slot."""
+        return (self._state[slot],)
+
+    def run(
+        self, dt: Tensor, u: Tensor, keys: Tensor, queries: Tensor, part: ChunkRows, rates: Tensor
+    ) -> Tensor:
+        """Return the sums over n [rows of the part, channels]; rates [channels, width]."""
+        rows, num_open = slice(part.num_open, part.num_open + len(dt)), part.num_open
+        dts, us, bs = self._dt[part.slot], self._u[part.slot], self._keys[part.slot]
+        dts[rows], us[rows], bs[rows] = dt, u, keys
+        state = torch.zeros_like(self._state[0])
+        if part.closed >= 0:
+            state = self._state[part.closed]
+        out = torch.empty_like(dt)
+        for i in range(rows.stop):
+            state = torch.exp(dts[i][:, None] * rates) * state + us[i][:, None] * bs[i]
+            if i >= num_open:
+                out[i - num_open] = state @ queries[i - num_open]
+        if part.closes:
+            self._state[part.slot] = state
+        return out

@@ -79,10 +79,6 @@ CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64
   for (int64_t i = width; i < row; i++) to[i] = 0.0f;
 }
 
-// Returns exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125.
-// decayed() takes two thirds of the operations of exp().
-CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
-
 // by_row: computes G of the rows of this call, and k and q of these rows times exp(G).
 static CPUSERVE_NOINLINE void append_row_decays(const Recurrence& r) {
   const RecurrentArgs& a = r.a;

@@ -424,6 +424,64 @@ size_t scratch_bytes(const Mamba2Op& op) {
          kCarved;
 }
 
+void prepare(SelectiveScanOp& op, Program& p) {
+  p.check_tokens("selective_scan", {op.x, op.steps, op.b, op.c, op.gates, op.out});
+  const int64_t all = p.f32_value(op.out, "selective_scan out").width;
+  check_argument(op.units >= 1 && all % op.units == 0, "selective_scan: ", all,
+                 " channels cannot form ", op.units, " equal units");
+  check_argument(op.width >= 1, "selective_scan: states of ", op.width,
+                 " rows; there must be at least 1");
+  for (const Id id : {op.x, op.steps}) {
+    check_argument(p.f32_value(id, "selective_scan").width == all, "selective_scan: an input has ",
+                   "width ", p.value(id).width, ", not ", all);
+  }
+  for (const Id id : {op.b, op.c}) {
+    check_argument(p.f32_value(id, "selective_scan").width == op.width,
+                   "selective_scan: b or c has width ", p.value(id).width, ", not ", op.width);
+  }
+  p.check_columns(op.gates, op.column, all, "selective_scan gates");
+  for (const Id id : {op.x, op.steps, op.b, op.c, op.gates}) {
+    check_argument(id != op.out, "selective_scan: out must not be an input");
+  }
+  check_argument(op.rates != kNone && op.d != kNone, "selective_scan: a weight is missing");
+  p.check_vector(op.rates, op.width * all, "selective_scan rates");
+  p.check_vector(op.d, all, "selective_scan d");
+  op.channels = all / op.units;
+  op.state = p.add_state(op.layer());
+}
+
+void run(const SelectiveScanOp& op, Worker& w) noexcept {
+  each_unit(op, w, [&](int64_t unit, const ChunkRows& r) {
+    const int64_t first = unit * op.channels;
+    const Rows &x = w.value(op.x), &steps = w.value(op.steps), &gates = w.value(op.gates);
+    const Rows &b = w.value(op.b), &c = w.value(op.c), &out = w.value(op.out);
+    SelectiveScanArgs args{};
+    args.channels = op.channels;
+    args.width = op.width;
+    args.closed = closed_of(op, unit, r, w);
+    args.closed_to = w.states().closed(op.state, unit, r.slot);
+    args.open = w.states().open(op.state, unit, r.slot);
+    args.num_open = r.num_open;
+    args.rows = r.rows;
+    args.x = floats_of(x, r.t0) + first;
+    args.steps = floats_of(steps, r.t0) + first;
+    args.z = floats_of(gates, r.t0) + op.column + first;
+    args.b = floats_of(b, r.t0);
+    args.c = floats_of(c, r.t0);
+    args.x_stride = float_stride(x);
+    args.steps_stride = float_stride(steps);
+    args.z_stride = float_stride(gates);
+    args.b_stride = float_stride(b);
+    args.c_stride = float_stride(c);
+    args.rates = w.vector(op.rates) + first;
+    args.rates_stride = out.width;
+    args.d = w.vector(op.d) + first;
+    args.out = floats_of(out, r.t0) + first;
+    args.out_stride = float_stride(out);
+    w.kernels().selective_scan(args);
+  });
+}
+
 void prepare(NgramEmbedOp& op, Program& p) {
   p.check_tokens("ngram_embed", {op.out});
   const auto heads = static_cast<int64_t>(op.sizes.size()), orders = op.longest() - 1;

@@ -113,6 +113,29 @@ inline Accesses accesses(const Mamba2Op& op, const Program&) {
   return claimed({any(op.x), any(op.steps)}, {any(op.out)});
 }
 
+// A Mamba 1 layer between its projections (kernels/generic/selective_scan.h); z begins at `column`
+// of `gates`. The vector `rates` [width][channels] is -exp(A_log).
+// A unit of the state is one of `units` equal parts of the channels.
+struct SelectiveScanOp {
+  static constexpr const char* kName = "selective_scan";
+  Id x, steps, b, c, gates, out;
+  int32_t width, units;
+  int64_t column;
+  Id rates, d;
+  Id state = kNone;
+  int64_t channels = 0;  // of a state unit
+  CPUSERVE_FIELDS(x, steps, b, c, gates, out, width, units, column, rates, d)
+
+  StateLayer layer() const {
+    return {units, width * channels, selective_scan_open_floats(channels, width)};
+  }
+};
+void prepare(SelectiveScanOp& op, Program& p);
+void run(const SelectiveScanOp& op, Worker& w) noexcept;
+inline Accesses accesses(const SelectiveScanOp& op, const Program&) {
+  return claimed({any(op.x), any(op.steps), any(op.b), any(op.c), any(op.gates)}, {any(op.out)});
+}
+
 // Looks up a row of n-gram embeddings for each head of every token; the n-grams end with the token.
 // `sizes` has the number of rows of each head. The heads form equal groups for n = 2, 3, ...
 // With token ids t_0 (the token), t_1 (the token before it) and so on, head h reads row
@@ -145,6 +168,6 @@ size_t scratch_bytes(const GatedDeltaOp& op);
 size_t scratch_bytes(const ShortConvOp& op);
 size_t scratch_bytes(const Mamba2Op& op);
 
-using RecurrentOps = Family<GatedDeltaOp, ShortConvOp, Mamba2Op, NgramEmbedOp>;
+using RecurrentOps = Family<GatedDeltaOp, ShortConvOp, Mamba2Op, SelectiveScanOp, NgramEmbedOp>;
 
 }  // namespace cpuserve

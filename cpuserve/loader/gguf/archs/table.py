@@ -41,7 +41,7 @@ _PICTURES = "it is for images or sound, and cpuserve reads texts. Gemma 3, Qwen3
 _ENCODER = "its attention has biases by distance. EuroBERT and jina-embeddings v3 and v5 run"
 _PAIR = "it is of an encoder-decoder. Decoders such as Qwen3 and encoders such as EuroBERT run"
 REASONS = {
-    **dict.fromkeys(("mamba", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _RECURRENT),
+    **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), _RECURRENT),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     **dict.fromkeys(
         ("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl", "paddleocr"), _PICTURES
@@ -51,12 +51,12 @@ REASONS = {
     **dict.fromkeys(("t5", "t5encoder"), _PAIR),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "the safetensors of GLM-4-9B for transformers (-hf) run, and GLM-4-0414 (glm4)",
-    "minicpm3": "give the safetensors of the model, which run",
-    "mamba2": "give the safetensors of the model, which run",
-    "gptj": "give the safetensors of the model, which run",
+    **dict.fromkeys(
+        ("gptj", "jamba", "mamba", "mamba2", "minicpm3"),
+        "give the safetensors of the model, which run",
+    ),
     "deepseek": "of its kind, DeepSeek V2, V3 and V3.2 run",
     "glm-dsa": "of its kind, DeepSeek V3.2 and GLM-4.7-Flash run",
-    "jamba": "of its kind, Falcon-H1, Granite 4 and Nemotron 3 run",
     "jais": "of its kind, GPT-2 runs",
     "qwen": "of its kind, Qwen2, Qwen3 and Qwen3.5 run",
     **dict.fromkeys(
