@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cpuserve.core.cost import CostModel, StepWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram_drafts import NgramDrafts
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, SeqChunk
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.core.ngram import MakeIndex
 
 # A draft that is right this often is likely: it would pay if it took a quarter of the step.
 _LIKELY = 0.25
@@ -216,3 +221,18 @@ def _before_stop(drafts: Sequence[int], stop_ids: frozenset[int]) -> int:
     if stop_ids.isdisjoint(drafts):
         return len(drafts)
     return next(i for i, draft in enumerate(drafts) if draft in stop_ids)
+
+
+def make_drafter(
+    config: EngineConfig, kv: KvManager, text_indexes: Callable[[int, int], MakeIndex]
+) -> Drafter | None:
+    """Return the drafter of an engine; None if there are no draft tokens.
+
+    text_indexes: returns a maker of indexes of n-grams, from the least to the most tokens.
+    """
+    asked = config.speculation
+    if asked is None:
+        return None
+    make_index = text_indexes(asked.prompt_lookup_min, asked.prompt_lookup_max)
+    tokens = asked.indexed_tokens(config.max_num_seqs, config.max_model_len)
+    return Drafter(kv, asked.num_speculative_tokens, NgramDrafts(make_index, tokens))

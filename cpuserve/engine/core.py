@@ -12,13 +12,13 @@ import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_pictures, check_request, output_limit
+from cpuserve.core.drafts import make_drafter
 from cpuserve.core.encoding import EncodedPictures
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import StepBatch
-from cpuserve.engine.drafting import make_drafter
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -37,7 +37,6 @@ from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
-from cpuserve.engine.outputs import output_of
 from cpuserve.engine.pictures import PictureEncoder
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
@@ -103,7 +102,7 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
             whole_prompts=config.whole_prompts,
-            drafter=make_drafter(config, self.kv, executor),
+            drafter=make_drafter(config, self.kv, executor.text_indexes),
             pictures=pictures,
         )
         self.interrupt = Interrupt(executor.cancel)
@@ -342,7 +341,7 @@ class EngineCore:
         deltas, finished = self._run(batch)
         if self._grammars is not None and self._grammars.in_use:
             self._after_step(self._grammars, deltas)
-        outputs = [output_of(delta) for delta in deltas]
+        outputs = [Output.of(delta) for delta in deltas]
         outputs += self._refused
         self._refused = []
         pictures = self.scheduler.pictures

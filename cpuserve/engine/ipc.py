@@ -5,13 +5,17 @@ Each step has one message with the outputs of all requests. EOF: the other side 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cpuserve.core.pictures import Picture
 from cpuserve.errors import CpuserveError
 from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.core.request import Delta
+    from cpuserve.core.step import RowResult
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
@@ -21,6 +25,11 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     logprob: float
     rank: int
     top: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, row: RowResult) -> TokenLogprob:
+        """Return the token of a row of logits, with its alternatives."""
+        return cls(row.token, row.logprob, row.rank, row.top)
 
 
 class AddRequest(msgspec.Struct, tag="add", array_like=True):
@@ -131,6 +140,25 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     wants: list[int] = []
     unavailable: bool = False
     drafts: int = 0
+
+    @classmethod
+    def of(cls, delta: Delta) -> Output:
+        """Return the message with the results of one step for one request."""
+        request = delta.request
+        output = cls(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
+        output.processed, output.vector = delta.processed, delta.vector
+        output.fault, output.unavailable = delta.fault, delta.unavailable
+        output.drafts = delta.drafts
+        if request.num_output == len(delta.tokens):
+            output.scheduled = request.scheduled
+            output.cached_tokens = request.cached_tokens
+        if delta.rows is not None:
+            output.logprobs = [TokenLogprob.of(row) for row in delta.rows]
+        if delta.prompt_rows is not None:
+            output.prompt_logprobs = [
+                None if row is None else TokenLogprob.of(row) for row in delta.prompt_rows
+            ]
+        return output
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
