@@ -73,7 +73,7 @@ def prepare(
     _check_template(asked)
     _check_tokenizer(asked)
     path = find(asked.options, progress)
-    mmproj = choose_mmproj(asked.options.mmproj, path)
+    mmproj = choose_mmproj(asked.options.wanted_mmproj, path)
     sources = _sources(asked.options, path, mmproj)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
@@ -243,7 +243,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
-    files = _ModelFiles(path, options.mmproj)
+    files = _ModelFiles(path, options.wanted_mmproj)
     config, size, quantization = _read(files)
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
@@ -293,7 +293,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
         parameters=parameters,
-        **{**_parts(spec.tower if has_program else None, path, config), **files.pictures},
+        **{**_parts(options, spec.tower if has_program else None, path, config), **files.pictures},
     )
     return spec, facts
 
@@ -538,13 +538,15 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     return tuple(KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache)
 
 
-def _parts(tower: TowerSpec | None, path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _parts(
+    options: EngineOptions, tower: TowerSpec | None, path: Path, config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the facts about the parts of a model that are not text."""
     from cpuserve.models.generic import parts_beside_text
 
-    found, why = None, ""
+    found, why = None, "--language-model-only" if options.language_model_only else ""
     try:
-        found = None if tower is None else _tower_facts(tower, path, config)
+        found = None if why or tower is None else _tower_facts(tower, path, config)
     except ModelError as error:  # the tower is known, but not how a picture is prepared for it
         why = str(error)
     unserved = parts_beside_text(config, pictures=found is not None)

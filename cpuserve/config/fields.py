@@ -132,7 +132,6 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp("--perf --no-perf", "/metrics always has the timings", "none"),
     NoOp("--warmup --no-warmup", "the start needs no empty request", "none"),
     NoOp("--fit -fit", "settings that are not set always fit in memory"),
-    NoOp("--language-model-only", "cpuserve loads the part for text only", "none"),
 )
 
 # Sorted as in --help and docs/options.md.

@@ -95,6 +95,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="FILE",
         ),
     ] = None
+    language_model_only: Annotated[
+        bool | None,
+        _model("Load only the part for text, so that pictures are not read.", default="off"),
+    ] = None
     dtype: Annotated[
         str | None,
         _model(
@@ -620,6 +624,11 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="no effect",
         ),
     ] = None
+
+    @property
+    def wanted_mmproj(self) -> str | None:
+        """The mmproj file to read, "none", or None = the one that is found."""
+        return "none" if self.language_model_only else self.mmproj
 
 
 FIELDS = fields_of(EngineOptions)

@@ -135,6 +135,7 @@ BAD = {
     "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y"],
     "allow_long_model_len": ["perhaps"],
     "disable_sliding_window": ["perhaps"],
+    "language_model_only": ["perhaps"],
     "control_tokens_in_messages": ["perhaps"],
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],

@@ -33,8 +33,8 @@ def model(tmp_path_factory):
     return path
 
 
-def prepared(path):
-    given = {"model": str(path), "max_model_len": "128"}
+def prepared(path, **more):
+    given = {"model": str(path), "max_model_len": "128", **more}
     flags = {name: Given(f"--{name}", "flag", value) for name, value in given.items()}
     return prepare(load_options(flags, environ={}))
 
@@ -68,6 +68,18 @@ def test_a_model_with_incomplete_settings_of_pictures_starts_as_a_text_model(mod
     assert config.media_rows == 0
     (note,) = [note for note in plain.notes if "text model" in note]
     assert "vision is not read (size is {}: longest_edge is needed" in note
+    built = []
+    team = make_team(config)
+    team.run(lambda: built.append(build_engine(config, None, team).executor.tower))
+    assert built == [None]
+
+
+def test_only_the_part_for_text_is_loaded_if_it_is_asked_for(model):
+    plain = prepared(model, language_model_only="true")
+    config = plain.resolved.config
+    assert (plain.facts.tower, config.media_rows) == (None, 0)
+    (note,) = [note for note in plain.notes if "text model" in note]
+    assert "vision is not read (--language-model-only)" in note
     built = []
     team = make_team(config)
     team.run(lambda: built.append(build_engine(config, None, team).executor.tower))
