@@ -266,7 +266,7 @@ _LLAMA_CPP = (
     ),
     Missing("--spm-infill", "the model decides the order of fill-in tokens; leave it out"),
     Missing(
-        "--image-min-tokens -mm",
+        "--image-min-tokens",
         "pictures are read as the files of a model in safetensors say",
     ),
     # sampling

@@ -94,6 +94,7 @@ ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",
     "feed_forward.gate.weight",
+    "feed_forward.router.weight",
     "block_sparse_moe.gate.weight",
     "router.layer.weight",
     "mlp.router.weight",

@@ -86,7 +86,8 @@ def test_masks_that_do_not_fit_are_refused_before_anything_runs(model):
         (2, 0, "too long"),
         (8, 1, "media rows"),
         (8, 3, "too short"),
-        (9, 1, "header"),
+        (9, 1, "axes"),
+        (10, 1, "header"),
         (11, -1, "header"),
     ],
 )
