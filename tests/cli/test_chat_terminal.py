@@ -215,7 +215,12 @@ def has_used(process, cpu_s):
 def test_ctrl_c_at_any_moment_shows_no_traceback(model, tmp_path, command, after_s):
     known = {"MODEL": model, "OUT": str(tmp_path / "out")}
     with terminal(*(known.get(word, word) for word in COMMANDS[command])) as running:
-        wait_until(lambda: has_used(running.process, STARTED_S), poll_s=0.005)
+
+        def has_started():
+            running.read(0)  # a program whose output is not read would wait for ever
+            return has_used(running.process, STARTED_S)
+
+        wait_until(has_started, poll_s=0.005)
         time.sleep(after_s)
         running.interrupt()
         code = running.end()
