@@ -101,9 +101,28 @@ def _known(config, values: dict[str, Any], also: dict[str, Any] | None = None) -
 
 # How the image processors of the models below make a number of a byte; the channels differ.
 MEAN, DEVIATION, SCALE = (0.5, 0.4, 0.3), (0.5, 0.6, 0.45), 1 / 255
+PIXELS = {
+    "do_rescale": True,
+    "rescale_factor": SCALE,
+    "do_normalize": True,
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
 PATCH = 8
 GEMMA3 = "Gemma3ForConditionalGeneration"
 IMAGE_ID = 5  # the id of the placeholder of a picture's row
+
+
+def _write_random(architecture: str, config, to: Path, seed: int) -> torch.nn.Module:
+    """Write the model of a config with random weights and biases, and return it."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, architecture)(config).float().eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn(weights.shape) * 0.1)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(to)
+    return model
 
 
 def write_tower_model(
@@ -143,19 +162,9 @@ def write_tower_model(
         own = {"mm_tokens_per_image": (side // merge) ** 2, "image_token_index": IMAGE_ID}
         own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
     config = whole(text_config=text, vision_config=vision, **own)
-    torch.manual_seed(0)
-    model = getattr(transformers, architecture)(config).float().eval()
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.add_(torch.randn(weights.shape) * 0.1)
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(to)
+    model = _write_random(architecture, config, to, seed=0)
     pictures = {
-        "do_rescale": True,
-        "rescale_factor": SCALE,
-        "do_normalize": True,
-        "image_mean": MEAN,
-        "image_std": DEVIATION,
+        **PIXELS,
         "size": {"longest_edge": 4 * side * PATCH},
         "max_image_size": {"longest_edge": side * PATCH},
     }
@@ -204,19 +213,9 @@ def write_grid_model(
     usual = whole().vision_config
     vision = type(usual)(**_known(usual, _GRID_VISION))
     config = whole(text_config=text, vision_config=vision, **_TOKENS)
-    torch.manual_seed(2)
-    model = getattr(transformers, architecture)(config).float().eval()
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.add_(torch.randn(weights.shape) * 0.1)
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(to)
+    model = _write_random(architecture, config, to, seed=2)
     pictures = {
-        "do_rescale": True,
-        "rescale_factor": SCALE,
-        "do_normalize": True,
-        "image_mean": MEAN,
-        "image_std": DEVIATION,
+        **PIXELS,
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": 2,

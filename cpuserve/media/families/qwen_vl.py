@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cpuserve.core.pictures import MOST_PATCHES
 from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.media.families.idefics3 import in_merge_order, read_number, refuse_setting
 from cpuserve.media.layout import PictureLayout
 
 if TYPE_CHECKING:
@@ -89,11 +90,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
 
         size = self._scaled(*image.size)
         pixels = np.asarray(image.resize(size, Resampling(self.resample)))
-        merge, patch = self.merge, self.patch
-        columns, rows = (side // self.block for side in size)
-        split = pixels.reshape(rows, merge, patch, columns, merge, patch, _CHANNELS)
-        ordered = split.transpose(0, 3, 1, 4, 2, 5, 6)
-        return np.ascontiguousarray(ordered).reshape(-1, self.patch_bytes)
+        return in_merge_order(pixels[None], self.patch, self.merge)
 
     def changed(self, settings: Mapping[str, Any]) -> QwenVL:
         """Return the family with these settings; InvalidRequest if it cannot follow one."""
@@ -109,9 +106,11 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
             elif name == "max_tokens":
                 made = made._with_most(value)
             elif name in ("fps", "num_frames", "do_sample_frames", "video"):
-                _refuse(name, "is for videos, which this server does not read: send pictures")
+                refuse_setting(
+                    name, "is for videos, which this server does not read: send pictures"
+                )
             else:
-                _refuse(
+                refuse_setting(
                     name,
                     "is no setting of this model's pictures: it has size (shortest_edge and "
                     "longest_edge), min_pixels, max_pixels, detail, and a maximum number of tokens",
@@ -120,7 +119,9 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
 
     def _with_detail(self, detail: object) -> QwenVL:
         if detail not in _DETAILS:
-            _refuse("detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}")
+            refuse_setting(
+                "detail", f"must be one of {', '.join(_DETAILS)}, got {str(detail)[:40]!r}"
+            )
         if detail != "low":
             return self
         return msgspec.structs.replace(self, most=max(self.least, min(self.most, _LOW_PIXELS)))
@@ -128,7 +129,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
     def _with_size(self, size: object) -> QwenVL:
         if not isinstance(size, Mapping) or not size or not {*size} <= {*_EDGES}:
             want = '{"shortest_edge": N, "longest_edge": N}, the least and the most pixels'
-            _refuse("size", f"must be {want}, got {size!r:.60}")
+            refuse_setting("size", f"must be {want}, got {size!r:.60}")
         return self._with_pixels("size", size)
 
     def _with_pixels(self, name: str, edges: Mapping[str, object]) -> QwenVL:
@@ -137,11 +138,11 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
         for edge, usual in zip(_EDGES, (self.least, self.most), strict=True):
             value = edges.get(edge, usual)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                _refuse(name, f"must be a number of pixels, got {value!r:.40}")
+                refuse_setting(name, f"must be a number of pixels, got {value!r:.40}")
             found.append(value)
         least, most = found
         if most < self.block**2 or least > most:
-            _refuse(
+            refuse_setting(
                 name,
                 f"means at least {least} and at most {most} pixels: the most must be at least "
                 f"{self.block**2}, which are one token, and not below the least",
@@ -150,7 +151,7 @@ class QwenVL(msgspec.Struct, frozen=True, kw_only=True, tag="qwen_vl"):
 
     def _with_most(self, most: object) -> QwenVL:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            _refuse("max_tokens", f"must be at least 1, got {most!r:.40}")
+            refuse_setting("max_tokens", f"must be at least 1, got {most!r:.40}")
         return msgspec.structs.replace(self, most_rows=min(self.most_rows, most))
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
@@ -193,8 +194,8 @@ def qwen_vl(
     """
     vision = config.get("vision_config")
     vision = vision if isinstance(vision, Mapping) else {}
-    patch = _number(processor.get("patch_size"), "patch_size")
-    merge = _number(processor.get("merge_size"), "merge_size")
+    patch = read_number(processor.get("patch_size"), "patch_size")
+    merge = read_number(processor.get("merge_size"), "merge_size")
     for name, own, given in (
         ("patch_size", "patch_size", patch),
         ("spatial_merge_size", "merge_size", merge),
@@ -208,7 +209,7 @@ def qwen_vl(
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
     least, most = (
-        _number(processor.get(old) or size.get(edge), f"size.{edge}")
+        read_number(processor.get(old) or size.get(edge), f"size.{edge}")
         for old, edge in zip(("min_pixels", "max_pixels"), _EDGES, strict=True)
     )
     if least > most or most < (patch * merge) ** 2:
@@ -220,7 +221,7 @@ def qwen_vl(
         most_rows=MOST_PATCHES // merge**2,
         patch=patch,
         merge=merge,
-        resample=_number(processor.get("resample", 3), "resample", least=0),
+        resample=read_number(processor.get("resample", 3), "resample", least=0),
         marker=tokens.get("image_token", "<|image_pad|>"),
     )
 
@@ -237,15 +238,3 @@ def paddleocr_vl(
     """
     tokens = {"image_token": "<|IMAGE_PLACEHOLDER|>", **tokens}
     return msgspec.structs.replace(qwen_vl(config, processor, whole, tokens), widens=True)
-
-
-def _number(value: object, name: str, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        msg = f"{name} is {value!r:.40}: a whole number is needed to read pictures"
-        raise ModelError(msg)
-    return value
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    msg = f"{name} {why}"
-    raise InvalidRequest(msg, role="mm_processor_kwargs")
