@@ -15,6 +15,7 @@ BUILTIN = {
     "AfmoeForCausalLM": "cpuserve.models.afmoe:Afmoe",
     "ApertusForCausalLM": "cpuserve.models.apertus:Apertus",
     "ArceeForCausalLM": "cpuserve.models.arcee:Arcee",
+    "AXK1ForCausalLM": "cpuserve.models.deepseek:AxK1",
     "BambaForCausalLM": "cpuserve.models.bamba:Bamba",
     "BertModel": "cpuserve.models.bert:Bert",
     "BitNetForCausalLM": "cpuserve.models.bitnet:BitNet",
@@ -23,6 +24,7 @@ BUILTIN = {
     "Cohere2MoeForCausalLM": "cpuserve.models.cohere:Cohere2Moe",
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
+    "CwmForCausalLM": "cpuserve.models.llama:Cwm",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV32ForCausalLM": "cpuserve.models.deepseek:DeepseekV32",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
@@ -59,11 +61,14 @@ BUILTIN = {
     "GraniteMoeForCausalLM": "cpuserve.models.granite:GraniteMoe",
     "GraniteMoeHybridForCausalLM": "cpuserve.models.granite:GraniteMoeHybrid",
     "GraniteMoeSharedForCausalLM": "cpuserve.models.granite:GraniteMoe",
+    "GraniteMoeSWAForCausalLM": "cpuserve.models.granite:GraniteMoeSwa",
     "GraniteSWAForCausalLM": "cpuserve.models.granite:GraniteSwa",
     "GteModel": "cpuserve.models.gte:Gte",
     "HeliumForCausalLM": "cpuserve.models.helium:Helium",
     "HunYuanDenseV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanDense",
     "HunYuanMoEV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanMoe",
+    "HYV3ForCausalLM": "cpuserve.models.hy_v3:HunYuan3",
+    "HyperCLOVAXForCausalLM": "cpuserve.models.granite:HyperClovaX",
     "Jais2ForCausalLM": "cpuserve.models.nemotron:Jais2",
     "JambaForCausalLM": "cpuserve.models.jamba:Jamba",
     "JinaEmbeddingsV3Model": "cpuserve.models.gte:JinaV3",
@@ -116,6 +121,7 @@ BUILTIN = {
     "Starcoder2ForCausalLM": "cpuserve.models.starcoder2:Starcoder2",
     "VaultGemmaForCausalLM": "cpuserve.models.gemma:VaultGemma",
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
+    "YoutuForCausalLM": "cpuserve.models.deepseek:Youtu",
 }
 
 # Synonyms of architectures, each with the one that messages and reports show.

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3: latent attention (MLA)."""
+"""DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Youtu, A.X K1: latent attention (MLA)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cpuserve.models.config import (
     read_float,
     read_ids,
     read_int,
+    read_kinds,
     refuse,
 )
 from cpuserve.models.experts import (
@@ -173,6 +174,72 @@ class MiniCpm3:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the operations of the model to its builder `b`."""
         build_decoder(b, s, attention=add_latent)
+
+
+class Youtu:
+    """Youtu-LLM 2B: the attention of DeepSeek V3 without experts. Source: modeling_youtu."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Youtu config."""
+        defaults = {
+            "tie_word_embeddings": True,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        }
+        return read_latent(
+            {**defaults, **config},
+            positions=131072,
+            dense=None,
+            groups=None,
+            interleaved=read_bool(config, "rope_interleave", True),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s, attention=add_latent)
+
+
+class AxK1:
+    """A.X K1: DeepSeek V3 with a norm after the experts. Source: transformers modeling_axk1."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in an A.X K1 config; experts may be in some layers only."""
+        if config.get("q_lora_rank", 1536) is None:
+            refuse("q_lora_rank", None, "a number, since queries have a low rank")
+        first = read_int(config, "first_k_dense_replace", 1, low=0)
+        every = read_int(config, "moe_layer_freq", 1)
+        kinds = read_kinds(
+            config,
+            "mlp_layer_types",
+            ("dense", "sparse"),
+            lambda i: "sparse" if i >= first and i % every == 0 else "dense",
+        )
+        return _read_v3(
+            config,
+            positions=32768,
+            dense=tuple(i for i, kind in enumerate(kinds) if kind == "dense"),
+            groups=read_groups(config, (8, 4), best=2),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+
+        def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+            at = f"model.layers.{layer}"
+            if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+                dense_mlp(b, s, layer, h, x)
+                b.leave([f"{at}.post_mlp_layernorm.weight"])
+            else:
+                out = add_shared_mixture(b, s, f"{at}.mlp", h, None, score="sigmoid")
+                b.add(b.rms_norm(out, f"{at}.post_mlp_layernorm"), to=x)
+
+        build_decoder(b, s, attention=add_latent, mlp=mlp)
 
 
 def _read_v3(

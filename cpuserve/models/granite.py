@@ -17,7 +17,13 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import read_experts
-from cpuserve.models.llama import build_decoder, read_decoder, self_attention
+from cpuserve.models.llama import (
+    attend,
+    build_decoder,
+    build_sandwich,
+    read_decoder,
+    self_attention,
+)
 from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
@@ -51,22 +57,9 @@ class GraniteSwa:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """Return the hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
-        window = read_int(config, "sliding_window", 128, low=0)
         config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
-        spec = _spec(
-            config,
-            mlp_bias=read_bool(config, "mlp_bias", False),
-            extra={"windows": read_windows(config, window, default=lambda i: i % 4 > 0)},
-        )
-        bases = config.get("layer_rope_theta")
-        if bases is None:
-            return spec
-        if not isinstance(bases, list) or len(bases) != spec.layers:
-            refuse("layer_rope_theta", bases, f"{spec.layers} numbers, or null")
-        ropes = tuple(
-            None if base == 0 else _rope_of(config, spec.head_dim, base) for base in bases
-        )
-        return replace(spec, extra={**spec.extra, "ropes": ropes})
+        spec = _spec(config, mlp_bias=read_bool(config, "mlp_bias", False))
+        return _by_layer(config, spec)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -74,10 +67,81 @@ class GraniteSwa:
         build_decoder(b, s, attention=partial(self_attention, sinks=True))
 
 
+class GraniteMoeSwa:
+    """Granite SWA with routed experts (3B-A600M). Source: modeling_granitemoe_swa."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a Granite MoE SWA config."""
+        counted = {"num_local_experts": 8, "num_experts_per_tok": 2, **config}
+        return _by_layer(config, GraniteMoe.spec(counted))
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        mlp = partial(_mlp, router="router", separate=True)
+        build_decoder(b, s, attention=partial(self_attention, sinks=True), mlp=mlp)
+
+
+def _by_layer(config: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
+    """Return the spec with the window and the RoPE of each layer."""
+    window = read_int(config, "sliding_window", 128, low=0)
+    extra = {**spec.extra, "windows": read_windows(config, window, default=lambda i: i % 4 > 0)}
+    bases = config.get("layer_rope_theta")
+    if bases is not None:
+        if not isinstance(bases, list) or len(bases) != spec.layers:
+            refuse("layer_rope_theta", bases, f"{spec.layers} numbers, or null")
+        extra["ropes"] = tuple(
+            None if base == 0 else _rope_of(config, spec.head_dim, base) for base in bases
+        )
+    return replace(spec, extra=extra)
+
+
 def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
     """Return the RoPE of a layer: the scaling of the config with `base` as its base."""
     params = {**read_object(config, "rope_parameters"), "rope_theta": base}
     return read_rope({**config, "rope_parameters": params}, head_dim, 8192)[0]
+
+
+class HyperClovaX:
+    """HyperCLOVA X SEED Think 14B: Granite with norms after each part too.
+
+    Source: transformers modeling_hyperclovax.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a HyperCLOVA X config; its logits are multiplied."""
+        config = {"logits_scaling": 1.0, **config}
+        spec = _spec(
+            config,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            extra={
+                "post_norms": read_bool(config, "use_post_norm", True),
+                "post_eps": read_float(config, "rms_norm_eps", 1e-6),
+            },
+        )
+        scale = config.get("attention_multiplier")
+        return replace(
+            spec,
+            attention_scale=None if scale is None else spec.attention_scale,
+            logit_scale=read_float(config, "logits_scaling", 1.0),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        if not s.extra["post_norms"]:
+            build_decoder(b, s)
+            return
+        eps = cast("float", s.extra["post_eps"])
+
+        def norm(b: Builder, x: ValueId, name: str) -> ValueId:
+            after = name.endswith(("post_norm1", "post_norm2"))
+            return b.rms_norm(x, name, eps=eps if after else None)
+
+        norms = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+        build_sandwich(b, s, attention=attend, norms=norms, norm=norm)
 
 
 class GraniteMoe:
@@ -175,20 +239,32 @@ def _spec(
     )
 
 
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x a mixture of experts of h, if there is one, and the expert that all tokens share."""
+def _mlp(
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    h: ValueId,
+    x: ValueId,
+    *,
+    router: str = "router.layer",
+    separate: bool = False,
+) -> None:
+    """Add to x a mixture of experts of h, if there is one, and the expert that all tokens share.
+
+    separate: each matrix of a chosen expert is a tensor of its own.
+    """
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
-    split = cast("bool", s.extra["split"])  # each matrix of an expert is a tensor of its own
+    split = cast("bool", s.extra["split"])  # as `separate`, for the shared expert too
     moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
     experts = cast("int", s.extra["experts"])
     if experts:
         width = cast("int", s.extra["expert_width"])
         b.mixture(
             h,
-            f"{moe}.router.layer",
+            f"{moe}.{router}",
             [
                 [f"{moe}.experts.{e}.{part}_proj" for part in ("gate", "up", "down")]
-                if split
+                if split or separate
                 else [
                     rows(f"{moe}.input_linear", 0, width, index=e),
                     rows(f"{moe}.input_linear", width, width, index=e),

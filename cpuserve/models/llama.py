@@ -112,6 +112,46 @@ class Ministral:
         build_decoder(b, s)
 
 
+class Cwm:
+    """CWM 32B: Llama 3, where three of four layers have a window. Source: modeling_cwm."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """Return the hyperparameters in a CWM config."""
+        scaling = {
+            "rope_theta": 1e6,
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+        keys = ("rope_parameters", "rope_scaling", "rope_theta")
+        ropes = {} if any(config.get(key) is not None for key in keys) else scaling
+        window = 8192
+        if "sliding_window" in config:
+            window = read_int(config, "sliding_window", 0, low=0)
+        return read_decoder(
+            {
+                "head_dim": 128,
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "bos_token_id": 128000,
+                "eos_token_id": [128001, 128008, 128009],
+                **config,
+                **({"rope_parameters": ropes} if ropes else {}),
+            },
+            positions=131072,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            extra={"windows": read_windows(config, window, lambda i: window > 0 and i % 4 > 0)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the operations of the model to its builder `b`."""
+        build_decoder(b, s)
+
+
 def read_decoder(
     config: Mapping[str, Any],
     *,

@@ -92,11 +92,13 @@ def transformers_of(path: Path):
     elif any("router.per_expert_scale" in name for name in tensors_of(path)):
         path = stacked(path)  # Gemma 4
     config = json.loads((path / "config.json").read_text())
-    if config["architectures"] == ["Mistral4ForCausalLM"]:
+    if config["architectures"][0] in ("Mistral4ForCausalLM", "GraniteMoeSWAForCausalLM"):
         path = stacked(path)
     more = {}
     if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
         more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+    if config["architectures"] == ["YoutuForCausalLM"]:
+        more["pad_token_id"] = None  # or transformers overwrites its loaded embedding with zeros
     transformers.utils.logging.disable_progress_bar()
     # The automatic class does not know Mistral Small 4.
     made = getattr(transformers, config["architectures"][0], transformers.AutoModelForCausalLM)

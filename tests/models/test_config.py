@@ -533,6 +533,10 @@ COUNTED |= {
 COUNTED.add(("laguna", "num_attention_heads_per_layer"))
 COUNTED.add(("qwen4-exp", "ple_conv_kernel_size"))
 COUNTED |= {("flex-olmo", "num_experts"), ("flex-olmo", "num_experts_per_tok")}
+COUNTED |= {
+    ("hy-v3", key) for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+}
+COUNTED |= {("granite-moe-swa", key) for key in ("num_local_experts", "num_experts_per_tok")}
 COUNTED.add(("exaone-moe", "num_shared_experts"))
 COUNTED |= {("solar-open", key) for key in ("num_experts_per_tok", "moe_intermediate_size")}
 COUNTED |= {("jamba", "num_experts"), ("jamba", "num_experts_per_tok")}

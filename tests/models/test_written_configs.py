@@ -141,6 +141,7 @@ OTHERWISE = {
             "glm4-moe-lite",
             "mistral4",
             "kimi-linear",
+            *("youtu", "axk1"),
         ),
         ("kv_heads", "head_dim"),
     ),
