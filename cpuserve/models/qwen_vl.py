@@ -38,7 +38,7 @@ class Qwen3VLTower:
 
 
 class Qwen35Tower:
-    """The vision model of Qwen3.5: that of Qwen3-VL without DeepStack."""
+    """The vision model of Qwen3.5: as in Qwen3-VL, without DeepStack."""
 
     @staticmethod
     def spec(config: Mapping[str, Any], pictures: Mapping[str, Any], width: int) -> TowerSpec:

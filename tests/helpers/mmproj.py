@@ -6,6 +6,7 @@ They are as convert_hf_to_gguf.py --mmproj of llama.cpp writes them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -13,15 +14,11 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from cpuserve.loader.names import checkpoint_to_hf
+from tests.helpers.gguf_archs import DELTA_CHANGES
 from tests.helpers.gguf_convert import convert
 
-_TOP = {
-    "model.vision_model.embeddings.patch_embedding": "v.patch_embd",
-    "model.vision_model.embeddings.position_embedding": "v.position_embd",
-    "model.vision_model.post_layernorm": "v.post_ln",
-    "model.connector.modality_projection.proj": "mm.model.fc",
-}
-_BLOCK = {
+_SIGLIP = {
     "layer_norm1": "ln1",
     "layer_norm2": "ln2",
     "self_attn.q_proj": "attn_q",
@@ -31,55 +28,152 @@ _BLOCK = {
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
 }
+_QWEN = {
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "attn.qkv": "attn_qkv",
+    "attn.proj": "attn_out",
+    "mlp.linear_fc1": "ffn_up",
+    "mlp.linear_fc2": "ffn_down",
+}
+_LEVELS = "model.visual.deepstack_merger_list"
+# By the beginning of a name in transformers: that of the file, and the names of a block's parts.
+_NAMES = {
+    "model.vision_model.embeddings.patch_embedding": "v.patch_embd",
+    "model.vision_model.embeddings.position_embedding": "v.position_embd",
+    "model.vision_model.post_layernorm": "v.post_ln",
+    "model.connector.modality_projection.proj": "mm.model.fc",
+    "model.visual.patch_embed.proj": "v.patch_embd",
+    "model.visual.pos_embed": "v.position_embd",
+    "model.visual.merger.norm": "v.post_ln",
+    "model.visual.merger.linear_fc1": "mm.0",
+    "model.visual.merger.linear_fc2": "mm.2",
+    "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
+    "multi_modal_projector.mm_input_projection": "mm.input_projection",
+    "vision_tower.embeddings.patch_embedding": "v.patch_embd",
+    "vision_tower.embeddings.position_embedding": "v.position_embd",
+    "vision_tower.post_layernorm": "v.post_ln",
+}
+_BLOCKS = {
+    "model.vision_model.encoder.layers": _SIGLIP,
+    "model.visual.blocks": _QWEN,
+    "vision_tower.encoder.layers": _SIGLIP,
+}
+# By architecture: the architecture of GGUF and the class of the text part.
+TEXTS = {
+    "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),
+    "Qwen3VLForConditionalGeneration": ("qwen3vl", "Qwen3ForCausalLM"),
+    "Qwen3_5ForConditionalGeneration": ("qwen35", "Qwen3_5ForCausalLM"),
+    "SmolVLMForConditionalGeneration": ("llama", "LlamaForCausalLM"),
+}
+# Values of the text part that GGUF files, or the keys of `convert`, have for all models.
+GGUF_TEXTS = {
+    "Gemma3ForConditionalGeneration": {
+        "layer_types": ["sliding_attention"] * 2,
+        "query_pre_attn_scalar": 16,
+    },
+    "Qwen3_5ForConditionalGeneration": {**DELTA_CHANGES, "linear_num_key_heads": 2},
+}
+# Numbers of the tiny text part that the keys of `convert` do not have.
+_TEXT_KEYS = {"qwen3vl": {"rope.dimension_sections": [2, 3, 3, 0]}}
 
 
 def write_ggufs(
     source: Path, to: Path, kind: str = "F32", *, swapped: bool = False, **changes
 ) -> tuple[Path, Path]:
-    """Write the model of `write_tower_model` in `source`; return its two files.
+    """Write a model of `write_tower_model` or `write_grid_model`; return its two files.
 
-    kind: the type of the tower's matrices; convolutions and vectors are F32, as in llama.cpp.
+    The folder `to` is made. The keys and tensors are those of the converter of llama.cpp.
+
+    kind: the type of the tower's matrices; vectors are F32, and most convolutions.
     swapped: whether an MLP has its second matrix as ffn_up, as older files have.
-    changes: values of keys of the mmproj file; None = the key is left out.
+    changes: values of keys of the mmproj file; None = the key is left out. `halved`: the name of
+      a tensor that is F16 whatever the type of others.
     """
     config = json.loads((source / "config.json").read_text())
     text, tower = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
-        own = name.startswith(("model.text_model.", "lm_head."))
-        (text if own else tower)[name.replace("model.text_model.", "model.")] = value
-    (to / "text").mkdir()
-    settings = {**config["text_config"], "architectures": ["LlamaForCausalLM"]}
-    (to / "text" / "config.json").write_text(json.dumps({**settings, "model_type": "llama"}))
+        found = checkpoint_to_hf(name)
+        own = found.startswith(("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head."))
+        (text if own else tower)[found] = value
+    (to / "text").mkdir(parents=True)
+    arch, family = TEXTS[config["architectures"][0]]
+    settings = {**config["text_config"], "architectures": [family]}
+    if share := settings.get("rope_parameters", {}).get("partial_rotary_factor"):
+        settings["rotary_dim"] = int(settings["head_dim"] * share)
+    (to / "text" / "config.json").write_text(json.dumps(settings))
     save_file(text, to / "text" / "model.safetensors", {"format": "pt"})
     files = to / "tiny-F32.gguf", to / f"mmproj-tiny-{kind}.gguf"
-    convert("llama", files[0], source=to / "text")
-    tower = {_renamed(name, swapped=swapped): value for name, value in tower.items()}
-    write_mmproj(files[1], config, source, tower, kind, **changes)
+    convert(arch, files[0], source=to / "text", **_TEXT_KEYS.get(arch, {}))
+    write_mmproj(files[1], config, source, _tower(config, tower, swapped), kind, **changes)
     return files
 
 
+def _tower(config, tensors, swapped):
+    """Return the tensors of a tower as the converter writes them."""
+    found = {}
+    for name, value in tensors.items():
+        if name.startswith("vision_tower.head."):
+            continue
+        short = _renamed(config, name, swapped=swapped)
+        if value.ndim == 5:  # two frames
+            found[short], found[f"{short}.1"] = value[:, :, 0], value[:, :, 1]
+        else:
+            found[short] = value + 1 if "soft_emb_norm" in name else value
+    return found
+
+
+def _own_keys(config, pictures):
+    """Return the keys that differ between kinds of towers."""
+    vision = config["vision_config"]
+    if config["model_type"] == "gemma3":
+        side = vision["image_size"] // vision["patch_size"]
+        merge = side // math.isqrt(config["mm_tokens_per_image"])
+        return {
+            "clip.projector_type": "gemma3",
+            "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+            "clip.vision.projector.scale_factor": merge,
+        }
+    if config["model_type"].startswith("qwen3"):
+        levels = vision.get("deepstack_visual_indexes", [])
+        return {
+            "clip.projector_type": "qwen3vl_merger",
+            "clip.vision.attention.layer_norm_epsilon": 1e-6,
+            "clip.vision.spatial_merge_size": vision["spatial_merge_size"],
+            "clip.vision.is_deepstack_layers": [i in levels for i in range(vision["depth"])],
+        }
+    return {
+        "clip.projector_type": "idefics3",
+        "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+        "clip.vision.projector.scale_factor": config["scale_factor"],
+        "clip.vision.preproc_image_size": pictures["size"]["longest_edge"],
+    }
+
+
 def write_mmproj(path, config, source, tensors, kind, **changes):
-    """Write the tensors of a tower with the keys of SmolVLM."""
+    """Write the tensors of a tower with the keys of the converter."""
     vision = config["vision_config"]
     pictures = json.loads((source / "preprocessor_config.json").read_text())
+    places = vision.get("num_position_embeddings")
+    image = vision["patch_size"] * math.isqrt(places) if places else vision["image_size"]
+    layers = vision.get("depth") or vision["num_hidden_layers"]
     keys = {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
-        "clip.projector_type": "idefics3",
         "clip.use_gelu": True,
-        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.image_size": image,
         "clip.vision.patch_size": vision["patch_size"],
         "clip.vision.embedding_length": vision["hidden_size"],
         "clip.vision.feed_forward_length": vision["intermediate_size"],
-        "clip.vision.block_count": vision["num_hidden_layers"],
-        "clip.vision.attention.head_count": vision["num_attention_heads"],
-        "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+        "clip.vision.block_count": layers,
+        "clip.vision.attention.head_count": vision.get("num_heads")
+        or vision["num_attention_heads"],
         "clip.vision.projection_dim": config["text_config"]["hidden_size"],
-        "clip.vision.projector.scale_factor": config["scale_factor"],
-        "clip.vision.preproc_image_size": pictures["size"]["longest_edge"],
         "clip.vision.image_mean": pictures["image_mean"],
         "clip.vision.image_std": pictures["image_std"],
+        **_own_keys(config, pictures),
     }
+    halved = changes.pop("halved", None)
     writer = gguf.GGUFWriter(path, changes.pop("arch", "clip"))
     add = {
         bool: writer.add_bool,
@@ -92,8 +186,10 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
         if value is not None:
             add[type(value)](key, value)
     for name, value in tensors.items():
-        short = value.ndim == 2 and name != "v.position_embd.weight"
-        type_ = gguf.GGMLQuantizationType[kind if short else "F32"]
+        matrix = value.ndim == 2 and name != "v.position_embd.weight"
+        frame = f"{name}.1" in tensors or name.endswith(".1")  # F16 if matrices are
+        typed = "F16" if name == halved else kind if matrix or (frame and kind == "F16") else "F32"
+        type_ = gguf.GGMLQuantizationType[typed]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), type_)
         writer.add_tensor(name, data, raw_dtype=type_)
     writer.write_header_to_file()
@@ -102,12 +198,16 @@ def write_mmproj(path, config, source, tensors, kind, **changes):
     writer.close()
 
 
-def _renamed(name, *, swapped):
+def _renamed(config, name, *, swapped):
     stem, _, end = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{end}"
-    match = re.fullmatch(r"model\.vision_model\.encoder\.layers\.(\d+)\.(.+)", stem)
-    part = _BLOCK[match[2]]
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{end}"
+    if stem.startswith(_LEVELS):
+        number, part = stem.removeprefix(f"{_LEVELS}.").split(".")
+        layer = config["vision_config"]["deepstack_visual_indexes"][int(number)]
+        return f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{end}"
+    at, number, part = re.fullmatch(r"(.+?)\.(\d+)\.(.+)", stem).groups()
+    part = _BLOCKS[at][part]
     if swapped:
         part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
-    return f"v.blk.{match[1]}.{part}.{end}"
+    return f"v.blk.{number}.{part}.{end}"

@@ -134,6 +134,7 @@ def write_tower_model(
     table: int | None = None,
     width: int = 48,
     vocab: int = _TEXT["vocab_size"],
+    text: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Write a random model of images with the settings of its image processor, and return it.
 
@@ -141,6 +142,7 @@ def write_tower_model(
 
     side: patches of a side of a tile. table: places of a side of the learned table (default: side).
     width: the width of the tower, a multiple of its 3 heads.
+    text: changed values of the config of the text part.
     """
     whole = getattr(transformers, architecture).config_class
     vision = {
@@ -151,6 +153,7 @@ def write_tower_model(
         "image_size": (table or side) * PATCH,
         "patch_size": PATCH,
     }
+    changed = text or {}
     text = {"model_type": "llama", **{k: v for k, v in _TEXT.items() if "expert" not in k}}
     text = {k: v for k, v in text.items() if k != "moe_intermediate_size"}
     text["vocab_size"] = vocab
@@ -161,7 +164,7 @@ def write_tower_model(
         text["query_pre_attn_scalar"] = 1  # so that the few heads do not see the mean of all keys
         own = {"mm_tokens_per_image": (side // merge) ** 2, "image_token_index": IMAGE_ID}
         own["tie_word_embeddings"] = text["tie_word_embeddings"] = False
-    config = whole(text_config=text, vision_config=vision, **own)
+    config = whole(text_config={**text, **changed}, vision_config=vision, **own)
     model = _write_random(architecture, config, to, seed=0)
     pictures = {
         **PIXELS,
@@ -199,20 +202,25 @@ _TOKENS.update(vision_start_token_id=7, vision_end_token_id=8)
 
 
 def write_grid_model(
-    architecture: str, to: Path, vocab: int = _TEXT["vocab_size"]
+    architecture: str,
+    to: Path,
+    vocab: int = _TEXT["vocab_size"],
+    text: dict[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Write a random model of GRID_MODELS with the settings of its image processor, and return it.
 
     Patches have PATCH x PATCH pixels, and 2 x 2 of them are merged.
+
+    text: changed values of the config of the text part.
     """
     whole = getattr(transformers, architecture).config_class
     kind = GRID_MODELS[architecture]
     more = {**_sections(2, 1, 1, partial_rotary_factor=0.5), **_KINDS[kind]}
     given, made = {**_TEXT, **more, "vocab_size": vocab}, CONFIG_MAPPING[kind]
-    text = made(**_known(made(), given, also=more))
+    inner = made(**{**_known(made(), given, also=more), **(text or {})})
     usual = whole().vision_config
     vision = type(usual)(**_known(usual, _GRID_VISION))
-    config = whole(text_config=text, vision_config=vision, **_TOKENS)
+    config = whole(text_config=inner, vision_config=vision, **_TOKENS)
     model = _write_random(architecture, config, to, seed=2)
     pictures = {
         **PIXELS,

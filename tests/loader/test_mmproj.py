@@ -11,18 +11,27 @@ import torch
 from cpuserve.config.load import Given, load_options
 from cpuserve.engine.build import build_engine
 from cpuserve.engine.offload import fingerprint
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.mmproj import mmproj_config
 from cpuserve.loader.gguf.parts import find_mmproj, mmproj_files
+from cpuserve.loader.load import open_checkpoint
 from cpuserve.media.families.table import family_of, family_with
 from cpuserve.prepare import prepare
 from cpuserve.runtime.native import make_team
-from tests.helpers.mmproj import write_ggufs
-from tests.helpers.pictures import patches_of, pixels_of, random_tiles, write_tower_model
+from tests.helpers.mmproj import GGUF_TEXTS, write_ggufs
+from tests.helpers.pictures import (
+    GEMMA3,
+    patches_of,
+    pixels_of,
+    random_tiles,
+    write_grid_model,
+    write_tower_model,
+)
 
 SIDE, MERGE = 4, 2
 MODELS = ["a-Q4_K_M.gguf", "a-Q8_0.gguf"]
+QWEN = "Qwen3VLForConditionalGeneration"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +43,13 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def files(source, tmp_path_factory):
     return write_ggufs(source[0], tmp_path_factory.mktemp("gguf"))
+
+
+def write_model(name, to):
+    """Write the model of another tower, of the kind that GGUF files can have."""
+    if name == GEMMA3:
+        return write_tower_model(name, to, side=SIDE, merge=MERGE, text=GGUF_TEXTS[name])
+    return write_grid_model(name, to, text=GGUF_TEXTS.get(name))
 
 
 def prepared(path, **given):
@@ -85,6 +101,36 @@ def test_the_family_of_an_mmproj_file_is_that_of_the_safetensors(source, files, 
     assert layout.tiles == ((SIDE, SIDE),)
 
 
+def numbers_of(family):
+    return {name: getattr(family, name) for name in ("patch", "merge", "resample", "marker")}
+
+
+@pytest.mark.parametrize("name", [GEMMA3, QWEN])
+def test_the_family_of_other_towers_has_the_numbers_of_the_safetensors(tmp_path, name):
+    write_model(name, tmp_path)
+    found = family_with(mmproj_config(GgufFile(write_ggufs(tmp_path, tmp_path / "gguf")[1])))
+    want = family_of(tmp_path)
+    if name == GEMMA3:
+        assert found == want
+        return
+    assert numbers_of(found) == numbers_of(want)
+    # The file has no numbers of pixels: these are 64 to 16,384 tokens, as in published models.
+    assert (found.least, found.most) == (64 * found.block**2, 16384 * found.block**2)
+
+
+@pytest.mark.parametrize("name", [QWEN, *GGUF_TEXTS])
+def test_towers_in_half_precision_are_near_those_of_safetensors(tmp_path, name):
+    write_model(name, tmp_path)
+    tiles = random_tiles(1, SIDE)
+    want = rows_of(prepared(tmp_path, dtype="float32").resolved.config, tiles)
+    files = write_ggufs(tmp_path, tmp_path / "gguf", "F16")
+    found = prepared(files[0], dtype="float32")
+    got = rows_of(found.resolved.config, tiles)
+    assert got.shape == want.shape
+    assert 1e-6 < np.abs(got - want).max() / np.ptp(want) < 1e-3
+    assert found.facts.mmproj == str(files[1])
+
+
 def test_older_files_swap_the_matrices_of_the_mlp(source, files, tmp_path):
     tiles = random_tiles(1, SIDE)
     old = write_ggufs(source[0], tmp_path, swapped=True)
@@ -108,6 +154,12 @@ WRONG = [
     ({"clip.vision.image_std": None}, "image_std"),
     ({"clip.use_gelu": None}, "hidden_act"),
 ]
+# The same of Qwen3-VL.
+WRONG_GRIDS = [
+    ({"clip.vision.is_deepstack_layers": 3}, "is_deepstack_layers is 3; it must be a list of bool"),
+    ({"clip.vision.spatial_merge_size": 0}, "spatial_merge_size is 0"),
+    ({"clip.projector_type": "gemma3"}, "its text part is Gemma3ForCausalLM, and this model is Qw"),
+]
 
 
 @pytest.mark.parametrize(("changes", "why"), WRONG)
@@ -120,6 +172,21 @@ def test_an_mmproj_file_that_does_not_fit_is_named(source, tmp_path, changes, wh
     assert found.resolved.config.media_rows == 0
     (note,) = [note for note in found.notes if "text model" in note]
     assert why in note
+
+
+@pytest.mark.parametrize(("changes", "why"), WRONG_GRIDS)
+def test_numbers_of_a_grid_that_do_not_fit_are_named(tmp_path, changes, why):
+    write_model(QWEN, tmp_path)
+    model, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", **changes)
+    with pytest.raises(ConfigError, match=f"--mmproj .*{why}"):
+        prepared(model, mmproj=str(mmproj))
+
+
+def test_frames_that_cannot_be_joined_are_named(tmp_path):
+    write_model(QWEN, tmp_path)
+    model, mmproj = write_ggufs(tmp_path, tmp_path / "gguf", halved="v.patch_embd.weight.1")
+    with pytest.raises(ModelError, match=r"v.patch_embd.weight.1 has type F16 and shape"):
+        open_checkpoint(model, str(mmproj))
 
 
 def test_the_file_of_another_architecture_is_named(files, tmp_path):

@@ -16,7 +16,7 @@ from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.slot import SlotRequest
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.mmproj import write_ggufs
+from tests.helpers.mmproj import GGUF_TEXTS, TEXTS, write_ggufs
 from tests.helpers.pictures import (
     GEMMA3,
     GRID_MODELS,
@@ -44,19 +44,26 @@ PROMPTS = {
 }
 
 
-MODELS = ["SmolVLMForConditionalGeneration", "gguf", GEMMA3, *GRID_MODELS]
+MODELS = ["SmolVLMForConditionalGeneration", GEMMA3, *GRID_MODELS]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures")
-    if request.param in GRID_MODELS:
-        return path, write_grid_model(request.param, path)
-    architecture = request.param if request.param == GEMMA3 else MODELS[0]
-    theirs = write_tower_model(architecture, path, side=SIDE, merge=MERGE)
-    if request.param == "gguf":
-        path, _ = write_ggufs(path, tmp_path_factory.mktemp("gguf"))
-    return path, theirs
+    return path, write_model(request.param, path)
+
+
+@pytest.fixture(scope="module", params=TEXTS)
+def gguf_model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures")
+    theirs = write_model(request.param, path, GGUF_TEXTS.get(request.param))
+    return write_ggufs(path, tmp_path_factory.mktemp("gguf"))[0], theirs
+
+
+def write_model(architecture, path, text=None):
+    if architecture in GRID_MODELS:
+        return write_grid_model(architecture, path, text=text)
+    return write_tower_model(architecture, path, side=SIDE, merge=MERGE, text=text)
 
 
 def prompt_of(name, whole):
@@ -185,7 +192,15 @@ def native(path, prompt, chunk, threads=1, ranks=()):
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logprobs_and_greedy_tokens_are_those_of_transformers(model, name):
-    path, whole = model
+    compare(*model, name)
+
+
+@pytest.mark.parametrize("name", ["three", "none"])
+def test_gguf_files_have_the_logprobs_and_tokens_of_transformers(gguf_model, name):
+    compare(*gguf_model, name)
+
+
+def compare(path, whole, name):
     prompt, pictures, pixels = prompt_of(name, type(whole).__name__ in GRID_MODELS)
     logits, tokens = theirs_of(whole, prompt, pixels)
     scores = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy()

@@ -2,7 +2,7 @@
 
 Such a file has the architecture "clip", its keys begin with "clip.", and its tensors with "v." (the
 tower) or "mm." (the projector, which makes rows of its results). Its config and tensors are
-presented as those of the whole model in transformers. Source: convert_hf_to_gguf.py and tools/mtmd
+presented as the whole model in transformers. Source: convert_hf_to_gguf.py and tools/mtmd
 of llama.cpp.
 """
 
@@ -10,40 +10,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.gguf.parts import find_mmproj, open_gguf
-from cpuserve.models.text_parts import text_architectures
+from cpuserve.models.text_parts import TEXT_PARTS
 from cpuserve.models.towers import PICTURES, tower_spec
 from cpuserve.quant.stored import StoredTensor, TensorStore
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 
 # The type of a picture in the chat template of a model that reads pictures.
 _SHOWS_PICTURES = re.compile("""['"]image(?:_url)?['"]""")
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LEVEL = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
+# The second frame of a convolution over two frames of a video.
+_SECOND_FRAME = "v.patch_embd.weight.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
     """The form that a kind of mmproj file (clip.projector_type) has in transformers.
 
-    architecture: the class of the whole model.
+    wholes: the class of the whole model for each class of text part; the usual one first.
     settings: returns the parts of config.json that the file determines, with PICTURES.
-    top, blocks: the new name of each tensor outside and inside of a block.
+    top, blocks: the new name of each tensor outside and inside of a block. Tensors of a block with
+      one new name are joined, in this order.
     layers: the beginning of the new name of a block, before its number.
+    levels, level: the same for DeepStack, and the new names of its parts.
+    added: the tensors of the file that have 1 added to them.
     """
 
-    architecture: str
+    wholes: Mapping[str, str]
     settings: Callable[[Keys], dict[str, Any]]
     top: Mapping[str, str]
     layers: str
     blocks: Mapping[str, str]
+    levels: str = ""
+    level: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
 
 
 def _idefics3(keys: Keys) -> dict[str, Any]:
@@ -59,6 +71,52 @@ def _idefics3(keys: Keys) -> dict[str, Any]:
             "max_image_size": {"longest_edge": image},
             "resample": 1,
         },
+    }
+
+
+def _gemma3(keys: Keys) -> dict[str, Any]:
+    vision = _vision(keys)
+    image, merge = vision["image_size"], keys.count("projector.scale_factor", 4)
+    side = image // vision["patch_size"] // merge
+    return {
+        "model_type": "gemma3",
+        "mm_tokens_per_image": side**2,
+        "vision_config": vision,
+        PICTURES: {**_pixels(keys), "size": {"height": image, "width": image}, "resample": 2},
+    }
+
+
+def _qwen3_vl(keys: Keys) -> dict[str, Any]:
+    vision, merge = _vision(keys), keys.count("spatial_merge_size", 2)
+    levels = keys.raw("is_deepstack_layers") or []
+    if not isinstance(levels, list) or not all(isinstance(level, bool) for level in levels):
+        keys.fail("is_deepstack_layers", levels, "a list of booleans")
+    vision |= {
+        "depth": vision["num_hidden_layers"],
+        "num_heads": vision["num_attention_heads"],
+        "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
+        "spatial_merge_size": merge,
+        "deepstack_visual_indexes": [i for i, level in enumerate(levels) if level],
+    }
+    return {
+        "model_type": "qwen3_vl",
+        "vision_config": vision,
+        PICTURES: _any_size(keys, vision["patch_size"], merge, (64, 16384)),
+    }
+
+
+def _any_size(keys: Keys, patch: int, merge: int, tokens: tuple[int, int]) -> dict[str, Any]:
+    """Return the settings of pictures of any size.
+
+    tokens: the least and the most of a picture in the published models, as files do not have them.
+    """
+    least, most = (count * (patch * merge) ** 2 for count in tokens)
+    return {
+        **_pixels(keys),
+        "patch_size": patch,
+        "merge_size": merge,
+        "size": {"shortest_edge": least, "longest_edge": most},
+        "resample": 3,
     }
 
 
@@ -90,18 +148,67 @@ _SIGLIP = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_QWEN3_VL = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+}
+
+
+def _embeddings(at: str) -> dict[str, str]:
+    """Return the new names of the tensors of SigLIP outside of its blocks."""
+    return {
+        "v.patch_embd": f"{at}.embeddings.patch_embedding",
+        "v.position_embd": f"{at}.embeddings.position_embedding",
+        "v.post_ln": f"{at}.post_layernorm",
+    }
+
+
 PROJECTORS = {
     "idefics3": Projector(
-        "Idefics3ForConditionalGeneration",
+        {"LlamaForCausalLM": "Idefics3ForConditionalGeneration"},
         _idefics3,
         {
-            "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
-            "v.position_embd": "model.vision_model.embeddings.position_embedding",
-            "v.post_ln": "model.vision_model.post_layernorm",
+            **_embeddings("model.vision_model"),
             "mm.model.fc": "model.connector.modality_projection.proj",
         },
         "model.vision_model.encoder.layers",
         _SIGLIP,
+    ),
+    "gemma3": Projector(
+        {"Gemma3ForCausalLM": "Gemma3ForConditionalGeneration"},
+        _gemma3,
+        {
+            **_embeddings("vision_tower"),
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+            "mm.input_projection": "multi_modal_projector.mm_input_projection",
+        },
+        "vision_tower.encoder.layers",
+        _SIGLIP,
+        added=("mm.soft_emb_norm.weight",),
+    ),
+    "qwen3vl_merger": Projector(
+        {
+            "Qwen3ForCausalLM": "Qwen3VLForConditionalGeneration",
+            "Qwen3MoeForCausalLM": "Qwen3VLMoeForConditionalGeneration",
+            "Qwen3_5ForCausalLM": "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForCausalLM": "Qwen3_5MoeForConditionalGeneration",
+        },
+        _qwen3_vl,
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.position_embd": "model.visual.pos_embed",
+            "v.post_ln": "model.visual.merger.norm",
+            "mm.0": "model.visual.merger.linear_fc1",
+            "mm.2": "model.visual.merger.linear_fc2",
+        },
+        "model.visual.blocks",
+        _QWEN3_VL,
+        levels="model.visual.deepstack_merger_list",
+        level={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
     ),
 }
 
@@ -170,8 +277,7 @@ def mmproj_config(file: GgufFile) -> dict[str, Any]:
     Raises ModelError if it is another file, or of a kind that cpuserve has no tower for.
     """
     projector = _projector(file)
-    config = projector.settings(Keys(file, "clip.vision"))
-    return {"architectures": [projector.architecture], **config}
+    return projector.settings(Keys(file, "clip.vision"))
 
 
 def _projector(file: GgufFile) -> Projector:
@@ -195,7 +301,7 @@ def with_mmproj(text: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
 
     Raises ModelError if the mmproj file is of another model.
     """
-    own = mmproj_config(file)
+    own, wholes = mmproj_config(file), _projector(file).wholes
     width, takes = text["hidden_size"], Keys(file, "clip.vision").count("projection_dim")
     if width != takes:
         msg = (
@@ -203,33 +309,49 @@ def with_mmproj(text: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
             f"embeddings of this model have {width}"
         )
         raise ModelError(msg)
-    known = text_architectures(own["architectures"][0])
-    if text["architectures"][0] not in known:
+    part = text["architectures"][0]
+    if part not in wholes:
         msg = (
-            f"GGUF {file.path} is of another model: its text part is {known[0]}, and this model is "
-            f"{text['architectures'][0]}"
+            f"GGUF {file.path} is of another model: its text part is {next(iter(wholes))}, and "
+            f"this model is {part}"
         )
         raise ModelError(msg)
-    return {**text, **own, "text_config": {"model_type": text["model_type"]}}
+    inner: dict[str, Any] = {"model_type": TEXT_PARTS[wholes[part]].text}
+    if sections := text.get("mrope_section"):
+        inner["rope_scaling"] = {**(text["rope_scaling"] or {}), "mrope_section": sections}
+    return {**text, **own, "architectures": [wholes[part]], "text_config": inner}
 
 
 class WholeStore:
     """The tensors of a text part and of an mmproj file, as the tensors of the whole model."""
 
     def __init__(self, text: TensorStore, file: GgufFile) -> None:
+        """Raise ModelError if tensors of the mmproj file cannot be joined."""
         self._text, self._file = text, file
-        projector = _projector(file)
-        blocks = dict(projector.blocks)
+        self._projector = projector = _projector(file)
+        self._blocks = dict(projector.blocks)
         if _is_swapped(file):
-            blocks |= {"ffn_up": blocks["ffn_down"], "ffn_down": blocks["ffn_up"]}
-        self._tensors: dict[str, GgufTensor] = {}
-        for name, tensor in file.tensors.items():
-            if (match := _BLOCK.fullmatch(name)) is not None and match[2] in blocks:
-                found = f"{projector.layers}.{int(match[1])}.{blocks[match[2]]}.{match[3]}"
-            else:
-                stem, _, kind = name.rpartition(".")
-                found = f"{projector.top[stem]}.{kind}" if stem in projector.top else name
-            self._tensors[found] = tensor
+            up, down = self._blocks["ffn_up"], self._blocks["ffn_down"]
+            self._blocks |= {"ffn_up": down, "ffn_down": up}
+        matches = [match for name in file.tensors if (match := _LEVEL.fullmatch(name))]
+        self._levels = sorted({int(match[1]) for match in matches})
+        self._tensors: dict[str, list[GgufTensor]] = {}
+        places = list(self._blocks)
+        for name in sorted(file.tensors, key=lambda name: (_place(name, places), name)):
+            self._tensors.setdefault(self._renamed(name), []).append(file.tensors[name])
+        for parts in self._tensors.values():
+            _check_parts(parts)
+
+    def _renamed(self, name: str) -> str:
+        """Return the Hugging Face name of a tensor; an unknown name is returned unchanged."""
+        projector = self._projector
+        if (match := _BLOCK.fullmatch(name)) is not None and match[2] in self._blocks:
+            return f"{projector.layers}.{int(match[1])}.{self._blocks[match[2]]}.{match[3]}"
+        if (match := _LEVEL.fullmatch(name)) is not None and match[2] in projector.level:
+            level = self._levels.index(int(match[1]))
+            return f"{projector.levels}.{level}.{projector.level[match[2]]}.{match[3]}"
+        stem, _, kind = name.removesuffix(".1").rpartition(".")
+        return f"{projector.top[stem]}.{kind}" if stem in projector.top else name
 
     def names(self) -> set[str]:
         """The Hugging Face name of each tensor."""
@@ -238,19 +360,63 @@ class WholeStore:
     def dtype(self, name: str) -> str:
         """The ggml type name."""
         own = self._tensors.get(name)
-        return self._text.dtype(name) if own is None else own.dtype
+        return self._text.dtype(name) if own is None else own[0].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """Return the tensor as a mapped view; ModelError if its file has changed."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
+        """Return the tensor as a mapped view, or a copy of its parts.
+
+        Raises ModelError if its file has changed.
+        """
+        parts = self._tensors.get(name)
+        if parts is None:
             return self._text.get(name)
-        own = tensor
 
         def release() -> None:
-            own.file.release(own.offset, own.size)
+            for part in parts:
+                part.file.release(part.offset, part.size)
 
-        return StoredTensor(name, own.shape, own.dtype, self._file.data(own), None, release)
+        first = parts[0]
+        if len(parts) > 1:
+            shape, data = _joined(parts, [self._file.data(part) for part in parts])
+        elif first.name in self._projector.added:
+            shape, data = first.shape, (self._file.numbers(first) - 1).view("u1")
+        else:
+            shape, data = first.shape, self._file.data(first)
+        return StoredTensor(name, shape, first.dtype, data, None, release)
+
+
+def _place(name: str, parts: list[str]) -> int:
+    """Return the place of a tensor of a block among the parts of a block; others are first."""
+    match = _BLOCK.fullmatch(name)
+    return parts.index(match[2]) if match is not None and match[2] in parts else -1
+
+
+def _check_parts(parts: list[GgufTensor]) -> None:
+    """Raise ModelError if tensors cannot be joined: frames, or matrices one below the other."""
+    first, frames = parts[0], parts[-1].name == _SECOND_FRAME
+    skip = 0 if frames else 1
+    for part in parts[1:]:
+        if part.dtype != first.dtype or part.shape[skip:] != first.shape[skip:]:
+            msg = (
+                f"GGUF {first.file.path}: {part.name} has type {part.dtype} and shape "
+                f"{list(part.shape)}, which does not fit {first.name} with {first.dtype} and "
+                f"{list(first.shape)}"
+            )
+            raise ModelError(msg)
+
+
+def _joined(
+    parts: list[GgufTensor], data: list[npt.NDArray[np.uint8]]
+) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
+    """Return the shape and the bytes of tensors as one: frames of a convolution, or rows."""
+    import numpy as np
+
+    first = parts[0].shape
+    if parts[-1].name != _SECOND_FRAME:
+        return (sum(part.shape[0] for part in parts), *first[1:]), np.concatenate(data)
+    places = [each.reshape(first[0] * first[1], -1) for each in data]
+    shape = (*first[:2], len(parts), *first[2:])
+    return shape, np.concatenate(places, axis=1).reshape(-1)
 
 
 def _is_swapped(file: GgufFile) -> bool:

@@ -107,6 +107,8 @@ def _add_rope(config: dict[str, Any], keys: Keys, yarn: Mapping[str, Any]) -> No
             keys.fail("rope.scaling.type", scaling["rope_type"], wanted)
         scaling = {"rope_type": "freq_factors", "freq_factors": factors}
     config["rope_scaling"] = scaling
+    if (sections := keys.raw("rope.dimension_sections")) is not None:
+        config["mrope_section"] = sections[:3] if isinstance(sections, list) else sections
 
 
 def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
