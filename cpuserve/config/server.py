@@ -211,6 +211,14 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="off: they need a key if one is set",
         ),
     ] = False
+    prefill_next_turn: Annotated[
+        bool,
+        _option(
+            "While no request runs, compute the beginning of each conversation's next prompt, "
+            "which differs from the last one where the chat template drops thoughts or rewrites "
+            "calls; --no-prefill-next-turn leaves it to the request.",
+        ),
+    ] = True
     webui: Annotated[
         bool,
         _option(

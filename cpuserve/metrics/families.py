@@ -200,7 +200,7 @@ def _step_counters(
 
 
 def _reasons(metrics: ServerMetrics) -> Iterable[Metric]:
-    """Yield the reasons of prefix-cache misses, if there were any, and of finished sequences."""
+    """Yield misses of the prefix cache, if any, tokens computed ahead, and finished sequences."""
     names, values = list(metrics.labels), list(metrics.labels.values())
     misses = CounterMetricFamily(
         "cpuserve:prompt_cache_misses",
@@ -211,6 +211,13 @@ def _reasons(metrics: ServerMetrics) -> Iterable[Metric]:
         misses.add_metric([*values, reason], count)
     if metrics.cache_misses:
         yield misses
+    ahead = CounterMetricFamily(
+        "cpuserve:prompt_tokens_ahead",
+        "Prompt tokens of next turns of conversations that were computed while no request ran.",
+        labels=names,
+    )
+    ahead.add_metric(values, metrics.computed_ahead)
+    yield ahead
     success = CounterMetricFamily(
         "vllm:request_success", "Finished requests by reason.", labels=[*names, "finished_reason"]
     )

@@ -110,6 +110,7 @@ class ServerMetrics:
         # {caller: [ended sequences, their prompt tokens, their generated tokens]}.
         self.callers: dict[str, list[int]] = {}
         self.cache_misses: dict[str, int] = {}
+        self.computed_ahead = 0  # prompt tokens that were computed before a request had them
         lengths = buckets_1_2_5(max_model_len)
         self.ttft = BucketHistogram(TTFT_S)
         self.itl = BucketHistogram(TOKEN_S)

@@ -69,7 +69,8 @@ class CachedEngine:
         self.prompts.append(prompt_ids)
         self.core.executor.model.saying = [*self.saying, self.end]
         data = b"".join(token.to_bytes(4, "little") for token in prompt_ids)
-        self.core.handle(AddRequest(self._number, data, params, 0.0))
+        added = AddRequest(self._number, data, params, 0.0, continues=request.continues)
+        self.core.handle(added)
         finish = None
         while finish is None:
             for output in self.core.step().outputs:

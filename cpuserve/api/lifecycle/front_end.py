@@ -30,7 +30,9 @@ from cpuserve.core.kv.cache_folder import claim
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.media.decoding.client import DECODER
+from cpuserve.serving.generation.next_turn import compute_next_turns
 from cpuserve.serving.models.load_progress import LoadProgress
+from cpuserve.serving.models.next_turns import NextTurns
 from cpuserve.serving.models.registry import Idleness, ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
 
@@ -103,6 +105,8 @@ class FrontEnd:
         self.models = ModelRegistry(
             self.context, loaders, sleeper=sleeper, idleness=_idleness(options)
         )
+        if options.prefill_next_turn and config.enable_prefix_caching:
+            self.models.turns = NextTurns()
         stored = Store(StoreBounds.of(options))
         seal = Seal.kept_in(_secrets_folder(config))
         callers = KnownCallers.of(options)
@@ -154,6 +158,7 @@ class FrontEnd:
         living = keep("the watchdog", lambda: self.manager.watch(self._lives))
         callers = keep("watching --api-key-file", self._watch_callers)
         reading = keep("watching the certificate", self._watch_certificate)
+        ahead = keep("computing next turns", self._compute_next_turns)
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -170,7 +175,8 @@ class FrontEnd:
             await self._drain(http)
             return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
-            for task in (stopped, loading, watching, living, callers, reading, shown, batches):
+            files = callers, reading
+            for task in (stopped, loading, watching, living, *files, shown, batches, ahead):
                 if task is not None:
                     task.cancel()
             if batches is not None:  # end batches before the engine closes, so no line fails
@@ -185,6 +191,11 @@ class FrontEnd:
         """Read the certificate again whenever its files change, until this task is cancelled."""
         if self.state.certificate is not None:
             await self.state.certificate.watch()
+
+    async def _compute_next_turns(self) -> None:
+        """Compute next turns of conversations while no request runs, until it is cancelled."""
+        if self.models.turns is not None:
+            await compute_next_turns(self.models.turns)
 
     async def _run_batches(self) -> None:
         """Run the batches of clients until this task is cancelled."""

@@ -36,6 +36,7 @@ from cpuserve.serving.generation.fan_out import (
     start,
     usage_of,
 )
+from cpuserve.serving.generation.next_turn import TurnReader
 from cpuserve.serving.generation.sequence import EventPace, SequenceRun
 from cpuserve.serving.models.recent_prompts import as_shown, difference
 from cpuserve.serving.prompts.prompts import prompts_of
@@ -133,9 +134,10 @@ async def _prepared(
     if len(prompts) == 1 and context.recent is not None:
         recent = await context.recent.record(call, prompts[0], context.decoder)
         sequences[0].recent = recent
+    turn = TurnReader.of(context, call, num_bytes, sequences)
     call.drop_inputs()
     num_ids -= prompts[0].shared * (len(prompts) - 1)
-    return Generation(context, call, sequences, num_ids, tools, kept, num_bytes)
+    return Generation(context, call, sequences, num_ids, tools, kept, num_bytes, turn)
 
 
 async def read_prompts(
@@ -208,8 +210,12 @@ class Generation:
         tools: ToolUse | None = None,
         kept: GenerateCall | None = None,
         num_bytes: int = 0,
+        turn: TurnReader | None = None,
     ) -> None:
-        """kept: the call with its inputs, if searches for tools may need further prompts."""
+        """kept: the call with its inputs, if searches for tools may need further prompts.
+
+        turn: reads the response for the next turn of the conversation.
+        """
         self.context = context
         self.call = call
         self.sequences = sequences
@@ -217,6 +223,7 @@ class Generation:
         self._tools = tools
         self._kept = kept
         self._num_bytes = num_bytes
+        self._turn = turn
         self._beginning = shared_beginning(sequences)
         self._rounds = [self]  # a Generation for each round; a search for tools ends a round
 
@@ -301,12 +308,19 @@ class Generation:
 
     async def _one(self, sequence: SequenceRequest) -> Events:
         admit(self.context, self.sequences)
-        each = self.call.usage_in_each
-        async with aclosing(_run(self.context, sequence, self._tools)) as batches:
-            async for events in batches:
-                if each:
-                    events.append(self.usage())
-                yield events
+        each, turn, whole = self.call.usage_in_each, self._turn, False
+        try:
+            async with aclosing(_run(self.context, sequence, self._tools)) as batches:
+                async for events in batches:
+                    if turn is not None:
+                        turn.add(events)
+                    if each:
+                        events.append(self.usage())
+                    yield events
+            whole = True
+        finally:
+            if turn is not None:
+                turn.end(whole=whole)
         yield [self.usage()]
 
     async def _after(self, beginning: SequenceRequest) -> Events:

@@ -16,6 +16,7 @@ from cpuserve.serving.calls.call import MAX_LOGPROBS
 from cpuserve.serving.models.details import ModelDetails
 from cpuserve.serving.models.limits import Backlog, ClientLimits
 from cpuserve.serving.models.load_progress import LoadProgress, load_message
+from cpuserve.serving.models.next_turns import NextTurns
 from cpuserve.serving.models.recent_prompts import Decode, RecentPrompts
 from cpuserve.serving.models.tasks import Task
 from cpuserve.serving.pictures import PictureReader, PictureRules
@@ -67,6 +68,7 @@ class ModelContext:
     pictures: reads the pictures of requests; None = the model reads no pictures.
     picture_rules: the rules of the server for pictures.
     recent: the prompts of the last requests; None = prefixes are not cached.
+    turns: computes next turns of conversations in advance; None = nobody does.
     preset: the texts and parameters of a created model.
     files_fingerprint: differs if the model's files or settings differ; "" = not computed.
     """
@@ -106,6 +108,7 @@ class ModelContext:
     pictures: PictureReader | None = None
     picture_rules: PictureRules = field(default_factory=PictureRules)
     recent: RecentPrompts | None = None
+    turns: NextTurns | None = None
     preset: Preset | None = None
     files_fingerprint: str = ""
     backlog: Backlog = field(init=False)
@@ -180,6 +183,8 @@ class ModelContext:
 
     @active_sequences.setter
     def active_sequences(self, count: int) -> None:
+        if self.turns is not None:
+            self.turns.count(count - self.active.sequences)
         self.active.sequences = count
 
     @property

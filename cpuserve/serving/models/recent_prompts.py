@@ -130,6 +130,11 @@ class RecentPrompt:
     pictures: Sequence[Picture] = ()
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The tokens of the prompt."""
+        return ids_of(self.ids[: self.num_prompt * _ID_BYTES])
+
+    @property
     def response(self) -> list[int]:
         """The tokens of the response, without the token that ended it."""
         return ids_of(self.ids[self.num_prompt * _ID_BYTES :])

@@ -31,6 +31,7 @@ from cpuserve.serving.models.loaders import CreatedName, FirstLoader, Timers
 if TYPE_CHECKING:
     from cpuserve.serving.models.context import ModelContext
     from cpuserve.serving.models.loaders import Loader, Sleeper
+    from cpuserve.serving.models.next_turns import NextTurns
     from cpuserve.serving.models.preset import Preset
 
 log = get_logger("serve")
@@ -119,6 +120,7 @@ class ModelRegistry:
         idleness: Idleness | None = None,
     ) -> None:
         self.first = first
+        self.turns: NextTurns | None = None  # all models share it
         self._clock = clock
         self._idleness = idleness = idleness or Idleness()
         self._sleeper = sleeper
@@ -280,6 +282,7 @@ class ModelRegistry:
         created = self._created.get(known)
         try:
             context = await self._loaded(slot)
+            context.turns = context.turns or self.turns
             if created is not None:
                 context = await created.prepared(context)
         except BaseException:

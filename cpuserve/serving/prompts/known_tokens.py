@@ -10,6 +10,7 @@ gets the generated tokens.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpuserve.serving.calls.events import Text, Thought
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cpuserve.core.pictures import Picture
     from cpuserve.serving.calls.call import GenerateCall
     from cpuserve.serving.models.context import ModelContext
+    from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # A template may write a response with more characters than the model generated.
 # The search for the end of the response stops after _TIMES_LONGER times
@@ -66,9 +68,10 @@ async def chat_tokens(
             context, [given], add_special_tokens=add_special, most=most, masked=True
         )
         return ids, ()
-    earlier, end = known
-    (rest,) = await encode(context, [given[end:]], add_special_tokens=False, most=most, masked=True)
-    return [*ids_of(earlier.ids), *rest], earlier.pictures
+    (rest,) = await encode(
+        context, [given[known.num_chars :]], add_special_tokens=False, most=most, masked=True
+    )
+    return [*known.ids, *rest], known.pictures
 
 
 def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
@@ -79,12 +82,24 @@ def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
     return call.seed is not None or temperature < _GREEDY or most == 1
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownTokens:
+    """The known tokens of the first `num_chars` characters of a prompt, and their pictures.
+
+    A special token follows these characters, so no token spans their end.
+    """
+
+    ids: list[int]
+    num_chars: int
+    pictures: Sequence[Picture]
+
+
 async def _known(
     context: ModelContext, call: GenerateCall, text: str, digests: Sequence[bytes]
-) -> tuple[RecentPrompt, int] | None:
-    """Return (an earlier prompt and response, how many characters of `text` their tokens are).
+) -> _KnownTokens | None:
+    """Return the tokens of the longest earlier prompt that `text` begins with, or None.
 
-    In `text`, a special token follows these characters, so that no token spans their end.
+    The tokens of its response are among them if `text` continues with the same response.
     """
     assert context.recent is not None
     earlier = context.recent.beginning(call.caller, scope_of(call), text, digests)
@@ -94,9 +109,7 @@ async def _known(
     return await run_sized(size, lambda: _continued(context, earlier, text))
 
 
-def _continued(
-    context: ModelContext, earlier: RecentPrompt, text: str
-) -> tuple[RecentPrompt, int] | None:
+def _continued(context: ModelContext, earlier: RecentPrompt, text: str) -> _KnownTokens | None:
     """Return the result of `_known` for `text`, which begins with the text of `earlier`."""
     tokenizer, begin = context.get_tokenizer(), len(earlier.text)
     specials = tuple(filter(None, map(tokenizer.token_text, tokenizer.special_ids)))
@@ -110,8 +123,28 @@ def _continued(
         end = min((place for place in places if place >= 0), default=-1)
         pair = map(masks.unmask, (text[begin:end], written))
         if end < 0 or not _same_message(context, earlier, *pair):
-            return None
-    return earlier, end
+            return _without_response(tokenizer, earlier, specials)
+    return _KnownTokens(ids_of(earlier.ids), end, earlier.pictures)
+
+
+def _without_response(
+    tokenizer: Tokenizer, earlier: RecentPrompt, specials: Sequence[str]
+) -> _KnownTokens | None:
+    """Return the tokens of a prompt up to its last special token; None if that is not clear.
+
+    The prompt may have tokens of earlier responses, which a tokenizer would not make.
+    """
+    place, last = max((earlier.text.rfind(token), token) for token in specials)
+    if place <= 0 or any(token in earlier.opening for token in specials):
+        return None
+    ids = earlier.prompt_ids
+    at = len(ids) - 1
+    while at >= 0 and tokenizer.token_text(ids[at]) != last:
+        at -= 1
+    ends = [begin + count for each in earlier.pictures for begin, count in each.spans]
+    if at < 0 or max(ends, default=0) > at:
+        return None
+    return _KnownTokens(ids[:at], place, earlier.pictures)
 
 
 def _same_message(context: ModelContext, earlier: RecentPrompt, one: str, other: str) -> bool:
