@@ -93,6 +93,24 @@ def test_changed_responses_are_no_faults_and_no_cut_matters(name, seed):
         assert told(new(), cuts(text, key)) == whole, repr(text)
 
 
+@pytest.mark.matrix
+@parsers
+def test_no_cut_matters_to_a_long_word(name):
+    new, written = made(name)
+    for begun in range(len(written)):
+        text = f"{written[:begun]}{'a1' * 200}{written[begun:]}"
+        assert told(new(), text) == told(new(), [text]), repr(text)
+
+
+@parsers
+@pytest.mark.parametrize("begun", ["<", "to", " <|", "<|start|", "a"])
+def test_no_cut_matters_to_a_broken_beginning(name, begun):
+    new, written = made(name)
+    for mark in (*new().markers, "<|message|>", "<think>", written[:40]):
+        text = f"{begun}{mark}|more"
+        assert told(new(), text) == told(new(), [text]), repr(text)
+
+
 def test_the_changes_break_calls_and_leave_some_whole():
     new, written = made("table glm45")
     closed = [told(new(), [changed(written, seed)])[1] for seed in range(200)]

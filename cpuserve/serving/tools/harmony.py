@@ -147,7 +147,7 @@ class HarmonyParser(JsonCallParser):
         if len(header) > _LONGEST_HEADER:  # cut at this length, however the text arrives in pieces
             header, found = self._held[: _LONGEST_HEADER + 1], ""
             rest = self._held[_LONGEST_HEADER + 1 :]
-        begun = header.lstrip()
+        begun = (header + found).lstrip()  # "<" alone may become a header, "<<|message|>" does not
         is_header = any(b.startswith(begun) or begun.startswith(b) for b in _BEGINNINGS)
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False

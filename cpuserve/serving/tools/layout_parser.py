@@ -91,7 +91,9 @@ class LayoutParser(CallParser):
         if chunk == ID:
             found = _ID.match(held)
             chunk = found[0] if found is not None else ""
-            if chunk == held and len(chunk) < _LONGEST:
+            if len(chunk) >= _LONGEST:  # wherever the text is divided
+                return self._text_again()
+            if chunk == held:
                 return False
             self._given = chunk
         if not held.startswith(chunk) or not chunk:
