@@ -13,10 +13,8 @@ offer a tool; the response `plain` has sentences, and the server reads no though
 all threads) divided by the tokens, while all streams run. `front_end_share` is this CPU time
 as a share of one core. `front_end_memory` is the private memory that the front end takes
 for each stream in the first round of the benchmark (--rounds).
-With --whole, each round counts whole requests of --tokens tokens, from their heads to their last
-events, in place of a time when all streams run. This includes the costs of a request besides
-its tokens, for example with --flags="--access-log=all --audit=FILE". CPU time excludes the time
-when other programs have the CPU, but these programs raise it: they take space in the caches.
+CPU time excludes the time when other programs have the CPU, but these programs raise it: they take
+space in the caches. bench_records.py measures whole requests with access log, traces and audit log.
 """
 
 import argparse
@@ -169,23 +167,6 @@ async def run(target, process, args, dialect, agent, rate):
     return cpu / 1e9, tokens, wall, memory
 
 
-async def run_whole(target, process, args, dialect, agent, _):
-    """Return what `run` returns, for requests that run from their beginning to their end."""
-    clock, body = Clock(process.pid), body_of(dialect, target.model, agent, args.tokens)
-    tokens, cpu, wall = await generated(target), clock.read(), time.perf_counter()
-    requests = [
-        exchange(target.url, *body, api_key=target.api_key, on_body=Stream(kept=False).feed)
-        for _ in range(args.streams)
-    ]
-    codes = {response.code for response in await asyncio.gather(*requests)}
-    await asyncio.sleep(SETTLE_S)  # logs and traces are written after the responses
-    cpu, wall = clock.read() - cpu, time.perf_counter() - wall
-    tokens = await generated(target) - tokens
-    if codes != {200} or tokens != args.streams * args.tokens:
-        sys.exit(f"{dialect}: HTTP {sorted(codes)}, {tokens:.0f} tokens")
-    return cpu / 1e9, tokens, wall, 0
-
-
 def check(tasks):
     """Exit with the server's error if a stream has ended."""
     ended = next((task for task in tasks if task.done()), None)
@@ -217,22 +198,17 @@ def measure(args, response, rate, dialect):
     flags += ["--log-level=warning", f"--max-num-seqs={args.streams}"]
     flags += [f"--itl-target-ms={round(1e3 / rate)}"]
     flags += [] if agent else ["--tool-call-parser=none", "--reasoning-parser=none"]
-    flags += args.flags.split()
 
     async def rounds(server, process):
         target = await first_model(server.url, server.key)
         first, _ = await stream(target, body_of(dialect, target.model, agent), 1)
         await end(first)  # memory that only the first request allocates does not count
-        once = run_whole if args.whole else run
-        found = [
-            await once(target, process, args, dialect, agent, rate) for _ in range(args.rounds)
-        ]
+        found = [await run(target, process, args, dialect, agent, rate) for _ in range(args.rounds)]
         return await where(target), found
 
     with ServerProcess(flags, "scripted_server") as server:
         here, found = asyncio.run(rounds(server, psutil.Process(server.process.pid)))
     shape = {"dialect": dialect, "response": response, "streams": args.streams}
-    shape |= {"whole": True, "flags": args.flags} if args.whole else {}
     report(found, here, {**shape, "tokens_per_s": rate})
 
 
@@ -247,8 +223,6 @@ def main(argv=None):
         "--tokens", type=number(int, 1), default=250, help="of each stream that are measured"
     )
     parser.add_argument("--rounds", type=number(int, 1), default=3)
-    parser.add_argument("--whole", action="store_true", help="measure whole requests")
-    parser.add_argument("--flags", default="", help="further flags of the server, in one word")
     parser.add_argument("--responses", nargs="+", choices=("plain", "agent"), default=["agent"])
     parser.add_argument("--dialects", nargs="+", choices=DIALECTS, default=list(DIALECTS))
     args = parser.parse_args(argv)

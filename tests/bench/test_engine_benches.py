@@ -425,3 +425,16 @@ def test_the_front_end_is_measured_in_every_dialect(capsys, monkeypatch):
     for line in lines:
         assert line["median"] > 0 or line["metric"] == "front_end_memory"
         assert line["facts"]["tokens"] > 100
+
+
+@pytest.mark.deep  # 30 s
+def test_records_are_compared_with_none_in_one_server(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    sizes = ["--streams=2", "--rate=500", "--tokens=40", "--pairs=1", "--dialects", "chat"]
+    assert script("bench_records").main([model, *sizes]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["metric"] for each in lines] == [
+        "front_end_logged", "front_end_observed", "front_end_audited",
+    ]  # fmt: skip
+    assert all(len(each["samples"]) == 1 and each["median"] > 0 for each in lines)
