@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from cpuserve.engine.grammars.client import MAX_GRAMMARS
 from tests.fuzz.dialects import drawn
 from tests.fuzz.frames import UploadBench
 from tests.fuzz.operations import operations
@@ -242,4 +243,10 @@ Doing = Callable[[Client], Awaitable[list[int]]]
 DOINGS: dict[Doing, int] = {
     _dialects: 8, _leaves: 4, _malformed: 8, _bad_upload: 1, _grammar: 3, _agent: 2, _batch: 1,
     _looks: 1,
+}  # fmt: skip
+# How often they do each, until what the server keeps of it has reached its bound: more grammars
+# than are cached, more batches and responses than are stored (driver.py: SMALL), and many others.
+FILLS: dict[Doing, int] = {
+    _dialects: 100, _leaves: 30, _malformed: 300, _bad_upload: 30,
+    _grammar: 2 * MAX_GRAMMARS, _agent: 20, _batch: 60, _looks: 5,
 }  # fmt: skip

@@ -7,8 +7,9 @@ the server is idle, and what its processes have is compared: descriptors, thread
 memory. During the load, samples give slopes with their errors. The exit code is 1 if the server has
 faults: a response of 500, a traceback in its log, or more of anything than its pools may hold.
 
-What is bounded is full before the first measurement: stores have small bounds, and requests at the
-same time start the threads of all pools.
+What is bounded is full before the first measurement: stores have small bounds, clients do each
+thing as often as its store needs, and requests at the same time start the threads of all pools.
+Heaps grow for some minutes more, until each has held its longest job.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from tests.fuzz.dialects import REFUSALS
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
-from tests.soak.clients import DOINGS, Client
+from tests.soak.clients import DOINGS, FILLS, Client, Doing
 from tests.soak.processes import (
     NAMES,
     Held,
@@ -185,9 +186,39 @@ async def _ready(server: Server, http: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def load(server: Server, model: str, clients: int, seconds: float, seed: int) -> None:
-    """Let clients do random things for a time, and count the statuses of their responses."""
+Choice = Callable[[random.Random], Doing | None]  # what a client does next; None = it ends
+
+
+def for_seconds(seconds: float) -> Choice:
+    """Clients do random things for a time."""
     end = time.monotonic() + seconds
+
+    def choose(rng: random.Random) -> Doing | None:
+        if time.monotonic() >= end:
+            return None
+        (doing,) = rng.choices([*DOINGS], [*DOINGS.values()])
+        return doing
+
+    return choose
+
+
+def filling() -> Choice:
+    """Clients do each thing so often that what the server keeps of it has reached its bound."""
+    left = Counter(FILLS)
+
+    def choose(rng: random.Random) -> Doing | None:
+        kinds = [doing for doing, count in left.items() if count > 0]
+        if not kinds:
+            return None
+        doing = rng.choice(kinds)
+        left[doing] -= 1
+        return doing
+
+    return choose
+
+
+async def load(server: Server, model: str, clients: int, seed: int, choose: Choice) -> None:
+    """Let clients do what `choose` says until they end, and count the statuses of responses."""
 
     async def act(number: int) -> None:
         rng = random.Random(f"{seed} {number}")
@@ -197,8 +228,7 @@ async def load(server: Server, model: str, clients: int, seconds: float, seed: i
             base_url=server.url, limits=limits, timeout=PATIENCE_S
         ) as http:
             client = Client(http, rng, model)
-            while time.monotonic() < end:
-                (doing,) = rng.choices([*DOINGS], [*DOINGS.values()])
+            while (doing := choose(rng)) is not None:
                 counts = server.statuses.setdefault(doing.__name__.strip("_"), Counter())
                 try:
                     counts.update(await doing(client))
@@ -234,11 +264,12 @@ async def fill_pools(server: Server, model: str) -> int:
 async def soak(
     model: str, seconds: float, *, clients: int = 6, seed: int = 0, options: tuple[str, ...] = SMALL
 ) -> Soaked:
-    """Run a server under load for `seconds`, after a tenth of this time to warm up."""
+    """Run a server under load for `seconds`, after its stores are full and a sixth of this time."""
     async with running(model, *options) as server:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             name = (await http.get(f"{server.url}/v1/models")).json()["data"][0]["id"]
-            await load(server, name, clients, max(10.0, seconds / 10), seed + 1)
+            await load(server, name, clients, seed + 2, filling())
+            await load(server, name, clients, seed + 1, for_seconds(max(10.0, seconds / 6)))
             await fill_pools(server, name)
             before = await server.idle(http)
         server.statuses.clear()
@@ -256,7 +287,7 @@ async def soak(
                 await asyncio.sleep(seconds / SAMPLES)
 
         sampling = asyncio.create_task(sample())
-        await load(server, name, clients, seconds, seed)
+        await load(server, name, clients, seed, for_seconds(seconds))
         sampling.cancel()
         took = time.monotonic() - begun
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
