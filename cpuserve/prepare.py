@@ -24,9 +24,9 @@ from cpuserve.errors import ConfigError, InvalidRequest, ModelError, StartupErro
 from cpuserve.loader.source_files import source_files
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32, TowerFacts
-from cpuserve.platforms.cache_groups import block_bytes
+from cpuserve.platforms.drafting import checked_draft, options_of_draft
 from cpuserve.platforms.handicaps import handicaps
-from cpuserve.platforms.memory import kv_layer_bytes
+from cpuserve.platforms.memory import cache_bytes
 from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ def prepare(
     mmproj = choose_mmproj(asked.options.wanted_mmproj, path)
     sources = _sources(asked.options, path, mmproj)
     spec, facts = model_facts(asked.options, path)
+    if (own := options_of_draft(asked.options)) is not None:
+        found = find(own, progress)
+        facts = replace(facts, draft=checked_draft(model_facts(own, found)[1]))
+        sources += source_files([found])
     _check_override(asked)
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
@@ -116,13 +120,7 @@ def _without(host: Host, size: int) -> Host:
 
 def kv_cache_bytes(prepared: Prepared) -> int:
     """Return the bytes of the KV caches of all engines; they take this memory only as they fill."""
-    return sum(
-        config.kv_blocks
-        * block_bytes(config.kv_groups, kv_layer_bytes(prepared.facts, config.kv_dtype))
-        + config.swap_bytes
-        + config.state_slots * prepared.facts.state_bytes
-        for config in prepared.resolved.replicas
-    )
+    return sum(cache_bytes(prepared.facts, config) for config in prepared.resolved.replicas)
 
 
 def check_fits(prepared: Prepared, promised_bytes: int) -> None:

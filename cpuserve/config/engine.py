@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from cpuserve.config.kv_events import KvEvents
-from cpuserve.config.speculation import Speculation
+from cpuserve.config.speculation import DraftModelConfig, Speculation
 
 # The most bytes of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
@@ -95,6 +95,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
       the file; 0 = there is no pool.
     page_cache_bytes: the memory that is left for pages of the mapped weights.
     speculation: how draft tokens are proposed; None = there are no draft tokens.
+    draft: the draft model; None = no second model guesses tokens.
     kv_events: how changes of the prefix cache are published; None = they are not published.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as in the options with these names; 0 = no limit.
@@ -147,6 +148,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
+    draft: DraftModelConfig | None = None
     kv_events: KvEvents | None = None
     pooling: str = "none"
     whole_prompts: bool = False

@@ -43,8 +43,8 @@ _VLLM = (
         "structured output needs no option, and llguidance is its only backend",
     ),
     Missing(
-        "--speculative-model --num-speculative-tokens --num-lookahead-slots --model-draft -md",
-        "draft models are not supported yet; --speculative-config guesses tokens by n-grams",
+        "--num-lookahead-slots",
+        "--draft-max limits the tokens that are guessed for a sequence",
     ),
     Missing(
         "--ssl-ciphers",
@@ -138,7 +138,7 @@ _VLLM = (
         "--quantization chooses how weights are quantized while they are loaded",
     ),
     Missing(
-        "--spec-method --spec-model --spec-tokens", "--speculative-config guesses tokens by n-grams"
+        "--spec-method --spec-model --spec-tokens", "use --speculative-config with these settings"
     ),
     Missing("--reasoning-config", "use --reasoning-budget, or set a budget in the request"),
 )
@@ -243,10 +243,9 @@ _LLAMA_CPP = (
         "if memory is short",
     ),
     Missing(
-        "--spec-type --draft --draft-n --draft-max --draft-min --draft-n-min "
-        "--spec-draft-model --spec-draft-n-max --spec-draft-n-min --lookup-cache-static "
+        "--spec-type --draft-min --draft-n-min --spec-draft-n-min --lookup-cache-static "
         "-lcs --lookup-cache-dynamic -lcd",
-        'use --speculative-config \'{"method": "ngram", "num_speculative_tokens": N}\'',
+        "drafts have as many tokens as are expected to pay, at most --draft-max",
     ),
     # chats
     Missing("--chat-template-kwargs", "set chat_template_kwargs in the request"),

@@ -24,7 +24,7 @@ from cpuserve.config.checks import (
 from cpuserve.config.field import GROUPS, Alias, at_least, fields_of, not_empty, option
 from cpuserve.config.generation import check_settings
 from cpuserve.config.kv_events import read_kv_events
-from cpuserve.config.speculation import read_speculation
+from cpuserve.config.speculation import MOST_TOKENS, read_speculation
 from cpuserve.config.values import parse_bind, parse_nodes, parse_space
 
 _model, _server, _memory, _cpu = (partial(option, group) for group in GROUPS)
@@ -438,11 +438,39 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         dict[str, Any] | None,
         _memory(
             "How --speculate guesses tokens: a JSON object with method (ngram: guess "
-            "the tokens after an earlier occurrence of the last tokens), "
+            "the tokens after an earlier occurrence of the last tokens; draft_model: a second "
+            "model guesses as well), model (the draft model), "
             "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2).",
             default="as --speculate auto decides",
             check=read_speculation,
             metavar="JSON",
+        ),
+    ] = None
+    model_draft: Annotated[
+        str | None,
+        _memory(
+            "Draft model: a small model with the same vocabulary, which guesses tokens where that "
+            "is expected to pay. Its name is like a --model.",
+            default="none",
+            aliases=(
+                "-md --spec-draft-model --speculative-model LLAMA_ARG_MODEL_DRAFT "
+                "LLAMA_ARG_SPEC_DRAFT_MODEL"
+            ),
+            check=not_empty,
+            metavar="MODEL",
+        ),
+    ] = None
+    draft_max: Annotated[
+        int | None,
+        _memory(
+            "Most tokens that are guessed for a sequence in a step.",
+            default="7, or 5 with a draft model",
+            aliases=(
+                "--draft --draft-n --spec-draft-n-max --num-speculative-tokens LLAMA_ARG_DRAFT_MAX "
+                "LLAMA_ARG_SPEC_DRAFT_N_MAX"
+            ),
+            check=at_least(1, MOST_TOKENS),
+            metavar="N",
         ),
     ] = None
     enable_prefix_caching: Annotated[

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cpuserve.errors import ConfigError
+
 # `--speculate auto`: few draft tokens, and small indexes. The logits of a step have no more rows
 # than without drafts, because steps with many sequences hardly have drafts that pay.
-AUTO = "auto"
+AUTO, NGRAM, DRAFT_MODEL = "auto", "ngram", "draft_model"
 AUTO_TOKENS, AUTO_INDEX_BYTES = 7, 4 << 20
 # With more draft tokens than this, a step takes more time than the accepted tokens save.
 MOST_TOKENS = 64
@@ -18,18 +20,37 @@ MOST_LOOKUP = 32
 MOST_INDEX_BYTES = 64 << 20
 
 
+class DraftModelConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """The settings of a draft model, where it does not have the settings of the engine's model.
+
+    kv_blocks: the number of its KV blocks.
+    max_tokens: the most tokens of its steps.
+    """
+
+    model: str
+    path: str
+    tokenizer_path: str
+    architecture: str
+    quantize: str
+    kv_blocks: int
+    max_tokens: int
+    max_model_len: int
+
+
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
     """Propose up to num_speculative_tokens draft tokens for a sequence in each step.
 
     method "ngram": find an earlier occurrence of the last prompt_lookup_max tokens
     (or fewer, down to prompt_lookup_min) in the sequence, and propose the tokens after it.
     method AUTO: the same, with less memory (`automatic`).
+    method "draft_model": the same as AUTO, and the tokens that `model` generates.
     """
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_max: int
     prompt_lookup_min: int
+    model: str = ""
 
     @property
     def rows_of_sequence(self) -> int:
@@ -46,7 +67,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
 
         longest: number of tokens of the longest request.
         """
-        most = AUTO_INDEX_BYTES if self.method == AUTO else MOST_INDEX_BYTES
+        most = MOST_INDEX_BYTES if self.method == NGRAM else AUTO_INDEX_BYTES
         return min(requests * longest, most // self._token_bytes)
 
     def index_bytes(self, requests: int, longest: int) -> int:
@@ -84,8 +105,13 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         names = ", ".join(map(repr, unknown[:8]))
         msg = f"unknown setting {names}; supported: {', '.join(known)}"
         raise ValueError(msg)
-    if values.get("method") != "ngram":
-        msg = 'method must be "ngram", the only one that is supported'
+    model = values.get("model") or ""
+    method = values.get("method") or (DRAFT_MODEL if model else None)
+    if method not in (NGRAM, DRAFT_MODEL):
+        msg = f'method must be "{NGRAM}" or "{DRAFT_MODEL}"'
+        raise ValueError(msg)
+    if not isinstance(model, str) or bool(model) != (method == DRAFT_MODEL):
+        msg = f'model must name a draft model, with the method "{DRAFT_MODEL}" or none'
         raise ValueError(msg)
     tokens = _whole(values, "num_speculative_tokens", MOST_TOKENS) or 5
     most, least = (
@@ -96,11 +122,44 @@ def read_speculation(values: Mapping[str, object]) -> Speculation:
         msg = f"prompt_lookup_min ({least}) must not exceed prompt_lookup_max ({most})"
         raise ValueError(msg)
     return Speculation(
-        method="ngram",
+        method=str(method),
+        model=model,
         num_speculative_tokens=tokens,
         prompt_lookup_max=most,
         prompt_lookup_min=least,
     )
+
+
+def asked_speculation(
+    speculate: str | None,
+    config: Mapping[str, object] | None,
+    draft_model: str | None,
+    draft_max: int | None,
+) -> Speculation | None:
+    """Return how the options ask for draft tokens; None = `--speculate off`.
+
+    Raises:
+        ConfigError: two of the options contradict each other.
+    """
+    asked: Mapping[str, object] | None = config
+    if draft_model is not None:
+        if config is not None:
+            msg = "model_draft and speculative_config are both set: set one of them"
+            raise ConfigError(msg)
+        asked = {"model": draft_model}
+    if speculate == "off":
+        if asked is not None:
+            what = "speculative_config" if draft_model is None else "model_draft"
+            msg = f"speculate is off, but {what} asks for draft tokens: set one of them"
+            raise ConfigError(msg)
+        return None
+    got = automatic() if asked is None else read_speculation(asked)
+    if draft_max is None:
+        return got
+    if config is not None and "num_speculative_tokens" in config:
+        msg = "draft_max and num_speculative_tokens are both set: set one of them"
+        raise ConfigError(msg)
+    return msgspec.structs.replace(got, num_speculative_tokens=draft_max)
 
 
 def _whole(values: Mapping[str, object], name: str, most: int) -> int:

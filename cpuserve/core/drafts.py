@@ -133,6 +133,7 @@ class Drafter:
     def __init__(self, kv: KvManager, num_tokens: int, source: NgramDrafts) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.most_jumps = 0
         self.source = source
+        self.budget: DraftBudget | None = None  # of the next step, for drafts of a model
         self._kv = kv
         self._num_tokens = num_tokens
 
@@ -142,6 +143,7 @@ class Drafter:
         budget: the time of the next step by `cost`, if it has the same requests.
         """
         self.source.begin()
+        self.budget = budget
         self.most_jumps = budget.most_jumps
         worth = budget.pays(1.0)
         for request in requests:

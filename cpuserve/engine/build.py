@@ -9,7 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
+from cpuserve.core.kv.manager import KvManager
 from cpuserve.engine.core import EngineCore
+from cpuserve.engine.draft_model import DraftModel
 from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.kv_events import make_publisher
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
@@ -23,6 +27,7 @@ from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.speculation import DraftModelConfig
     from cpuserve.runtime.executor import Executor
     from cpuserve.runtime.native import NativeExecutor
 
@@ -68,6 +73,7 @@ def build_engine(
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
+    drafts = _draft_model(config, vocab, team)
     head = _head(config, facts)
     check_same(config.sources)  # the files may have changed while they were read
     report = executor.report()
@@ -88,7 +94,59 @@ def build_engine(
         adapters=adapters,
         head=head,
         kv_events=kv_events,
+        draft_model=drafts,
     )
+
+
+def _draft_model(config: EngineConfig, vocab: int, team: Any) -> DraftModel | None:
+    """Return the draft model of an engine that samples `vocab` ids; None without one.
+
+    Raises:
+        ModelError: the ids of the two models mean different tokens.
+    """
+    draft = config.draft
+    if draft is None:
+        return None
+    own = msgspec.structs.replace(
+        config,
+        model=draft.model,
+        model_path=draft.path,
+        tokenizer_path=draft.tokenizer_path,
+        architecture=draft.architecture,
+        quantize=draft.quantize,
+        kv_blocks=draft.kv_blocks,
+        max_num_batched_tokens=draft.max_tokens,
+        max_model_len=draft.max_model_len,
+        kv_groups=[],
+        state_slots=0,
+        media_rows=0,
+        picture_span=0,
+        adapters={},
+        adapter_slots=0,
+        speculation=None,
+        weights_on_disk=False,
+        weight_memory_bytes=0,
+        mmproj=None,
+    )
+    executor, own_vocab, *_ = _on_program(own, None, team)
+    check_vocabulary(config, draft, min(vocab, own_vocab))
+    kv = KvManager(draft.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    return DraftModel(executor, kv, vocab, draft.max_model_len)
+
+
+def check_vocabulary(config: EngineConfig, draft: DraftModelConfig, vocab: int) -> None:
+    """Raise a ModelError unless each of `vocab` ids is the same token for both models."""
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+    ours = Tokenizer.load(Path(config.tokenizer_path)).texts(vocab)
+    theirs = Tokenizer.load(Path(draft.tokenizer_path)).texts(vocab)
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            msg = (
+                f"the draft model {draft.model} has another vocabulary than {config.model}: "
+                f"token {number} is {their[:40]!r}, not {our[:40]!r}"
+            )
+            raise ModelError(msg)
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:

@@ -19,6 +19,7 @@ from cpuserve.core.request import Delta, Request
 from cpuserve.core.results import DamageWatch
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import StepBatch
+from cpuserve.engine.draft_model import DraftModel
 from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # seconds that a step waits for late bitmasks if no other request can run
-SLICE_S = 0.1  # how long the tower encodes between two steps if there is no ITL target
 CPU_TIME_S = 0.1  # the CPU time that counts as progress; an hour of replies to Pings takes less
 
 log = get_logger("engine")
@@ -73,9 +73,10 @@ class EngineCore:
         adapters: AdapterSlots | None = None,
         head: Head | None = None,
         kv_events: KvEventPublisher | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.config = config
-        self._kv_events = kv_events
+        self._kv_events, self._draft_model = kv_events, draft_model
         self._head = head or Head(config.pooling)
         self.executor = executor
         self.stats = Stats()
@@ -115,8 +116,7 @@ class EngineCore:
         self._early: dict[int, Request] = {}  # requests that arrived during a step, by id
         self._stale = False  # whether the gauges have changed since the last step
         self._asked: list[Ask] = []
-        # The measurement of the roofline in progress.
-        self._probe: Iterator[dict[str, object]] | None = None
+        self._probe: Iterator[dict[str, object]] | None = None  # the one of the roofline
         self._limits: dict[str, object] = {}  # the measured limits of this machine
         self.turns = 0  # iterations of the engine's loop so far
         self.wake: Callable[[], None] = _no_one
@@ -313,11 +313,16 @@ class EngineCore:
         return masks
 
     def _after_step(self, grammars: Grammars, deltas: list[Delta]) -> None:
-        """Add the errors of grammars to `deltas`, and request the bitmasks for the next step."""
+        """Add the errors of grammars to `deltas`, and ask for bitmasks if no model drafts."""
         for delta in deltas:
             if delta.error:
                 grammars.add_error(delta)
         grammars.forget_all_but(self.scheduler.requests)
+        if self._draft_model is None:
+            self._fill(grammars)
+
+    def _fill(self, grammars: Grammars) -> None:
+        """Ask for the bitmasks of the next step, when the drafts are known."""
         running = self.scheduler.running
         masked = [r for r in running if r.masked and r.num_output]
         drafter = self.scheduler.drafter
@@ -364,19 +369,16 @@ class EngineCore:
             self._kv_events.publish()
         return StepOutput(outputs, self.stats)
 
-    def encode(self) -> None:
-        """Encode pictures for as long as a step with decode rows has time for prompts."""
-        if self.encoder is None or not self.scheduler.encodes:
-            return
-        work, target_s = self.scheduler.work, self.config.itl_target_ms / 1000
-        left_s = target_s or SLICE_S
-        if work.rows and target_s:
-            left_s = self.scheduler.cost.allowance(work.rows, work.keys, target_s)
-        failed = self.encoder.advance(left_s)
-        if failed is not None:
-            self.scheduler.refuse(*failed)
-            self._stale = True  # the next step sends the errors
-        self.stats.encode_s = self.encoder.seconds
+    def after_sending(self) -> None:
+        """Draft tokens and encode pictures; the tokens of the last step do not wait for it."""
+        if self._draft_model is not None:
+            self._draft_model.draft(self.scheduler)
+            if self._grammars is not None and self._grammars.in_use:
+                self._fill(self._grammars)
+        if self.encoder is not None:
+            failed = self.encoder.encode(self.scheduler, self.config.itl_target_ms / 1000)
+            self._stale |= failed  # the next step sends the errors
+            self.stats.encode_s = self.encoder.seconds
 
     def tidy(self) -> bool:
         """Write one block to disk while the engine is idle; False if no block is left to write."""
@@ -566,13 +568,10 @@ class EngineCore:
 
     def close(self) -> None:
         """Write KV blocks to the durable offload tiers; free weights and KV cache."""
-        if self._grammars is not None:
-            self._grammars.close()
-        if self.kv.offload is not None:
-            self.kv.offload.close()
-        if self._kv_events is not None:
-            self._kv_events.close()
-        self.executor.close()
+        grammars, offload, events = self._grammars, self.kv.offload, self._kv_events
+        for part in (grammars, offload, events, self._draft_model, self.executor):
+            if part is not None:
+                part.close()
 
 
 def _kv_manager(

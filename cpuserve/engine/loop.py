@@ -47,7 +47,7 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
             core.handle(message)
         if core.has_work:
             channel.send(core.step())
-            core.encode()  # the tokens of the step have been sent, so they do not wait for it
+            core.after_sending()
             if core.decodes_only:
                 # Prepare a small part of the memory per step, so that no prompt waits for it.
                 core.prepare()

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.core.encoding import EncodedPictures, WantedPicture
+from cpuserve.core.scheduler import Scheduler
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.runtime.executor import Bytes, Executor, Float32, PictureTower
+
+SLICE_S = 0.1  # how long the tower encodes between two steps if there is no ITL target
 
 log = get_logger("engine")
 
@@ -31,6 +34,21 @@ class PictureEncoder:
         self._executor = executor
         self._pictures = pictures
         self._started: WantedPicture | None = None
+
+    def encode(self, scheduler: Scheduler, target_s: float) -> bool:
+        """Encode for as long as a step has time for prompts; return whether a request was refused.
+
+        target_s: the longest time of a step with decode rows, 0 = no limit.
+        """
+        if not scheduler.encodes:
+            return False
+        work, left_s = scheduler.work, target_s or SLICE_S
+        if work.rows and target_s:
+            left_s = scheduler.cost.allowance(work.rows, work.keys, target_s)
+        failed = self.advance(left_s)
+        if failed is not None:
+            scheduler.refuse(*failed)
+        return failed is not None
 
     def advance(self, budget_s: float) -> tuple[WantedPicture, str] | None:
         """Encode for about `budget_s` seconds; return a picture that cannot be encoded, and why."""

@@ -96,6 +96,7 @@ class ModelFacts:
     unread_why: why pictures are not read, although the model has a tower; "" = another reason.
     mmproj: the file with the tower of a model in a GGUF file.
     tower: the tower of a model that reads pictures.
+    draft: the model that guesses tokens for this one; None = there is no such model.
     """
 
     name: str
@@ -137,6 +138,7 @@ class ModelFacts:
     unread_why: str = ""
     mmproj: str | None = None
     tower: TowerFacts | None = None
+    draft: ModelFacts | None = None
 
     @property
     def picture_span(self) -> int:

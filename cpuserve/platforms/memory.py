@@ -14,14 +14,19 @@ from dataclasses import dataclass, replace
 
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import PICTURE_PATCH_BYTES, PREFIX_CACHE_QUEUE_BYTES, KvGroup
+from cpuserve.config.engine import (
+    PICTURE_PATCH_BYTES,
+    PREFIX_CACHE_QUEUE_BYTES,
+    EngineConfig,
+    KvGroup,
+)
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import Speculation, automatic, read_speculation
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.cache_groups import StatePlan, block_bytes, group_layers, plan_states
+from cpuserve.platforms.drafting import decode_bytes, draft_bytes, rope_bytes
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 from cpuserve.platforms.on_disk import (
@@ -59,10 +64,6 @@ PLACE_BYTES, COUNT_BYTES = 4, 12
 # The rows of encoded pictures in memory: 15 pages of SmolVLM, which has 1,088 rows for a page.
 # They have fewer rows if these would take more bytes, but enough for the largest picture.
 MEDIA_ROWS, MEDIA_BYTES = 16384, 512 << 20
-# Bounds for the number of logit rows in memory: there is one row for each of max_num_seqs requests
-# and for each of their draft tokens, but not fewer or more rows than these
-# (csrc/runtime/executor.h: kLeastLogitRows).
-LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,16 @@ def kv_layer_bytes(facts: ModelFacts, kv_dtype: str) -> list[int]:
     ]
 
 
+def cache_bytes(facts: ModelFacts, config: EngineConfig) -> int:
+    """Return the bytes of the KV caches, states and swap space of an engine."""
+    blocks = config.kv_blocks * block_bytes(
+        config.kv_groups, kv_layer_bytes(facts, config.kv_dtype)
+    )
+    if facts.draft is not None and config.draft is not None:
+        blocks += config.draft.kv_blocks * sum(kv_layer_bytes(facts.draft, config.kv_dtype))
+    return blocks + config.swap_bytes + config.state_slots * facts.state_bytes
+
+
 def _scale_bytes(kv_dtype: str) -> int:
     return SCALE_BYTES if KV_BYTES[kv_dtype] == 1 else 0
 
@@ -176,52 +187,9 @@ def anonymous_weight_bytes(
     return resident_weight_bytes(packed, dtype, quantize)
 
 
-def rope_bytes(facts: ModelFacts, tokens: int) -> int:
-    """Return the bytes of the RoPE tables: one fp32 value per position and rotated column."""
-    return facts.rope_columns * tokens * 4
-
-
 def count_bytes(facts: ModelFacts, requests: int, tokens: int) -> int:
     """Return the bytes of the token counts, if all of `requests` requests have penalties."""
     return requests * (PLACE_BYTES * facts.vocab + COUNT_BYTES * min(facts.vocab, tokens))
-
-
-def logit_bytes(facts: ModelFacts, rows: int) -> int:
-    """Return the bytes of the fp32 logits that a step has in memory at a time.
-
-    rows: the most logit rows of a step without prompts.
-    """
-    return max(LEAST_LOGIT_ROWS, min(rows, MOST_LOGIT_ROWS)) * facts.vocab * 4
-
-
-def asked_speculation(
-    options: EngineOptions, facts: ModelFacts, executor: str
-) -> Speculation | None:
-    """Return how draft tokens are proposed; None = there are no draft tokens.
-
-    Other executors than the native one have no fast index of n-grams.
-
-    Raises:
-        ConfigError: --speculate off contradicts --speculative-config.
-    """
-    off = options.speculate == "off"
-    if options.speculative_config is not None:
-        if off:
-            msg = "speculate is off, but speculative_config asks for draft tokens: set one of them"
-            raise ConfigError(msg)
-        return read_speculation(options.speculative_config)
-    return None if off or facts.whole_prompts or executor != "native" else automatic()
-
-
-def _decode_bytes(
-    asked: Speculation | None, facts: ModelFacts, requests: int, longest: int, threads: int
-) -> int:
-    """Return the bytes of logits, selected keys and indexes for draft tokens of a step."""
-    selected = 4 * threads * facts.selected_floats
-    if asked is None:
-        return selected + logit_bytes(facts, requests)
-    rows = requests * asked.logit_rows
-    return selected + logit_bytes(facts, rows) + asked.index_bytes(requests, longest)
 
 
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
@@ -267,8 +235,7 @@ def plan_memory(
     executor: only the native executor can map weights from the disk.
 
     Raises:
-        ConfigError: the model, a requested KV size or a requested length does not fit. The message
-            has the largest value that fits.
+        ConfigError: something does not fit. The message has the largest value that fits.
     """
     weights = anonymous_weight_bytes(facts, dtype, quantize, executor) + adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
@@ -277,10 +244,11 @@ def plan_memory(
     block = block_bytes(groups := group_layers(windows, sizes), sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    drafts = asked_speculation(options, facts, executor)
-    other += _decode_bytes(drafts, facts, max_num_seqs, wanted, threads)
+    other += decode_bytes(options, facts, executor, max_num_seqs, wanted, threads)
+    extra, draft_block = _draft_model(facts.draft, dtype, kv_dtype, quantize, max_num_seqs, wanted)
+    block += -(-draft_block // len(groups))
     media_rows, media_bytes = _media(ledger, facts)
-    other += _written_bytes(options, max(block, state)) + media_bytes
+    other += _written_bytes(options, max(block, state)) + media_bytes + extra
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([g.window for g in groups], max_num_batched_tokens, BLOCK, facts.picture_span)
     why_not = why_not_mapped(options, facts, executor, weights)
@@ -303,6 +271,21 @@ def plan_memory(
     pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
     counts = (states.slots, states.max_num_seqs, media_rows)
     return MemoryPlan(blocks, length, swap, groups, *counts, on_disk, pool, 0 if pool else pages)
+
+
+def _draft_model(
+    draft: ModelFacts | None,
+    dtype: str,
+    kv_dtype: str,
+    quantize: str,
+    requests: int,
+    longest: int,
+) -> tuple[int, int]:
+    """Return the bytes of a draft model without its KV cache, and the bytes of a block of it."""
+    if draft is None:
+        return 0, 0
+    weights = resident_weight_bytes(draft, dtype, quantize)
+    return weights + draft_bytes(draft, requests, longest), sum(kv_layer_bytes(draft, kv_dtype))
 
 
 def _media(ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:

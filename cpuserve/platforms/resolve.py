@@ -14,10 +14,11 @@ from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
-from cpuserve.config.speculation import Speculation
+from cpuserve.config.speculation import AUTO, Speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.drafting import draft_config, speculation_of
 from cpuserve.platforms.execution import choose_execution
 from cpuserve.platforms.formats import choose_formats
 from cpuserve.platforms.host import Host
@@ -26,7 +27,6 @@ from cpuserve.platforms.memory import (
     BLOCK,
     MemoryPlan,
     adapter_bytes,
-    asked_speculation,
     plan_memory,
     resident_weight_bytes,
     wanted_length,
@@ -89,6 +89,7 @@ def resolve(
         weight_cache_bytes=_weight_cache(options, ledger, formats.quantize, on_disk=memory.on_disk),
         long_rope=_long_rope(ledger, facts, memory.max_model_len),
     )
+    config = msgspec.structs.replace(config, draft=draft_config(facts.draft, config))
     first, *others = replica_configs(config, placement, replicas)
     return Resolved(first, tuple(ledger.decisions), tuple(others))
 
@@ -353,7 +354,7 @@ def _kv_events(options: EngineOptions, ledger: Ledger, caching: bool) -> KvEvent
 def _speculation(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str
 ) -> Speculation | None:
-    got = asked_speculation(options, facts, executor)
+    got = speculation_of(options, facts, executor)
     if got is None:
         why = "every step gives one token of each sequence"
         ledger.decide("speculate", "off", why)
@@ -361,8 +362,14 @@ def _speculation(
         return None
     why = "a draft is verified only where that is expected to pay"
     ledger.decide("speculate", "auto", f"{why}; it changes no token")
+    if facts.draft is not None:
+        ledger.decide("model_draft", facts.draft.name, f"it guesses tokens; {why}")
+    most = got.num_speculative_tokens
+    if options.draft_max is not None:
+        ledger.decide("draft_max", most, "as requested")
     if options.speculative_config is None:
-        ledger.decide("speculative_config", "ngram", f"{got.num_speculative_tokens} tokens at most")
+        method = "ngram" if got.method == AUTO else got.method
+        ledger.decide("speculative_config", method, f"{most} tokens at most")
     else:
         ledger.decide("speculative_config", msgspec.structs.asdict(got), f"as requested; {why}")
     return got

@@ -84,7 +84,7 @@ VLLM = OtherServer(
         "--max-num-seqs": "the default is 64",
         "--swap-space": "memory for blocks that leave the KV cache, as for "
         "`--kv-offloading-size` of vLLM",
-        "--speculative-config": "only the method ngram, without a draft model",
+        "--speculative-config": "the methods ngram and draft_model",
     },
 )
 

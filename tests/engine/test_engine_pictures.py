@@ -33,7 +33,7 @@ def add(core, number, ids, pictures=(), **params):
 def turn(core):
     """One turn of the engine's loop: return the outputs of the step, and encode afterwards."""
     outputs = core.step().outputs
-    core.encode()
+    core.after_sending()
     core.scheduler.check_invariants()
     return outputs
 

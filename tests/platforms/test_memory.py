@@ -11,8 +11,9 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts, TowerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
+from cpuserve.platforms.drafting import logit_bytes, rope_bytes
 from cpuserve.platforms.host import Node
-from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes, logit_bytes, rope_bytes
+from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20

@@ -1,0 +1,357 @@
+"""DraftModel: draft tokens of a second model, which runs between the steps of the first one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.core.cost import CostModel, StepWork
+from cpuserve.core.drafts import DraftBudget
+from cpuserve.core.kv.manager import KvManager, Tables
+from cpuserve.core.kv.prefix import PrefixChain
+from cpuserve.core.request import Request
+from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
+from cpuserve.ids import RequestId, SlotId
+from cpuserve.log import get_logger
+from cpuserve.runtime.pack import pack, unpack
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.slot import SlotRequest
+
+if TYPE_CHECKING:
+    from cpuserve.runtime.executor import Executor
+
+# A guess belongs to one of CLASSES classes by its probability in the draft model.
+CLASSES = 8
+# The chance of a class is an average over about the last ten guesses of a request. A new request
+# begins with averages over the last hundred guesses of all requests, and these begin with FIRST.
+GAIN, SHARED_GAIN, FIRST = 0.1, 0.01, 0.7
+# A text lacks at most FEW tokens between two rounds, if the draft model runs in each of them.
+# A text that lacks more is computed in chunks, like a prompt.
+FEW = 16
+# A chunk takes at most half the time of a step, so running streams do not seem to pause. It has at
+# least LEAST_CHUNK tokens.
+CHUNK_SHARE, LEAST_CHUNK = 0.5, 32
+# The draft model computes a text only if the rest of the response is expected to save this time.
+# A response is expected to have as many more tokens as it has, and at least LEAST_LEFT.
+LEAST_LEFT = 32
+# The draft model runs whatever it costs until its first TRIALS steps have been measured.
+# Where no draft pays, one is tried after TRY_AFTER rounds, because texts and prices change.
+TRIALS, TRY_AFTER = 8, 64
+
+log = get_logger("engine")
+
+
+@dataclass(slots=True)
+class Chances:
+    """How often guesses are right: in each class, and `mean` in all of them."""
+
+    mean: float = FIRST
+    classes: list[float] = field(
+        default_factory=lambda: [(i + 0.5) / CLASSES for i in range(CLASSES)]
+    )
+
+    def copy(self) -> Chances:
+        """Return chances that change apart from these."""
+        return Chances(self.mean, list(self.classes))
+
+    def learn(self, kind: int, gain: float, *, right: bool) -> None:
+        """Note whether a guess of class `kind` was right."""
+        self.mean += gain * (right - self.mean)
+        self.classes[kind] += gain * (right - self.classes[kind])
+
+
+@dataclass(slots=True)
+class _DraftedText:
+    """The text of a request in the draft model.
+
+    computed: how many of the first tokens of the text have keys in the cache.
+    base: the number of tokens of the text before `guessed`, the guesses for the tokens after it.
+    kinds: the class of each guess.
+    """
+
+    slot: SlotId
+    tables: Tables
+    chain: PrefixChain
+    chances: Chances
+    computed: int = 0
+    base: int = 0
+    guessed: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+
+    @property
+    def lacks(self) -> int:
+        """How many tokens of the text have no keys in the cache."""
+        return self.base - self.computed
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A request that gets drafts in this round.
+
+    chance: the probability that all its guesses so far are right.
+    """
+
+    request: Request
+    sequence: _DraftedText
+    chance: float = 1.0
+
+    @property
+    def expected(self) -> float:
+        """The chance of the next guess, before it is made."""
+        return self.chance * self.sequence.chances.mean
+
+
+class DraftModel:
+    """Guesses the tokens after running texts with a second model that has the same vocabulary.
+
+    The drafts change no token: the next step of the engine's model verifies them. All requests
+    share the steps of the draft model. Its keys are in blocks of their own, with a prefix cache.
+    It draws with the random numbers of the request, so that at any temperature
+    it agrees with the engine's model as often as possible.
+
+    vocab: the number of ids of the engine's model.
+    longest: the number of tokens of the longest text that the draft model can continue.
+    seconds: how long all rounds have taken.
+    num_steps: how many steps the draft model has run.
+    """
+
+    def __init__(self, executor: Executor, kv: KvManager, vocab: int, longest: int) -> None:
+        self.executor = executor
+        self.kv = kv
+        self.cost = CostModel()
+        self.seconds, self.num_steps = 0.0, 0
+        self._vocab = vocab
+        self._longest = longest
+        self._sequences: dict[RequestId, _DraftedText] = {}
+        self._chances = Chances()
+        self._rests = 0  # the rounds since the last one with a draft
+        self._failed = False
+
+    def draft(self, scheduler: Scheduler) -> None:
+        """Set the drafts of running requests that may have some (`most_drafts`), where it pays.
+
+        Call it between two steps. An error ends no request: it ends the draft model.
+        """
+        drafter, requests = scheduler.drafter, scheduler.running
+        if self._failed or drafter is None or drafter.budget is None:
+            return
+        began = time.perf_counter()
+        try:
+            self._forget_all_but(requests)
+            self._round([r for r in requests if self._may_have_drafts(r)], drafter.budget)
+        except Exception:
+            log.exception("the draft model failed; there are no drafts of it any more")
+            self._failed = True
+        self.seconds += time.perf_counter() - began
+
+    def close(self) -> None:
+        """Free the weights and the cache."""
+        self.executor.close()
+
+    def _may_have_drafts(self, request: Request) -> bool:
+        """Whether the next step may verify drafts of a request; the model sees no pictures."""
+        if request.most_drafts <= 0 or request.computes_prompt or request.pictures:
+            return False
+        return len(request.token_ids) + request.most_drafts <= self._longest
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def _round(self, requests: Iterable[Request], budget: DraftBudget) -> None:
+        turns = self._chosen([t for r in requests if (t := self._turn(r)) is not None], budget)
+        chunks, turns = self._first_chunks(turns, budget.took_s * CHUNK_SHARE)
+        while chunks:
+            rows = self._step(chunks)
+            turns = [t for t, row in zip(turns, rows, strict=True) if self._guess(t, row)]
+            turns = self._paying(turns, budget) if self._trained else turns
+            turns = [t for t in turns if self._grow(t.sequence, t.sequence.computed + 1)]
+            chunks = [self._chunk(t.sequence, t.sequence.guessed[-1:]) for t in turns]
+
+    def _turn(self, request: Request) -> _Draft | None:
+        """Return the turn of a request; None if it has its drafts, or likely ones of n-grams."""
+        sequence = self._sequences.get(request.id)
+        if sequence is None:
+            sequence = self._begin(request)
+        elif len(request.token_ids) == sequence.base:
+            return None  # the bitmasks of a grammar may belong to the drafts of the last round
+        self._learn(sequence, request.token_ids)
+        if request.drafts and request.chances[0] >= sequence.chances.mean:
+            return None  # drafts of n-grams take no time
+        return _Draft(request, sequence)
+
+    @property
+    def _trained(self) -> bool:
+        return self.num_steps >= TRIALS
+
+    def _chosen(self, turns: list[_Draft], budget: DraftBudget) -> list[_Draft]:
+        """Return the turns that pay; now and then one that does not, to learn whether it would."""
+        if not turns or not self._trained:
+            return turns[:1]
+        given, took = budget.given, budget.took_s
+        paying = self._paying(turns, budget)
+        if paying:
+            self._rests = 0
+            saved = self._saved(paying, given, took, budget.draft_s)
+            return [turn for turn in paying if self._is_worth(turn, saved)]
+        self._rests += 1
+        if self._rests < TRY_AFTER:
+            return []
+        self._rests = 0
+        turns[0].request.most_drafts = 1
+        return turns[:1]
+
+    def _is_worth(self, turn: _Draft, saved: float) -> bool:
+        """Whether the rest of a response saves the time to compute the tokens that a text lacks.
+
+        saved: the seconds that drafts save for each token.
+        """
+        request, lacks = turn.request, turn.sequence.lacks
+        if lacks <= FEW:
+            return True
+        left = min(request.max_tokens, max(LEAST_LEFT, 2 * request.num_output)) - request.num_output
+        whole = self.cost.prompt_seconds(lacks, lacks * (turn.sequence.base - lacks / 2))
+        return whole < saved * left
+
+    def _paying(self, turns: list[_Draft], budget: DraftBudget) -> list[_Draft]:
+        """Return the turns that get another guess, so that the tokens per second are the most."""
+        turns.sort(key=lambda turn: -turn.expected)
+        best, given, took = 0, budget.given, budget.took_s
+        gain, keys = 0.0, 0
+        for count, turn in enumerate(turns, 1):
+            gain += turn.expected
+            keys += turn.sequence.computed
+            seconds = self.cost.decode_seconds(count, keys) + count * budget.draft_s
+            if (budget.given + gain) * took > given * (budget.took_s + seconds):
+                best, given, took = count, budget.given + gain, budget.took_s + seconds
+        budget.given, budget.took_s = given, took
+        return turns[:best]
+
+    def _saved(self, turns: Sequence[_Draft], rows: float, before: float, draft_s: float) -> float:
+        """Return the seconds that guesses of these turns are expected to save for each token.
+
+        rows, before: the tokens and the seconds of a step without drafts.
+        """
+        count = len(turns)
+        each = self.cost.decode_seconds(count, 0) + count * draft_s
+        mean = sum(turn.expected for turn in turns) / count
+        given, took, gain = rows, before, count * mean
+        while gain * took > given * each and gain > 1e-3:
+            given, took, gain = given + gain, took + each, gain * mean
+        return max(before - took * rows / given, 0.0)
+
+    # --- sequences ---------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> _DraftedText:
+        chain = PrefixChain(salt=request.chain.salt)
+        sequence = _DraftedText(request.slot, self.kv.new_tables(), chain, self._chances.copy())
+        params = request.params
+        plain = SamplingParams(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+        self.executor.admit(request.slot, SlotRequest(plain, request.seed, [], [], []))
+        match = self.kv.match_prefix(chain, request.token_ids)
+        self.kv.adopt(sequence.tables, chain, match)
+        sequence.computed = match.num_tokens
+        sequence.base = len(request.token_ids)
+        self._sequences[request.id] = sequence
+        return sequence
+
+    def _forget_all_but(self, requests: Iterable[Request]) -> None:
+        """Free the blocks and slots of requests that do not run in the same slot any more."""
+        slots = {request.id: request.slot for request in requests}
+        for number, sequence in [*self._sequences.items()]:
+            if slots.get(number) != sequence.slot:
+                self.kv.free(sequence.tables)
+                self.executor.release(sequence.slot)
+                del self._sequences[number]
+
+    def _learn(self, sequence: _DraftedText, ids: Sequence[int]) -> None:
+        """Learn which guesses were right, and drop the keys of the others."""
+        right = 0
+        after = ids[sequence.base :]
+        for guess, kind, token in zip(sequence.guessed, sequence.kinds, after, strict=False):
+            sequence.chances.learn(kind, GAIN, right=guess == token)
+            self._chances.learn(kind, SHARED_GAIN, right=guess == token)
+            if guess != token:
+                break
+            right += 1
+        sequence.computed = min(sequence.computed, sequence.base + right)
+        sequence.base = len(ids)
+        sequence.guessed, sequence.kinds = [], []
+        self.kv.publish(sequence.tables, sequence.chain, ids, sequence.computed, computed=True)
+
+    # --- steps of the draft model --------------------------------------------------------------
+
+    def _first_chunks(
+        self, turns: list[_Draft], seconds: float
+    ) -> tuple[list[SeqChunk], list[_Draft]]:
+        """Return chunks with the tokens that texts lack, and the turns of complete texts.
+
+        seconds: the most time for texts that lack many tokens. Only one of them gets a chunk.
+        """
+        turns.sort(key=lambda turn: turn.sequence.lacks)
+        room, late = self.executor.max_tokens, False
+        chunks: list[SeqChunk] = []
+        complete: list[_Draft] = []
+        for turn in turns:
+            sequence = turn.sequence
+            start, count = sequence.computed, min(sequence.lacks, room)
+            if sequence.lacks > FEW:
+                count = min(count, max(self.cost.chunk(start, seconds), LEAST_CHUNK))
+            if late or not count or not self._grow(sequence, start + count):
+                continue
+            late, room = sequence.lacks > FEW, room - count
+            chunks.append(self._chunk(sequence, turn.request.token_ids[start : start + count]))
+            if sequence.lacks:
+                chunks[-1].rows = []
+            else:
+                complete.append(turn)
+        return chunks, complete
+
+    def _chunk(self, sequence: _DraftedText, tokens: list[int]) -> SeqChunk:
+        """Return a chunk with the next tokens of a text, which then count as computed."""
+        start, rows = sequence.computed, [LogitRow(len(tokens) - 1, num_top=0)]
+        sequence.computed += len(tokens)
+        return SeqChunk(sequence.slot, tokens, start, sequence.tables, rows)
+
+    def _grow(self, sequence: _DraftedText, tokens: int) -> bool:
+        return self.kv.grow(sequence.tables, tokens)
+
+    def _step(self, chunks: list[SeqChunk]) -> list[RowResult]:
+        """Run a step; return the results of its rows."""
+        work = StepWork()
+        for chunk in chunks:
+            count = len(chunk.token_ids)
+            if count > FEW:
+                work.add_prompt(chunk.start, count)
+            else:
+                work.rows += 1
+                work.keys += chunk.start
+                work.drafts += count - 1
+        began = time.perf_counter()
+        arrays = pack(StepBatch(chunks))
+        results = unpack(self.executor.step(arrays), arrays.tops)
+        self.cost.observe(work, time.perf_counter() - began)
+        self.num_steps += 1
+        return results
+
+    def _guess(self, turn: _Draft, row: RowResult) -> bool:
+        """Add the sampled token to the drafts of a request; return whether another may follow."""
+        request, sequence, token = turn.request, turn.sequence, row.token
+        if not 0 <= token < self._vocab or math.isnan(row.logprob) or token in request.stop_ids:
+            return False
+        kind = min(int(math.exp(row.logprob) * CLASSES), CLASSES - 1)
+        if not sequence.guessed:
+            request.drafts, request.chances = [], []
+        sequence.guessed.append(token)
+        sequence.kinds.append(kind)
+        turn.chance *= (chance := sequence.chances.classes[kind])
+        request.drafts.append(token)
+        request.chances.append(chance)
+        return len(sequence.guessed) < request.most_drafts
